@@ -433,7 +433,7 @@ def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() ->
     aborts = what_a_broken_pair_ends(master)
     assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 4
     assert aborts[0].reason == (
-        "peers 1 and 3 cannot talk to each other (reset); another view was opened"
+        "peers 1 and 3 cannot talk to each other (reset); the master opened another view"
     )
     assert (master.view, master.table) == (4, star_up_to(900, mesh=False))
     assert len(master.machine.membership.members()) == 4
@@ -491,7 +491,7 @@ def test_a_returning_peer_with_a_table_that_no_master_makes_is_not_believed() ->
     machine.handle(Heard(1, header), 0)
     bad = msg.KnownRoster(roster(7, 3, AlgorithmTable((), STAR)))
     effects = machine.handle(Heard(1, bad), 0)
-    assert "a roster that no master makes" in str(effects)
+    assert "the reported roster has impossible numbers" in str(effects)
 
 
 # -- ballots -----------------------------------------------------------------------------------

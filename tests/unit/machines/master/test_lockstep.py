@@ -143,7 +143,7 @@ def test_they_are_asked_after_a_second_and_told_when_all_have_answered() -> None
     watch.watch.answered(B, 1, blocked=True)
     reason = (
         "the members wait for different things: peer 1 in update_topology, peer 2 in tag 5; "
-        "make them make the same calls in the same order"
+        "make the same calls in the same order on all members"
     )
     assert watch.look(CIRCLE, A, B) == [Stuck((operation(5),), reason)]
     # if the same is found again, everything is done anew
@@ -219,7 +219,7 @@ def test_rounds_end_if_there_is_nothing_narrower() -> None:
         watch.watch.answered(peer, 1, blocked=True)
     reason = (
         "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in are_peers_pending; make them make the same calls in the same order"
+        "peer 2 in are_peers_pending; make the same calls in the same order on all members"
     )
     assert watch.look(waits, A, B) == [Stuck((UPDATE, PENDING), reason)]
 
@@ -351,7 +351,7 @@ def test_a_collective_ends_and_the_round_waits_on() -> None:
     master.reply(1, 2)
     reason = (
         "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in tag 5 (SUM of 8 x float32); make them make the same calls in the same order"
+        "peer 2 in tag 5 (SUM of 8 x float32); make the same calls in the same order on all members"
     )
     aborted = msg.OperationEnded(operation(5), AbortCause.LOCKSTEP, reason, (), 1)
     assert master.wait(0.25) == [(1, aborted), (2, aborted)]
@@ -369,7 +369,7 @@ def test_rounds_end_for_all_members_and_count() -> None:
     master.reply(1, 2)
     reason = (
         "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in are_peers_pending; make them make the same calls in the same order"
+        "peer 2 in are_peers_pending; make the same calls in the same order on all members"
     )
     kinds = (RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING)
     assert master.wait(0.25) == [

@@ -81,7 +81,7 @@ class Master:
     def ask(self) -> StatusReport:
         self.machine.handle(ConnectionOpened(ASKER, "10.0.0.99"), self.now_ns)
         answer, closing = self.hear(ASKER, msg.StatusRequest())
-        assert closing == CloseConnection(ASKER, "its question is answered")
+        assert closing == CloseConnection(ASKER, "the query is answered")
         assert isinstance(answer, SendTo)
         assert answer.connection == ASKER
         assert isinstance(answer.message, StatusReport)
@@ -167,7 +167,7 @@ def test_newcomers_and_what_each_waits_for() -> None:
             True,
             0,
             3000,
-            "5 members; with this one there are 3 (start 2 more, or the run is over)",
+            "5 members; with this one there are 3 (start 2 more, unless the run is over)",
         ),
     )
     assert found.member_count == 1
@@ -213,7 +213,9 @@ def test_the_story_of_a_master_keeps_no_reports() -> None:
 
 def test_a_peer_of_the_run_has_no_business_to_ask_on_its_connection() -> None:
     master = Master(2)
-    assert master.hear(2, msg.StatusRequest()) == [CloseConnection(2, "unexpected StatusRequest")]
+    assert master.hear(2, msg.StatusRequest()) == [
+        CloseConnection(2, "StatusRequest is unexpected")
+    ]
 
 
 def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

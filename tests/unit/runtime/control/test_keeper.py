@@ -141,7 +141,7 @@ def test_a_standby_sends_newcomers_on() -> None:
     world.dial()
     world.keeper.send(msg.Register(0, "", 4000, masters=2))
     world.run(0.1)
-    reason = "this is a standby, and its run has not come to it"
+    reason = "this is a standby, and no member of its run has returned to it"
     assert world.events[-1] == ControlClosed(reason)
     assert world.keeper.address == SECOND
     assert isinstance(world.register(), msg.Registered)

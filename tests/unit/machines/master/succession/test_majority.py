@@ -254,7 +254,7 @@ def test_a_minority_is_closed_and_its_own_successor_gives_it_nothing() -> None:
 def test_a_standby_begins_no_run() -> None:
     master = standby()
     master.do(ConnectionOpened(9, "10.0.0.9"))
-    reason = "this is a standby, and its run has not come to it"
+    reason = "this is a standby, and no member of its run has returned to it"
     assert master.hear(9, msg.Register(0, "", 4009)) == [
         SendTo(9, msg.Refused(None, reason)),
         CloseConnection(9, reason),
@@ -365,11 +365,13 @@ def test_who_comes_back_without_having_followed_is_not_counted() -> None:
     assert not master.machine.recovering
     master.do(ConnectionClosed(3, "reset"))
     assert master.come(3, whole, connection=13) == [
-        CloseConnection(13, "it has not followed this master")
+        CloseConnection(13, "the peer has not followed this master")
     ]
     other = msg.Resume(PeerId(3), bytes([3] * 16), 99, FIRST)
     master.do(ConnectionOpened(14, "10.0.0.3"))
-    assert master.hear(14, other) == [CloseConnection(14, "it follows another master in this term")]
+    assert master.hear(14, other) == [
+        CloseConnection(14, "the peer follows another master in this term")
+    ]
 
 
 # -- what a majority has to store before it is told ----------------------------------------------

@@ -70,7 +70,7 @@ def test_a_report_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     master = blank()
     assert master.say(1, *[msg.Heartbeat()] * 10) == []
     assert master.hear(1, *[msg.Heartbeat()] * 10) == [
-        CloseConnection(1, "its report is too large")
+        CloseConnection(1, "the peer's report takes too much memory")
     ]
 
 
@@ -125,7 +125,7 @@ def test_who_was_named_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
     learns(master, RUN, 1, 2, 3)
     for stranger in range(90, 95):
         master.come(stranger, known=INVENTED[:0])
-    full = [CloseConnection(95, "too many have returned")]
+    full = [CloseConnection(95, "5 peers have returned already")]
     assert master.say(95, known=INVENTED[:0]) == full
     closed = [effect for peer in (1, 2, 3) for effect in master.come(peer)]
     assert [e.connection for e in closed if isinstance(e, CloseConnection)] == [90, 91, 92]
@@ -152,7 +152,7 @@ def test_a_return_passes_the_checks_of_a_registration(host: str) -> None:
     header = msg.Return(ONE, secret(1), RUN, 1, msg.Register(0, host, 1), 0, (), MASTER)
     for master in (blank(), restarted()):
         master.do(ConnectionOpened(1, "10.0.0.1"))
-        reason = "this is no host name, or it is too long"
+        reason = "the advertised host is no host name, or too long"
         assert master.hear(1, header) == [CloseConnection(1, reason)]
 
 
@@ -163,7 +163,7 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
     master.say(9, known=())
     master.come(1, known=known)
     effects = master.come(2, known=known)
-    assert CloseConnection(9, "the run went on before its report was complete") in effects
+    assert CloseConnection(9, "the run continued before the peer's report was complete") in effects
     assert set(master.machine.connections.hosts) == {1, 2}
 
 
@@ -176,7 +176,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     master.come(1, known=known)
     effects = master.say(3, *[msg.Heartbeat()] * 25, known=known)
     assert effects == []
-    reason = "its report is the largest, and there is no room for all"
+    reason = "the peer's report is the largest, and all together take too much memory"
     assert CloseConnection(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
     master.hear(2, msg.Reported())
     assert set(master.machine.connections.hosts) == {1, 2}
@@ -199,7 +199,7 @@ def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch)
     for known in ((many[0], many[0]), many):
         master = restarted()
         assert master.say(1, known=known) == [
-            CloseConnection(1, "more rosters than a master keeps")
+            CloseConnection(1, "the peer reported too many rosters")
         ]
 
 
