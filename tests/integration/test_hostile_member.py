@@ -201,8 +201,8 @@ def test_a_member_that_does_not_read(
         send(forged.sock, questions)
         if "does not read" in caplog.text:
             break
-    run.until(lambda: "it does not read its control messages" in caplog.text)
-    assert caplog.text.count("it does not read its control messages") == 1
+    run.until(lambda: "the other side does not read its control messages" in caplog.text)
+    assert caplog.text.count("the other side does not read its control messages") == 1
     run.check()
 
 
