@@ -1,8 +1,8 @@
 """The calls of one peer: their futures, borrowed memory and deadlines.
 
-The machine knows a call by its number. A call is open until the machine returns or raises it. A
-launched call begins without a waiter. Its number is then a ticket, with which the program asks for
-the outcome later. The call is kept until the program can no longer ask.
+The machine refers to a call by its number. A call is open until the machine returns or raises it.
+A launched call begins without a waiter. Its number is then a ticket, with which the program asks
+for the outcome later. ``Calls`` keeps a launched call until the program can no longer ask.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Calls:
 
         Raises:
             PCCLError: the call raised it.
-            ValueError: the group cannot do what the call asks, such as use a root that it lacks.
+            ValueError: the group cannot do what the call asks; for example, it has no such root.
         """
         call = call or self.new()
         lent = call.operand
@@ -203,7 +203,7 @@ class Calls:
             self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
-        """Restore the inputs of a caller that left before it saw that its operation was committed.
+        """Restore the inputs of a caller that missed a committed operation; tell the machine.
 
         Args:
             info: report of the operation.
@@ -221,7 +221,7 @@ class Calls:
             self._feed(LeftFailed(error))
 
     def left(self, request: object, result: Any) -> None:
-        """Tell the machine that the caller left before it saw the ``result`` of its request."""
+        """Tell the machine that the caller missed the ``result`` of its request."""
         match request:
             case JoinRequest():
                 self._feed(LeftAdmitted())
@@ -283,12 +283,12 @@ class Calls:
         return call.future.result()
 
     def has_ended(self, ticket: int) -> bool:
-        """Whether a launched call has an outcome, or is forgotten. Any thread."""
+        """Whether a launched call has an outcome, or is forgotten. Any thread may call this."""
         call = self._launched.get(ticket)
         return call is None or call.future.done()
 
     def result_of(self, ticket: int) -> object:
-        """Return the result of a launched call; None: it failed, or has not ended. Any thread."""
+        """Return the result of a launched call; None: no result (yet). Any thread may call this."""
         call = self._launched.get(ticket)
         if call is None or not call.future.done() or call.future.cancelled():
             return None
@@ -340,8 +340,8 @@ class Calls:
     def _answered(self, number: int) -> OpenCall | None:
         """Return the call that ends; None if it has ended before.
 
-        Its caller may be cancelled, but not have run since. A new future then takes the outcome:
-        ``wait`` finds it, and reports that the caller left before it saw the outcome.
+        The caller may be cancelled, but not have run since. A new future then takes the outcome,
+        so that ``wait`` finds it, and reports that the caller missed the outcome.
         """
         call = self._end(number)
         if call is not None and call.future.cancelled():

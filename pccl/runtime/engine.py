@@ -270,7 +270,7 @@ class PeerEngine:
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceInfo:
-        """Do the same as :meth:`reduce` until ``deadline``; retry while ``may_retry`` is true."""
+        """Do the same as :meth:`reduce` until ``deadline``; retry while ``may_retry`` allows it."""
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
@@ -397,7 +397,7 @@ class PeerEngine:
     # -- the machine ---------------------------------------------------------------------------
 
     def feed(self, event: PeerEvent) -> None:
-        """Handle an event, after all events that are queued already."""
+        """Handle an event, after all events that are already queued."""
         if self.calls.bug is not None:
             return
         self._events.append(event)

@@ -79,7 +79,7 @@ class PooledHasher:
     async def hash_pieces(self, memory: StateMemory, numbers: Iterable[int]) -> None:
         """Put the digests of the pieces ``numbers`` into ``memory.piece_map``, on all processors.
 
-        A cancellation drops batches that no thread has begun; it is raised when no thread reads.
+        A cancellation drops batches that no thread has begun. It is raised once all threads stop.
         """
         ordered = tuple(numbers)
         if _is_little(memory, ordered):

@@ -24,11 +24,11 @@ FAREWELL_S = 5.0
 """Longest time that a finalizer blocks the interpreter; closing takes milliseconds."""
 
 INTERRUPT_POLL_S = 0.2
-"""A blocked thread checks for signals this often: one just before it blocks does not wake it."""
+"""Interval of signal checks in a blocked thread; a signal just before it blocks cannot wake it."""
 
 
 SLOW_CALLBACK_S = 5.0
-"""asyncio's debug mode reports longer callbacks. Callbacks here may copy large tensors."""
+"""Time above which asyncio's debug mode reports a callback; a callback may copy large tensors."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -70,7 +70,7 @@ class Submission(Generic[_T]):
         return self
 
     def cancel(self) -> None:
-        """Ask the work to end. Any thread."""
+        """Ask the work to end. Any thread may call this."""
         with suppress(RuntimeError):  # the thread has ended, and the work with it
             if self._is_under_way():
                 self._io.loop.call_soon_threadsafe(self._cancel)
@@ -182,7 +182,7 @@ class IOThread:
             cls._shared.release(user)
 
     def hold(self, user: object) -> bool:
-        """Add a user. Return False if the thread has no users left, and so ends."""
+        """Add a user; return False if the thread ends because it has no users."""
         with IOThread._lock:
             if self._users:
                 self._users.add(user)
@@ -208,8 +208,8 @@ class IOThread:
     def leave(self, user: object, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do a user's last work, then release the thread; a second call changes nothing.
 
-        This waits for both, at most ``FAREWELL_S`` for the work, but not on the I/O thread itself.
-        An exception in this thread (Ctrl-C) is raised at once, and the work ends on its own.
+        This waits for both, for the work at most ``FAREWELL_S``; on the I/O thread for neither. An
+        exception in this thread (Ctrl-C) is raised at once, and the work ends on its own.
         """
         if self.abandoned:  # a copy that fork made
             return

@@ -67,7 +67,7 @@ class MasterServer:
         observer: called with each event and its effects after they were carried out (traces).
         token: secret that every process of the run must know; None: any process may join.
         store: stores the state of the master across restarts; None: the master stores nothing.
-        standbys: addresses of standby masters, which the peers get.
+        standbys: addresses of standby masters, which this master sends to the peers.
         standby_of: addresses of the masters that this standby may replace; empty: no standby.
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
 
@@ -190,7 +190,7 @@ class MasterServer:
         return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
-        """Store the members before a change is announced: a restarted master accepts only these."""
+        """Store members before a change is announced: after a restart, only these may return."""
         machine, wanted = self.machine, self._wanted
         if self._store is None or machine.recovering or not machine.membership.members():
             return

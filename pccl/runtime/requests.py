@@ -26,7 +26,7 @@ class PeerOptions:
     listen: Address = field(default_factory=lambda: Address("0.0.0.0", 0))
     """Address of the peer's one port; port 0: any free port."""
     ports: tuple[int, int] | None = None
-    """Range of ports, both ends included: the peer listens on the first free one instead."""
+    """Ports to try instead of the one in ``listen``, from first to last, both included."""
     advertise_host: str = ""
     """Host that other peers dial; empty: the address from which the master sees the peer."""
     advertise_port: int = 0
@@ -38,7 +38,7 @@ class PeerOptions:
     lanes: int = 0
     """Connections per link; 0: the setting of the other side, or else the default."""
     segment_bytes: int | None = None
-    """Fixed segment size (tests); None: chosen by tensor. All members must agree."""
+    """Fixed segment size for tests; None: chosen by tensor and world size. Equal on all members."""
     eager_bytes_max: int = EAGER_BYTES_MAX
     """Largest tensor whose data the peer sends before its operation starts; 0: none."""
     callers_blocked: Callable[[], bool] | None = None
@@ -58,7 +58,7 @@ class JoinRequest:
     prefetch: PrefetchRequest | None = None
     """Shared state to fetch before the admission, if any."""
     timeout_s: float | None = None
-    """Longest time of the whole call, as in all requests; None: no limit."""
+    """Time limit of the whole call, as in all requests; None: no limit."""
 
     @property
     def on_progress(self) -> Callable[[SyncProgress], None] | None:
@@ -87,11 +87,11 @@ class ReduceRequest:
     ValueError if another call uses the residual."""
 
     observable: bool = False
-    """Whether newcomers may fetch its result."""
+    """Whether newcomers may fetch the result of the reduce."""
     retry: bool = False
     """Whether to retry with the remaining members after one was lost or withdrew."""
     timeout_s: float | None = None
-    """Longest time of all attempts together; None: no limit."""
+    """Time limit of all attempts together; None: no limit."""
 
     @property
     def tag(self) -> int:
@@ -128,7 +128,7 @@ class ReduceInfo:
         attempts: how many operations it took; more than one after losses.
         algorithm: path of the values: ``ring``, ``star`` or ``mesh``; a broadcast uses the ring.
             For several tensors: of the last one in the call.
-        compression: bytes to send without quantization, divided by the bytes that were sent.
+        compression: ratio of the payload without quantization to the payload that was sent.
         quantization_error: relative L2 error of all values that this peer rounded; for several
             tensors, the largest.
         weights: weights of the contributors of a weighted average, in their order; otherwise empty.

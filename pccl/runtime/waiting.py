@@ -23,7 +23,7 @@ async def settled(future: asyncio.Future[Any]) -> None:
 
 
 async def next_turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Return after all callbacks have run that are ready now."""
+    """Return after the callbacks that are ready now have run."""
     turn: asyncio.Future[None] = loop.create_future()
     loop.call_soon(_wake, turn)
     await turn

@@ -3,8 +3,8 @@
 A peer combines an arriving partial result with its own contribution in the place of the result, and
 sends it on from there.
 
-When ranks are lost, the rank before this gap sends to the rank behind it what the lost ranks would
-have forwarded: final values only, with the steps and numbers that the receiver expects.
+When ranks are lost, the rank before the gap sends to the rank behind the gap what the lost ranks
+would have forwarded: final values only, with the steps and numbers that the receiver expects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.transports.outgoing import Payload
 
 
 class ChainTransfer(Transfer):
-    """One operation of a chain.
+    """One operation on a chain of ranks.
 
     Args:
         operation: see ``Transfer``.
@@ -70,7 +70,7 @@ class ChainTransfer(Transfer):
 
     @property
     def phase(self) -> str:
-        """``reduce-scatter``; ``gather`` once as many segments arrived as partial results exist."""
+        """``reduce-scatter`` until as many segments as partial results arrived, then ``gather``."""
         reduce_segments = self.schedule.first_gather_index
         return "reduce-scatter" if self._inlet.received_count < reduce_segments else "gather"
 
@@ -172,13 +172,13 @@ class ChainTransfer(Transfer):
         return not self._inlet.missing.isdisjoint(first)
 
     def take_from(self, upstream: PeerId) -> None:
-        """Receive missing segments from ``upstream``, because the ranks between are lost."""
+        """Receive missing segments from ``upstream``, because the ranks behind it are lost."""
         self.inlets = {upstream: self._inlet}
 
     def send_across(self, downstream: Link, gap: int) -> None:
-        """Send to ``downstream``, because the ``gap`` ranks between are lost.
+        """Send to ``downstream`` instead, because the ``gap`` ranks before it are lost.
 
-        This asks the peer first which of the final values here it lacks. A second call changes
+        This rank first asks ``downstream`` which final values it lacks. A second call changes
         nothing.
         """
         if self._outlet.link is downstream:

@@ -40,7 +40,7 @@ class Coding:
         wide_codec: codec for float32 if the result has 16-bit floats, otherwise ``codec``. It
             encodes the contribution plus residual, which may not fit into 16 bits.
         result: memory of the result.
-        residual: residual of earlier operations; also takes the errors of this one. May be None.
+        residual: residual of earlier operations, which also takes the errors of this one; or None.
         operation: id of the operation.
         rank: own rank.
         shares: contributions per unit of the result: the world size for an average, weighted or
@@ -211,7 +211,7 @@ class Coding:
     ) -> None:
         """Encode ``values``; the first time a segment is encoded, record the rounding error.
 
-        A second copy may hold other values if the peer has the first one, but then it ignores it.
+        A peer that has the first copy discards a second one, whose values may differ.
         """
         noise = None
         if self._stochastic:

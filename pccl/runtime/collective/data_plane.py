@@ -214,7 +214,7 @@ class DataPlane:
             transfer.begin(weights=weights)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
-        """Receive missing segments from ``upstream``, because the ``size`` ranks between are lost.
+        """Receive missing segments from ``upstream``: the ``size`` ranks behind it are lost.
 
         Returns:
             False if ``upstream`` cannot send all missing segments; then nothing has changed.
@@ -228,7 +228,7 @@ class DataPlane:
         return True
 
     def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
-        """Send to ``downstream``, because the ``size`` ranks between are lost."""
+        """Send to ``downstream`` instead, because the ``size`` ranks before it are lost."""
         self._chain(operation).send_across(self._link_to(downstream), size)
 
     def _chain(self, operation: OperationId) -> ChainTransfer:
@@ -271,7 +271,7 @@ class DataPlane:
                 outlet.ask()
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether a started transfer lacks segments from ``peer``, or sends some there."""
+        """Whether a started transfer lacks segments from ``peer``, or sends segments to it."""
         return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
 
     def progress(self) -> tuple[Progress, ...]:

@@ -145,7 +145,7 @@ class DirectTransfer(Transfer):
             self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
-        """Return the rank whose contribution to add next; it may not have arrived. -1: no rank."""
+        """Return the rank whose contribution is next, even if it has not arrived; -1: no rank."""
         if self.schedule.in_rank_order:
             return (self.schedule.rank + known.folded) % self.schedule.world_size
         return next(iter(known.waiting), -1)

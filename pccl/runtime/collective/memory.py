@@ -25,7 +25,7 @@ from pccl.transports.outgoing import Payload
 Array = npt.NDArray[Any]
 
 PART_BYTES_MIN = 32 << 10
-"""A range of parts with a smaller average is gathered and scattered. Each part costs a read, an
+"""A range whose parts are smaller on average is gathered and scattered. Each part costs a read, an
 entry in a write and its own arithmetic, which for small parts costs more than a copy in cache."""
 
 
@@ -206,7 +206,7 @@ class LentRanges:
 
 
 def clash(ranges: Iterable[Range]) -> tuple[str, str] | None:
-    """Return the names of two overlapping ranges of which one is written; None: no such two.
+    """Return the names of two overlapping ranges of which one is written; None if there are none.
 
     Ranges that are only read may overlap.
     """

@@ -264,7 +264,7 @@ _BRAIN = DataType.BFLOAT16.to_numpy_dtype()
 
 
 def _kind(buffer: object) -> str:
-    """Return one of the two names above, or the type's name if ``buffer`` is of neither kind."""
+    """Return ``_ARRAY`` or ``_TENSOR``, or the name of the type for any other object."""
     torch = sys.modules.get("torch")
     if isinstance(buffer, np.ndarray):
         return _ARRAY
@@ -300,7 +300,7 @@ def _pair(send: object, recv: object, send_name: str, recv_name: str) -> tuple[A
 def _quick_pair(
     send: object, recv: object, dtype: np.dtype[Any] | None
 ) -> tuple[Array, Array] | None:
-    """Do the same as ``_pair`` for plain buffers; None: ``_pair`` must check them in detail."""
+    """Return the same as ``_pair`` for plain buffers; None: ``_pair`` has to check the buffers."""
     if (type(send) is np.ndarray) is not (type(recv) is np.ndarray):
         return None
     source = _quick(send, dtype)
@@ -311,7 +311,7 @@ def _quick_pair(
 
 
 def _quick(buffer: object, dtype: np.dtype[Any] | None) -> Array | None:
-    """Return a plain, contiguous buffer of ``dtype`` as an array of shape (n,); None: no such one.
+    """Return ``buffer`` as an array of shape (n,) if it is plain and of ``dtype``; else None.
 
     With hundreds of small tensors, the detailed checks would take longer than the reduce.
     """

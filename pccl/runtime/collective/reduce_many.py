@@ -23,7 +23,7 @@ class ReduceMany:
 
     Args:
         loop: event loop that the call runs on.
-        calls: calls of this peer; they report results to the machine that the caller has not seen.
+        calls: calls of this peer; they restore the inputs of results that the caller has not seen.
         reduce: makes one reduce, and retries it after losses while its second argument allows it.
         withdraw: leaves the call that borrows an operand, unless its operation has started.
         peer: id of this peer when the call begins.
@@ -57,7 +57,7 @@ class ReduceMany:
         """Make all the reduces.
 
         Returns:
-            The report of the last request, with the bytes of all and the most attempts of one.
+            The report of the last request, but with the bytes of all, and the most attempts.
 
         Raises:
             PCCLError: a reduce cannot succeed; ``completed_tags`` names those that did.

@@ -198,7 +198,7 @@ class Transfer(ABC):
 
     @property
     def partners(self) -> tuple[PeerId, ...]:
-        """Peers that send segments to this peer, or get segments from it."""
+        """Peers that send segments to this peer or receive segments from it."""
         return (*self.inlets, *self.outlets)
 
     def sends_to(self, peer: PeerId) -> bool:

@@ -1,10 +1,10 @@
 """Handshakes on connections, bounded in number, bytes and time.
 
 A ``Greeting`` receives the bytes of a connection during its handshake. It asks the network for
-exactly the bytes of the next step, so it reads nothing that follows the handshake. The next
-receiver then gets the connection as it is. ``introduce`` does the dialling side. A ``Reception``
-holds accepted connections until their handshakes are complete. Their number is bounded and shared
-fairly among source addresses, and each has a deadline, however slowly its bytes arrive.
+exactly the bytes of the next step, so it reads nothing that follows the handshake. Then it passes
+the connection on to the next receiver. ``introduce`` does the dialling side. A ``Reception`` holds
+accepted connections until their handshakes are complete. It bounds their number, shares the places
+fairly among source addresses, and gives each connection a deadline.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Greeting:
         deadline_ns: time by which the handshake must be complete.
         on_proven: called when the handshake is complete and sent; must restart or end the
             connection.
-        on_failed: called instead with the error; the connection closes. Neither after ``dismiss``.
+        on_failed: called instead with the error, while the connection closes; not by ``dismiss``.
         on_opening: called when a valid opening of the other side has arrived.
     """
 
@@ -223,11 +223,11 @@ async def introduce(
         clock: gives the time.
         deadline_ns: time by which the handshake must be complete.
         take: called with the connection and the other side's opening after the handshake; must
-            start the connection. No error follows this call, and a cancellation prevents it.
+            start the connection. After this call there is no error; a cancellation prevents it.
 
     Raises:
-        HandshakeRefused: the two sides do not match. The reason says what to change before a retry.
-        RemoteProtocolError: the other side is not pccl.
+        HandshakeRefused: the two sides are incompatible; the reason says what to change.
+        RemoteProtocolError: the other side did not answer with a pccl handshake.
         LinkError: the connection was lost, or there was no answer in time.
     """
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -112,7 +112,7 @@ class ControlKeeper:
             self._stream.send(message)
 
     def close(self, reason: str) -> None:
-        """Close the connection once sent messages have left, or stop dialling; feed no event."""
+        """Close the connection after sending queued messages, or stop dialling. Feed no event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""A test of whether a peer can be dialled: only a handshake."""
+"""Tests whether a peer can be dialled: connects, does the handshake, and leaves."""
 
 from __future__ import annotations
 

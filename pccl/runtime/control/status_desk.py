@@ -33,7 +33,7 @@ class StatusDesk:
         self._clock = clock
         self._serve = serve
         self._waiting: dict[str, dict[int, RunQuery | StatusRequest]] = {}
-        """Questions by source address and connection; the next source is first, none is empty."""
+        """Questions by source, then by connection. The next source is first; none is empty."""
         self._source_of: dict[int, str] = {}
         self._timer: Timer | None = None
 

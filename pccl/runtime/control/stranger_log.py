@@ -1,4 +1,4 @@
-"""Limits the log lines that unproven connections can cause: a few, then one per interval."""
+"""Limits the log lines that other processes can cause: a few lines, then one count per interval."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Control messages on one connection, after its handshake; the master and the peers use this class.
 
-The stream decodes strictly, and bounds both directions. It reads much data in parts, and lets other
-connections have their turn after each part. It resets the connection if the other side lets unread
-messages pile up, or does not read the last messages of a closed connection in time.
+The stream decodes strictly, and bounds both directions. It reads large amounts of data in parts;
+after each part, other connections have their turn. It resets the connection if the other side lets
+unread messages pile up, or does not read the last messages of a closed connection in time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.transports.base import Connection
 _log = logging.getLogger("pccl.link")
 
 UNSENT_BYTES_MAX = 8 << 20
-"""Longest queue of messages for the other side of a control connection.
+"""Longest queue of messages for the other side of a control connection, in bytes.
 
 It holds eight of the largest messages: far more than a working reader lets pile up."""
 

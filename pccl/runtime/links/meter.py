@@ -58,7 +58,7 @@ class LinkMeter:
         """Return the speed of all lanes together, in bytes per second.
 
         A measure is a lower bound if a lane had little to send: it counts only if it exceeds the
-        known speed. Otherwise a lower measure replaces half of the known speed at each look.
+        known speed. Otherwise each look moves the known speed half-way down to a lower measure.
         """
         seen = sum(path.bytes_per_s for path in paths)
         known = self._speeds.get(peer, 0)
