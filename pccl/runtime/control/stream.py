@@ -22,7 +22,7 @@ from pccl.transports.base import Connection
 _log = logging.getLogger("pccl.link")
 
 UNSENT_BYTES_MAX = 8 << 20
-"""Longest queue of messages for the other side of a control connection, in bytes.
+"""Size limit of the messages that one control connection has queued.
 
 It holds eight of the largest messages: far more than a working reader lets pile up."""
 
