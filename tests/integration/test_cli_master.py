@@ -99,13 +99,13 @@ def test_a_state_that_cannot_be_kept_is_said_in_a_sentence(tmp_path: Path) -> No
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "file" / "in"))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert line.startswith(f"Error: cannot keep the state in {tmp_path}/file/in/master.state: Not ")
-    assert line.endswith("choose a directory that can be written")
+    assert f"cannot use {tmp_path}/file/in/master.state for the master's state: Not " in line
+    assert line.endswith("choose a writable directory")
     (tmp_path / "master.state").write_text("not mine")
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert "it is no state of a master; mend it, or move it away" in line
+    assert "the file holds no state of a master; repair it or move it away" in line
 
 
 def test_a_standby_says_what_it_is() -> None:

@@ -367,7 +367,7 @@ def test_advertise(new_run: Callable[..., Run]) -> None:
         assert reduce_on(first, second) == [3.0] * 3
         with (
             pccl.Communicator(run.master.address, advertise=f":{low}-{high}") as third,
-            pytest.raises(LinkError, match="cannot open the own port"),
+            pytest.raises(LinkError, match="cannot open its port"),
         ):
             third.connect()
     with pytest.raises(ValueError, match="HOST:FIRST-LAST"):

@@ -155,7 +155,7 @@ def listening() -> Generator[str]:
 
 
 def test_nobody_there_and_somebody_who_says_nothing() -> None:
-    with listening() as address, pytest.raises(LinkError, match="did not greet as we do in time"):
+    with listening() as address, pytest.raises(LinkError, match="not complete the pccl handshake"):
         master_status(address, timeout_s=0.2)
     with pytest.raises(LinkError, match=r"^master_status: .*cannot reach.*refused"):
         master_status(address, timeout_s=LIMIT_S)

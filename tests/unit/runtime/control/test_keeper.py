@@ -167,9 +167,9 @@ def test_that_the_master_is_gone_is_said_soon_and_then_now_and_again(
     world.serve(FIRST)
     assert [type(event) for event in world.dial()] == [ControlOpened]
     first, second, last = caplog.messages
-    assert first.startswith("has been looking for a master for 3 s: ")
-    assert second.startswith("has been looking for a master for 15 s: ")
-    assert last == f"connected to the master {FIRST} again"
+    assert first.startswith("peer 1: lost the master, retrying for 3 s: ")
+    assert second.startswith("peer 1: lost the master, retrying for 15 s: ")
+    assert last == f"peer 1: connected to the master {FIRST}"
     world.close()
 
 
