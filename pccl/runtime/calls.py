@@ -151,7 +151,7 @@ class Calls:
         return self._open.get(number)
 
     def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
-        """Return number and operation of the open call that borrows ``operand``; 0: no call."""
+        """Return number and operation of the open call that borrows ``operand``, or (0, None)."""
         for number, call in self._open.items():
             if call.operand is operand:
                 return number, call.operation

@@ -23,7 +23,7 @@ from pccl.state.digests import piece_digest
 _T = TypeVar("_T")
 
 BATCH_PIECES = 16
-"""Pieces that a thread hashes at a time: some milliseconds, so that all threads end together."""
+"""Pieces that a thread hashes at a time: so few that all threads end within milliseconds."""
 
 ALONE_BYTES_MAX = 64 << 10
 """Up to this size, the loop hashes pieces itself, because a thread would take longer."""

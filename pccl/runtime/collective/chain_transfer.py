@@ -77,7 +77,7 @@ class ChainTransfer(Transfer):
     # -- sending -------------------------------------------------------------------------------
 
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """Send the first segments, and the segments that arrived before this call."""
+        """Send the first segments, and forward the segments that arrived before this call."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
         check = None

@@ -84,7 +84,7 @@ class Memory:
         return found
 
     def beginning(self, first: int, last: int) -> memoryview:
-        """Return a view of the bytes of this range that lie in its first part."""
+        """Return a view of the bytes of a range that lie in its first part."""
         if self.is_one:
             return self._first[first:last]
         index = bisect_right(self._starts, first) - 1

@@ -23,7 +23,7 @@ class ReduceMany:
 
     Args:
         loop: event loop that the call runs on.
-        calls: calls of this peer; they restore the inputs of results that the caller has not seen.
+        calls: calls of this peer; they undo reduces whose results the caller has not seen.
         reduce: makes one reduce, and retries it after losses while its second argument allows it.
         withdraw: leaves the call that borrows an operand, unless its operation has started.
         peer: id of this peer when the call begins.

@@ -15,7 +15,7 @@ from pccl.transports.sinks import Sink
 
 
 class FrameRouter:
-    """Passes frames, and changes of lanes, to the collectives and to the shared state."""
+    """Passes frames and lane changes to the collectives and to the shared state."""
 
     def __init__(self, data_plane: DataPlane, exchange: StateExchange) -> None:
         self._data_plane = data_plane
