@@ -4,8 +4,8 @@ This class is the part that all schedules share. :mod:`~pccl.runtime.collective.
 :mod:`~pccl.runtime.collective.direct_transfer` implement what an arrival causes.
 
 Placement: a segment is read straight into its place in the result. It is read into a reusable
-buffer if it must be decoded first, or added to other values. In place, each segment of the own
-contribution is saved right before its place is first overwritten. The copy then serves as the
+buffer if it must be decoded first, or added to other values. If the collective works in place, each
+segment of the input is saved right before it is first overwritten. The copy then serves as the
 contribution, and restores the input after an abort.
 
 Exactly once: a segment counts when its last byte arrives for the first time. While two lanes carry
