@@ -153,7 +153,7 @@ class StateSync:
         """
         if clash((*operand.ranges, *self._ranges)) is not None:
             raise ValueError(
-                "a synchronization of shared state uses this memory; wait until it returns"
+                "a synchronization of shared state still uses this memory; wait until it returns"
             )
 
     def stop(self) -> None:
