@@ -19,7 +19,7 @@ MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""
 
 QUEUED_PIECES_MAX = 4096
-"""Pieces that one peer may have requested and not yet received; also the most in one frame."""
+"""Pieces that one peer has requested and not received."""
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 

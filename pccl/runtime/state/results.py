@@ -27,7 +27,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import piece_digest
 
 KEPT_BYTES_MAX = 1 << 30
-"""Bytes of results that a member keeps for watchers. It drops the oldest ones first.
+"""Results that a member keeps for watchers. It drops the oldest.
 
 A watcher that misses one fetches the state instead."""
 
@@ -35,7 +35,7 @@ KEPT_MAX = 4096
 """Number of results that a member keeps: each takes memory beyond its bytes."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""Bytes of announcements that may wait for one watcher. With more, the member drops the watcher."""
+"""Announcements that a watcher has not read. The member forgets the watcher."""
 
 COUNT_MAX = 1 << 36
 """Values of one result; only an attacker announces more."""

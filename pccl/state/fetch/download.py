@@ -321,7 +321,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def refused(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
-        """Stop asking ``peer`` for these pieces, which it lacks; none: it has left the operation."""
+        """Stop asking ``peer`` for these pieces, which it lacks; none: it has left the call."""
         target = self.target
         if not numbers:
             self.is_deserted = True
