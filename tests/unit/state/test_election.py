@@ -148,7 +148,7 @@ def test_equal_contents_are_verified_whatever_their_revisions() -> None:
 def test_nobody_is_right_in_a_verification() -> None:
     looks = [look(b"z"), look(b"y"), look(), look(), look(), look(b"z"), look()]
     assert vote(*looks, expected=AT_5) == differ(
-        "contents that are to be equal", (13, 14, 15, 17), (11, 16), (12,)
+        "contents that must be equal", (13, 14, 15, 17), (11, 16), (12,)
     )
 
 
@@ -462,7 +462,7 @@ def test_receivers_have_no_vote_and_are_no_sources() -> None:
 
 # -- rule 6: SEND_ONLY -----------------------------------------------------------------------
 
-WHAT_SENT = "contents that are only to be sent"
+WHAT_SENT = "contents of SEND_ONLY members"
 
 
 def sends(content: bytes, revision: int = 5) -> Offer:
@@ -525,7 +525,7 @@ def test_contents_that_should_not_have_changed() -> None:
     drifted = replace(AT, content=b"x", unchanged=True)
     third = replace(AT, content=b"y")
     assert vote(drifted, third, AT, AT, drifted, AT, expected=AT_5) == differ(
-        "contents that should not have changed", (13, 14, 16), (11, 15), (12,)
+        "contents that a member expected to be unchanged", (13, 14, 16), (11, 15), (12,)
     )
 
 
