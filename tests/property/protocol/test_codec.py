@@ -567,7 +567,7 @@ def test_a_damaged_length_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("kind", [0, 7, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
+    with pytest.raises(RemoteProtocolError, match=f"kind={kind}"):
         decode_header(seal(bytes([kind]) + bytes(51)))
 
 
