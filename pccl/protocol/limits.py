@@ -30,8 +30,8 @@ TERM_GAP = 1 << 20
 repeats a number that an earlier master assigned without its knowledge."""
 
 ID_JUMP_BYTES = 3
-"""It also skips a random number of peer ids, of so many bytes. So two masters that continue the
-same run assign different ids."""
+"""Size of the random number of further peer ids that such a master skips. So two masters that
+continue the same run assign different ids."""
 
 ID_JUMP_MAX = TERM_GAP + (1 << 8 * ID_JUMP_BYTES)
 """The longest jump of ids. The master refuses a returning newcomer with a higher id."""

@@ -131,7 +131,7 @@ class Elected:
     """Members whose revision does not count. They also receive the contents that may differ."""
     extra: bytes = b""
     extra_sources: tuple[PeerId, ...] = ()
-    """Members that have the extra contents, those of the digest ``extra``."""
+    """Members that have the contents of the digest ``extra``."""
 
 
 def expected_after(elected: Elected, lineage: Lineage) -> Expected:
@@ -163,7 +163,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """States that must be equal differ. The first member of each set compares for its set."""
+    """States that must be equal differ. The first member of each set compares on its behalf."""
 
     sets: tuple[tuple[PeerId, ...], ...]
     """Sets of members whose states agree. The first set is the reference for all others."""

@@ -101,7 +101,7 @@ class StateLayout:
         return Piece(number, index, offset, length)
 
     def bytes_of(self, numbers: Iterable[int]) -> int:
-        """Return the bytes of these pieces together."""
+        """Return the total size of these pieces in bytes."""
         return sum(self.piece(number).length for number in numbers)
 
     def pieces(self, entry: int) -> range:

@@ -111,7 +111,7 @@ class SourceShares(Generic[_Key]):
         assert room >= 1
         self._room = room
         self._sources: dict[str, _Source[_Key]] = {}
-        """Sources with connections; the one that has had some for longest is the first."""
+        """Sources with connections, in the order in which they got their first one."""
         self._source_of: dict[_Key, str] = {}
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ _QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
 
 
 _UNREAD_BYTES_MAX = 16 << 10
-"""With more unsent bytes on its lane, a request gets no refusal, because the peer does not read."""
+"""Unsent bytes on a lane above which this peer sends no refusals: the other side does not read."""
 
 
 class StateExchange:

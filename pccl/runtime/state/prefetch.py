@@ -79,7 +79,7 @@ class Prefetch:
                 self._sender.send(peer, FrameKind.WATCH)
 
     def has_changed(self, content: bytes) -> None:
-        """Record that the tensors now hold ``content``, so that nobody has to send it."""
+        """Record that the tensors now hold ``content``, so that the prefetch does not fetch it."""
         self._target.here = content
 
     # -- what the engine does --------------------------------------------------------------------

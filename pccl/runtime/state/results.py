@@ -43,7 +43,7 @@ COUNT_MAX = 1 << 36
 _NEWS = struct.Struct("<32sIIIIQIBQ32sI?")
 _PEER = struct.Struct("<Q")
 _WEIGHED = struct.Struct("<Qd")
-"""A contributor to a weighted average."""
+"""Format of one contributor to a weighted average, with its weight."""
 
 
 @dataclass(frozen=True, slots=True)

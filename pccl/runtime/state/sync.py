@@ -195,7 +195,7 @@ class StateSync:
         return SyncCall(0, offer, self._begun_by)
 
     def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
-        """Return how to continue after an attempt failed that this peer began as ``peer``.
+        """Return the next step after the failure of an attempt that this peer began as ``peer``.
 
         Raises:
             PCCLError: the call fails without a further attempt.

@@ -130,7 +130,7 @@ class StateUpload:
         lacking: list[int] = []
         for number in numbers:
             if number >= self._layout.piece_count:
-                raise RemoteProtocolError(func="lane", reason=f"it asks for piece {number}")
+                raise RemoteProtocolError(func="lane", reason=f"there is no piece {number}")
             if number in queued:
                 continue
             if self._is_closed or not self._holds(number):

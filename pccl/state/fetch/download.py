@@ -63,12 +63,12 @@ class PiecesComplete:
 
 @dataclass(frozen=True, slots=True)
 class DownloadDone:
-    """All pieces are here, and no pending map may change that. Decided once."""
+    """All pieces are here, and no pending map may change that. Returned once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadFailed:
-    """No source sends missing data, or this peer has no room for it. Decided once."""
+    """No source sends missing data, or this peer has no room for it. Returned once."""
 
     reason: str
 
@@ -202,7 +202,7 @@ class Download:
         return self._ask_maps(present) + self._conclude(present)
 
     def staged(self, here: Iterable[int], present: Present) -> list[Decision]:
-        """Start to request the pieces of ``StagePieces``; ``here`` lists those that are here."""
+        """Start to request the pieces of ``StagePieces``, except the verified ones in ``here``."""
         assert self.target is not None
         layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
@@ -348,7 +348,7 @@ class Download:
         """
         count = self._own.layout.piece_count
         if any(number >= count for number in numbers):
-            raise RemoteProtocolError(func="lane", reason=f"it has a piece above {count - 1}")
+            raise RemoteProtocolError(func="lane", reason=f"it announced a piece above {count - 1}")
         if self._is_over:
             return []
         known = self._haves.setdefault(peer, [])

@@ -281,7 +281,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def _heard_from(self, source: Source) -> None:
-        """Record a sign of life. If the source had stalled, its outstanding slots are not free."""
+        """Record that ``source`` is alive. If it had stalled, take its slots off the free ones."""
         source.silent_since_ns = self._now_ns
         if source.stalled:
             source.stalled = source.overdue = False

@@ -52,7 +52,7 @@ class ElectedTarget:
     blames = True
     """Whether a wrong piece makes its source distrusted."""
     lives_on = False
-    """Whether a complete download may go on with newer contents."""
+    """Whether a complete download may continue with newer contents."""
     silent_stalls: int | None = None
     """Stall times without a byte after which the download fails; None: the master decides."""
 
@@ -70,7 +70,7 @@ class ElectedTarget:
         }
         """Whether this peer needs the shared contents (False), and the extra ones (True)."""
         self._lacks_map = dict(self._lacks)
-        """Whether it needs the digests of these contents, by the same keys."""
+        """Whether this peer still needs the digests of these contents, by the same keys."""
         self._map = mine.copy()
         """Digests of the elected pieces where they are known, else of this peer's pieces."""
         self._wrong_maps: Counter[PeerId] = Counter()
@@ -139,7 +139,7 @@ class ElectedTarget:
         return self._ring[rank + 1 :] + self._ring[:rank]
 
     def has_hope(self, present: Present, *, fetching: bool) -> bool:
-        """Whether another fetcher, a returning link or a second map may still help."""
+        """Whether another fetcher, a returning link or a further map may bring missing data."""
         if any(present.is_up(peer) for peer in self._others):
             return True
         sources = {*self._elected.sources, *self._elected.extra_sources} - {self._own}
