@@ -308,7 +308,7 @@ def test_a_newcomer_does_not_begin_a_run_anew(
     late = peers.make(1, newcomer, sync_every=1)
     joins = peers.start(late.join)
     until(lambda: "waits for the run's outer parameters" in caplog.text)
-    assert "nobody offers contents with revision" in caplog.text
+    assert "no member offers contents with revision" in caplog.text
     assert not joins.done()
     holder.load_state_dict(first.state_dict())
     with peers.make(2, holder, sync_every=1) as back:

@@ -383,8 +383,8 @@ def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", MasterLost, "does not speak this protocol"),
         (control(PROTOCOL_VERSION + 1), NotAdmitted, f"version {PROTOCOL_VERSION + 1} there, "),
-        (lane(), NotAdmitted, "a peer, not the master, listens there: is the address right"),
-        (control(security=1), NotAdmitted, "a token is needed there: set PCCL_TOKEN, or token="),
+        (lane(), NotAdmitted, "a peer, not the master, listens at this address: is the"),
+        (control(security=1), NotAdmitted, "requires a token: set PCCL_TOKEN, or token="),
         (control() + GARBAGE, MasterLost, "after 2 attempts"),
         (control()[:79], MasterLost, "closed the connection"),
         (b"", MasterLost, "closed the connection"),

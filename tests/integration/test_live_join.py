@@ -366,7 +366,7 @@ def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
     assert late.weight.tobytes() == trainers[0].weight.tobytes()
     assert late.momentum.tobytes() == trainers[0].momentum.tobytes()
     said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert said == ["on_reduction failed, and is not called any more"]
+    assert said == ["on_reduction failed; this peer does not call it again"]
 
 
 def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., Run]) -> None:

@@ -221,7 +221,7 @@ def test_a_tensor_that_moved_is_named() -> None:
     weights.data.mul_(2.0)
     assert bytes(state.memory.views[0]) == np.full(3, 2.0, np.float32).tobytes()
     weights.data = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"'w' lies in other memory.*new SharedState"):
+    with pytest.raises(ValueError, match=r"'w' has other memory.*new SharedState"):
         _ = state.memory
 
 

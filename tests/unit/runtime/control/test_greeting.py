@@ -144,7 +144,7 @@ def test_both_sides_say_why(seed: int, caplog: pytest.LogCaptureFixture) -> None
     world = World(seed)
 
     async def main() -> None:
-        for token, words in ((OTHER_TOKEN, "token here differs"), (None, "a token is needed")):
+        for token, words in ((OTHER_TOKEN, "different tokens"), (None, "requires a token")):
             with pytest.raises(HandshakeRefused, match=words):
                 await world.introduce(token)
         await world.sleep(1)

@@ -191,7 +191,7 @@ def test_a_refusal_counts_where_there_is_one_master() -> None:
     (event,) = world.dial()
     assert isinstance(event, ControlMessage)
     assert isinstance(event.message, msg.Refused)
-    assert "the token here differs" in event.message.reason
+    assert "have different tokens" in event.message.reason
     world.close()
 
 

@@ -222,7 +222,7 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
     [
         ({"layout": b"m"}, "give all members the same tensors in the same order"),
         ({"purpose": SyncPurpose.VERIFY}, "sync_shared_state makes them equal"),
-        ({"strategy": SEND_ONLY}, "let those that have other contents be RECEIVE_ONLY"),
+        ({"strategy": SEND_ONLY}, "make members with other contents RECEIVE_ONLY"),
         ({"unchanged": True}, "sync_shared_state without expect_unchanged makes them equal"),
     ],
     ids=["layouts", "verify", "senders", "unchanged"],
