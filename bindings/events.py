@@ -166,4 +166,4 @@ Event: TypeAlias = (
 )
 
 Consumer: TypeAlias = Callable[[Event], None]
-"""A function that ``on_event`` takes. If it raises, it is logged once and dropped."""
+"""A function for ``on_event``. If it raises, the error is logged, and it is not called again."""
