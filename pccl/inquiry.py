@@ -53,8 +53,8 @@ def master_status(
     """Ask a master for the status of its run. Blocks; changes nothing in the run.
 
     Args:
-        address: the master, ``"host:port"``. Of several, separated by commas, the first that has
-            members answers. None: ``PCCL_MASTER``.
+        address: address of the master, ``"host:port"``. Of several, separated by commas, the first
+            master that has members answers. None: ``PCCL_MASTER``.
         token: the secret of the run; None: ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE``.
         timeout_s: limit for each master, in seconds; None: no limit.
 
@@ -62,7 +62,7 @@ def master_status(
         LinkError: no master listens there, or it did not answer in time.
         NotAdmitted: the master refuses the request; the reason says why.
         RemoteProtocolError: no master of this version listens there, or it has another token.
-        TypeError, ValueError: not an address, or no good token.
+        TypeError, ValueError: the address is malformed, or the token is not good.
     """
     masters, secret = resolve_masters(address), resolve_token(token)
     limit_s = check_timeout(timeout_s) or SECONDS_MAX
