@@ -269,7 +269,7 @@ class DiLoCo(torch.optim.Optimizer):
         due counts too many ``steps``, but fewer than ``sync_every`` too many.
 
         Raises:
-            PCCLError: as of ``step``.
+            PCCLError: as for ``step``.
         """
         if self._has_started or self._driver.resumed is not None:
             self.join()

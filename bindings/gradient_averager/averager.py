@@ -63,12 +63,12 @@ class GradientAverager:
         compression: wire format of the gradients: the name of a format, with error feedback, or
             options, whose ``name`` is filled in. The same for all peers.
         min_peers: members that the run must have before this peer is admitted, itself included;
-            None: as of ``Communicator.connect``.
+            None: as for ``Communicator.connect``.
         shared: further tensors that newcomers receive, by name, contiguous.
         stateful: other objects that count steps, by name: learning-rate schedulers, a GradScaler.
             Newcomers receive the numbers in their ``state_dict()``.
-        resume: as of ``Communicator.sync_shared_state``.
-        on_progress: as of ``Communicator.sync_shared_state``, for the fetch of a newcomer.
+        resume: as for ``Communicator.sync_shared_state``.
+        on_progress: as for ``Communicator.sync_shared_state``, for the fetch of a newcomer.
         on_event: function, or several, called with each :data:`pccl.bindings.events.Event` on the
             training thread.
 
@@ -143,7 +143,7 @@ class GradientAverager:
                 ``requires_grad`` has changed; make a new GradientAverager.
             MasterLost: there is no master. Start one, and call again.
             Evicted, StateMismatch: the other peers train another model.
-            StateUnavailable, NotAdmitted: as of ``Communicator.sync_shared_state`` and ``connect``.
+            StateUnavailable, NotAdmitted: as for ``sync_shared_state`` and ``connect``.
         """
         if self._reductions.are_open:
             raise RuntimeError("gradients are being averaged; call synchronize() or step() first")
@@ -306,13 +306,13 @@ class GradientAverager:
         """``synchronize``, then the optimizer's step, unless this peer lost its membership.
 
         Args:
-            also: as of ``synchronize``.
+            also: as for ``synchronize``.
 
         Returns:
             Whether a step was taken.
 
         Raises:
-            RuntimeError, DescriptorMismatch: as of ``synchronize``.
+            RuntimeError, DescriptorMismatch: as for ``synchronize``.
         """
         averaged = self.synchronize(*also)
         if averaged:
