@@ -98,17 +98,17 @@ class Communicator(CommunicatorBase):
 
         Raises:
             PendingOperations: a collective of this peer is still open. Wait for it first.
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         await self._run(_round(self._engine, RoundKind.UPDATE_TOPOLOGY, timeout_s))
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Whether newcomers are ready to be admitted. All members get the same answer.
 
-        Joint call of all members of all groups; may be made while collectives are in flight.
+        Joint call of all members of all groups, also while collectives are in flight.
 
         Raises:
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         return await self._run(_round(self._engine, RoundKind.PEERS_PENDING, timeout_s))
 
@@ -121,7 +121,7 @@ class Communicator(CommunicatorBase):
         Raises:
             TooFewPeers: this peer is alone in the run. Wait for newcomers in ``update_topology``.
             PendingOperations: a collective of this peer is still open. Wait for it first.
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         await self._run(_round(self._engine, RoundKind.OPTIMIZE_TOPOLOGY, timeout_s))
 

@@ -28,11 +28,11 @@ class Communicator(CommunicatorBase):
 
     The end of the ``with`` block, ``close`` and garbage collection all leave the run.
 
-    ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
-    it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
-    part of a reduce, or if the run has a standby master. Either way the buffers are unchanged.
+    ``timeout_s`` is the budget of a whole call, in seconds; None: no limit. When the budget runs
+    out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its part of a
+    reduce, or if the run has a standby master. Either way the buffers are unchanged.
 
-    All joint calls may raise these errors, besides those that they list:
+    All joint calls may raise these errors, in addition to the errors that they list:
 
         Evicted, MasterLost: this peer is no longer a member. All open calls and handles raise it,
             and so do new calls until one has raised it. ``update_topology`` joins again.

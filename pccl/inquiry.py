@@ -79,7 +79,7 @@ def master_status(
 async def _ask_in_turn(
     io: IOThread, masters: Sequence[Address], secret: bytes | None, limit_s: float
 ) -> MasterStatus:
-    """Ask each master in turn. A standby has no status before it takes over the run."""
+    """Return the first status that has members; a standby has none before it takes over the run."""
     idle: MasterStatus | None = None
     failure: PCCLError | None = None
     for master in masters:
@@ -100,7 +100,7 @@ async def _ask_in_turn(
 
 
 def to_json(status: MasterStatus) -> dict[str, Any]:
-    """Convert to plain values, for ``json.dumps``: enums by name, ids as numbers, bytes as hex."""
+    """Convert a status for ``json.dumps``: enums to names, ids to numbers, bytes to hex."""
     return {field.name: _plain(getattr(status, field.name)) for field in dataclasses.fields(status)}
 
 

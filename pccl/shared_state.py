@@ -193,7 +193,7 @@ class SharedState:
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
-        """The entries."""
+        """The entries of the state, in order."""
         return tuple(self._infos)
 
     @property
@@ -341,7 +341,7 @@ def _check_name(name: object, call: str) -> None:
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
-    """Return an entry that keeps ``tensor`` alive, on any device."""
+    """Return an entry that keeps ``tensor`` alive, which may be on a CUDA device."""
     info = TensorInfo(name, device_type=DeviceType.CPU, **said)
     info.device_type = device_type
     info.tensor = tensor

@@ -1,4 +1,4 @@
-"""Transports move bytes between processes. No other package opens sockets.
+"""Transports move bytes between processes. Of the library, only this package opens sockets.
 
 * ``base``: the interface that every transport implements, and that the runtime uses.
 * ``outgoing``: frames that wait to be sent; they refer to the sender's memory.

@@ -189,7 +189,7 @@ class Lane:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
         return frame
 
-    # -- what the connection calls ---------------------------------------------------------------
+    # -- callbacks of the connection -------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
         """Return memory for the rest of a header, or the sink's memory for the payload."""

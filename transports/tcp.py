@@ -175,7 +175,7 @@ class _TcpConnection:
             self._read()
 
     def _read_soon(self) -> None:
-        """Read in the next turn, whether or not the loop finds anything to read."""
+        """Read in the next turn of the loop, even if the loop does not report data."""
         if not self._reads_soon:
             self._reads_soon = True
             self._loop.call_soon(self._read)

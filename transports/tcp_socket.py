@@ -3,9 +3,9 @@
 These helpers serve :mod:`pccl.transports.tcp`, which has the connections. They neither read nor
 write the data of a connection.
 
-Invariant: only :func:`set_options` sets socket options, and :func:`tune_path` those that depend on
-where the other side is. Each option has its reason there. (SO_LINGER, which turns a close into a
-reset, is an exception.)
+Invariant: only :func:`set_options` and :func:`tune_path` set socket options; the latter sets the
+options that depend on where the other side is. Each option has its reason there. (SO_LINGER, which
+turns a close into a reset, is an exception.)
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class LocalTrainer:
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
 
     def stay(self, entered: Entered) -> None:
-        """Record the entry only: the run is where the loaded checkpoint of this replica is."""
+        """Record the entry only, because the run is at the position of the loaded checkpoint."""
         self.entry = entered.entry
 
     def commit(self, committed: RoundCommitted) -> None:

@@ -39,7 +39,7 @@ WEIGHT_MAX = 1e30
 
 
 class DiLoCo(torch.optim.Optimizer):
-    """Trains with peers that may join and leave at any time, and communicates rarely.
+    """An optimizer that trains with peers that may join and leave at any time.
 
     Every ``sync_every`` steps of the inner optimizer the peers average the change of their
     parameters (the pseudo-gradient). All of them take the same step of an outer optimizer with the
@@ -127,7 +127,7 @@ class DiLoCo(torch.optim.Optimizer):
         self.param_groups = inner.param_groups
         self.state = inner.state
 
-    # -- what it looks like ------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"DiLoCo({self._schedule}, inner={self.inner!r})"
@@ -229,10 +229,10 @@ class DiLoCo(torch.optim.Optimizer):
                 changes of a round whose steps all weigh 0 are dropped.
 
         Returns:
-            What the inner optimizer returns.
+            The result of the inner optimizer's ``step``.
 
         Raises:
-            PCCLError: the run can't continue; the message says why. To continue where this object
+            PCCLError: the run cannot continue; the message says why. To go on where this object
                 stopped, make a new ``Communicator`` and a new ``DiLoCo`` with its ``state_dict``.
             TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
         """
@@ -265,8 +265,8 @@ class DiLoCo(torch.optim.Optimizer):
         not averaged. All members that call it in the same ``round`` take part, and end with the
         same model, whenever they joined. It waits for peers that are still training.
 
-        Training may go on afterwards. A peer that joins before those final rounds would have been
-        due counts too many ``steps``, but fewer than ``sync_every`` too many.
+        Training may continue afterwards. If a peer joins before the final rounds would have been
+        due, its ``steps`` are too high, by less than ``sync_every``.
 
         Raises:
             PCCLError: as for ``step``.
@@ -320,8 +320,8 @@ class DiLoCo(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where another process stopped. Load the model's ``state_dict`` separately.
 
-        The first ``step`` joins the run with it. If the run has advanced meanwhile, this replica
-        loads the outer parameters of the run, and keeps its own work since its last
+        The first ``step`` joins the run with this state. If the run has advanced meanwhile, this
+        replica loads the outer parameters of the run, and keeps its own work since its last
         synchronization.
 
         Raises:

@@ -26,7 +26,7 @@ from pccl.bindings.events import InnerStep, OuterStep, TrainsAlone
 
 @dataclass(slots=True)
 class _OwnRound:
-    """A round with a pseudo-gradient of this replica: its norm, its beginning, its duration."""
+    """A round with a pseudo-gradient of this replica: its norm, start time and duration."""
 
     norm: float = 0.0
     began_s: float = 0.0
@@ -65,7 +65,7 @@ class TrainingDriver:
         self._last_step_s = math.nan
         self._is_alone = False
 
-    # -- what the trainer asks for -----------------------------------------------------------------
+    # -- actions of the trainer --------------------------------------------------------------------
 
     def enter(self) -> None:
         """Wait until this replica has joined the run, and make the merges that are due then.
@@ -147,7 +147,7 @@ class TrainingDriver:
             )
         )
 
-    # -- what happens meanwhile --------------------------------------------------------------------
+    # -- news of the joint calls -------------------------------------------------------------------
 
     def hear(self, *, after_failure: bool = False) -> None:
         """Process the news of the joint calls.

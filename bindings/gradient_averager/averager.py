@@ -56,7 +56,7 @@ class GradientAverager:
     has one.
 
     Args:
-        model: contiguous parameters, on the CPU or a CUDA device, registered alike on all peers.
+        model: contiguous parameters, on the CPU or a CUDA device, in the same order on all peers.
         optimizer: optimizer of the model's parameters; its state must be tensors and numbers.
         comm: communicator of the run, connected or not. The caller closes it.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.

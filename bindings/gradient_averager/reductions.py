@@ -128,7 +128,7 @@ class Reductions:
             self._out_of_step = True  # another user of the communicator received the loss
 
     def _aborted(self, flights: list[_BucketFlight]) -> list[_BucketFlight]:
-        """Wait for the reduces in ``flights``; return those that must be launched again."""
+        """Wait for the reduces in ``flights``; return the aborted ones, to launch them again."""
         again: list[_BucketFlight] = []
         for flight in flights:
             if flight.handle is None or flight.info is not None:
