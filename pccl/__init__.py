@@ -34,7 +34,7 @@ Internal packages, of which none imports a later one:
 * ``state``: shared state: digests, election, fetching.
 * ``machines``: state machines of master and peer, which make all decisions.
 * ``transports``: connections that move bytes.
-* ``runtime``: sockets, timers and threads; it carries out the decisions.
+* ``runtime``: event loops, timers and threads; it carries out the decisions.
 * ``_api``: code that the blocking and the asyncio API share.
 * ``stress``: simulator, chaos tests and network emulator.
 """

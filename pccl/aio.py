@@ -75,9 +75,9 @@ class Communicator(CommunicatorBase):
             on_reduction: with ``shared_state``: called, in order and in a thread of the library,
                 with the result of each ``observable`` reduce that the members commit after the
                 synchronization whose state was fetched. It must change the tensors as the members
-                do with that result, so that this peer need not fetch the changes. Then the tensors
-                are written before the admission; missed changes are fetched. If it raises, the
-                library logs that, stops calling it, and fetches the pieces that differ.
+                do with that result, so that this peer need not fetch the changes. The library then
+                writes the tensors before the admission, and fetches missed changes. If it raises,
+                the library logs that, stops calling it, and fetches the pieces that differ.
             timeout_s: budget of the call, in seconds.
 
         Raises:

@@ -1,7 +1,7 @@
 """The interface between the runtime and the network, which every transport implements.
 
-A connection is a bidirectional byte stream. It delivers bytes in order until it ends, and never
-loses one in between. The runtime relies on two rules:
+A connection is a bidirectional byte stream. It delivers bytes in order until it ends, and loses no
+byte in between. The runtime relies on two rules:
 
 * **Placement on receive.** Before *every* read the connection asks its receiver for memory and
   reads straight into it. The connection uses this memory for one read only, so the receiver may

@@ -87,7 +87,7 @@ class Lane:
         """Length of the damaged payload that ended the lane; 0 if there was none."""
         self.moved_bytes = 0
         """Bytes of segments sent, and of payload and PONGs received. PINGs of the other side do not
-        count, because they prove nothing about the way to it."""
+        count, because they prove nothing about the path to it."""
         self._handler = handler
         self._current: Frame | None = None
         self._own: dict[tuple[FrameKind, OperationId], Frame] = {}

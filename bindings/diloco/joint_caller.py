@@ -120,7 +120,7 @@ class JointCaller:
         """
         if self._comm in _served:
             raise ValueError(
-                "this communicator serves, or has served, another DiLoCo; make a new Communicator"
+                "another DiLoCo uses, or has used, this communicator; make a new Communicator"
             )
         _served.add(self._comm)
         if self._outer.state.revision:

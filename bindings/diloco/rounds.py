@@ -54,7 +54,7 @@ class Sync:
     """Call ``sync_shared_state``. Result: the ``Members`` that now have equal states.
 
     A new replica without a checkpoint offers revision 0. A run that has a later revision never
-    continues from that.
+    continues from revision 0.
     """
 
 

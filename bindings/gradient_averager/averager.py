@@ -400,7 +400,7 @@ class GradientAverager:
             RuntimeError: this peer is in the run already.
         """
         if self.is_member:
-            raise RuntimeError("load checkpoints before the first update()")
+            raise RuntimeError("call load_state_dict() before the first update()")
         self._replica.steps = int(state["steps"])
         self._replica.begin_anew()
         if self._compression.remembers:

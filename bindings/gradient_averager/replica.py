@@ -184,7 +184,7 @@ class AveragedReplica:
                 if tensor.shape != room.shape:
                     raise RuntimeError(
                         f"the state {key!r} of {self._names[parameter]!r} has changed its shape "
-                        f"from {tuple(room.shape)} to {tuple(tensor.shape)}, and cannot be shared"
+                        f"from {tuple(room.shape)} to {tuple(tensor.shape)}; use another optimizer"
                     )
                 room.copy_(tensor)
                 state[parameter][key] = room

@@ -203,7 +203,7 @@ class SimConnection:
     # -- callbacks of the pipes, from events of the network --------------------------------------
 
     def _ignored(self) -> None:
-        """Lose the connection by a reset, if the vanished host that got the data is up again."""
+        """Lose the connection by a reset, unless the host that vanished is switched off."""
         if self.other.local.host not in self._wires.off:
             self._in.route.carry(partial(self.lose, _RESET))
 
