@@ -85,7 +85,7 @@ def test_port_in_use_is_said_in_a_sentence(master: subprocess.Popen[str]) -> Non
 def test_a_standby_is_another_master(option: str) -> None:
     run = run_pccl("master", "--listen", "127.0.0.1:48200", option, "127.0.0.1:48200")
     assert run.returncode == 2
-    assert "127.0.0.1:48200 is this master itself; a standby is another one" in run.stderr
+    assert "127.0.0.1:48200 is this master itself; name another as standby" in run.stderr
     run = run_pccl("master", option, "nowhere")
     assert run.returncode == 2
     assert f"Invalid value for '{option}': 'nowhere' is not an address" in run.stderr
@@ -197,7 +197,7 @@ def test_open_to_others_on_purpose() -> None:
         _, said = read_greeting(master)
         assert "pccl join HOST:" in said
         log = ended_log(master)
-    assert log.count("no token: whoever reaches 0.0.0.0:") == 1
+    assert log.count("no token: any process that reaches 0.0.0.0:") == 1
     assert log.count("WARNING") == 1
 
 

@@ -306,7 +306,7 @@ def test_the_wish_by_another_name_or_from_the_environment(
     crew.run.reduce([np.full(10, 1.0) for _ in crew.run.members], algorithm="ring")
     crew.run.until(lambda: crew.numbers(0, 2) == crew.numbers(1, 2) == (0, 1, 2))
     assert crew.numbers(0, 1) == (0, 1)
-    with pytest.raises(ValueError, match="two names of one thing; give one"):
+    with pytest.raises(ValueError, match="are the same setting; give only one"):
         pccl.Communicator(crew.run.master.address, lanes=4, p2p_connection_pool_size=4)
     for lanes in (-1, 257):
         with pytest.raises(ValueError, match=r"lanes must be .* 256"):
@@ -437,5 +437,5 @@ def test_nobody_was_told_and_a_link_between_machines_gets_sixteen(
 
 
 def test_with_a_range_of_ports_nobody_would_know_which_to_tell() -> None:
-    with pytest.raises(ValueError, match="with listen it is one port that the others dial"):
+    with pytest.raises(ValueError, match="with listen, give one port for other peers to dial"):
         pccl.Communicator("127.0.0.1:1", listen="127.0.0.1:5000", advertise="127.0.0.1:5000-5001")

@@ -372,7 +372,7 @@ def test_listening_to_everybody_without_a_token_is_warned_of_once(
         pass
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     words = record.getMessage()
-    assert words.startswith("no token: whoever reaches 0.0.0.0:")
+    assert words.startswith("no token: any process that reaches 0.0.0.0:")
     assert "PCCL_TOKEN" in words
     caplog.clear()
     with pccl.MasterNode("0.0.0.0:0", token=TOKEN), master_of(None):

@@ -193,7 +193,7 @@ def test_restore_fills_the_tensors_in_place(saved: Path) -> None:
     [
         (
             {"step": None},
-            "has 5 tensors, and the shared state 4; give .* or make one of it: Shared",
+            "has 5 tensors, but the shared state has 4; make .* or use Shared",
         ),
         ({"weights": np.zeros(7, np.float32)}, r"'weights' \(6 x float32\) at position 1.*\(7 x"),
         ({"weights": np.zeros(6, np.int32)}, r"\(6 x float32\) at position 1.*\(6 x int32\)"),

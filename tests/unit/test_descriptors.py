@@ -98,7 +98,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"operand_descriptor": ReduceOperandDescriptor(DataType.DOUBLE)},
         ValueError,
-        "the tensor holds .*FLOAT.*; say DataType.FLOAT",
+        "the tensor holds .*FLOAT.*; pass DataType.FLOAT",
     ),
     ({"quantization_options": DataType.UINT8}, TypeError, "pccl.QuantizationOptions"),
     (
@@ -322,7 +322,7 @@ def test_wrong_descriptors() -> None:
         (lambda: of_torch(array, array, about()), TypeError, "send must be a torch tensor"),
         (lambda: of_torch(tensor, [1.0], about()), TypeError, "recv must be a torch .* not list"),
         (lambda: of_numpy(array, array, about(5)), ValueError, "5 elements, but the tensor has 4"),
-        (lambda: of_numpy(array, array, says_double), ValueError, "say DataType.FLOAT"),
+        (lambda: of_numpy(array, array, says_double), ValueError, "pass DataType.FLOAT"),
         (lambda: of_numpy(array, array, nothing), TypeError, "pccl.ReduceDescriptor"),
         (lambda: of_numpy(array[::2], array[::2], about(2)), ValueError, "contiguous"),
         (lambda: ReduceOpDescriptor(0, 8, about()), ValueError, "sendbuf_ptr must be from 1"),

@@ -131,7 +131,7 @@ def test_wrong_entries() -> None:
         (lambda: entry(""), ValueError, "name must not be empty"),
         (lambda: entry(5), TypeError, "name must be a string"),  # type: ignore[arg-type]
         (lambda: entry(data_ptr=0), ValueError, "data_ptr of 'weights' must be from 1"),
-        (lambda: entry("a\ud800"), ValueError, "half a character"),
+        (lambda: entry("a\ud800"), ValueError, "lone surrogate"),
         (lambda: entry(numel=-1), ValueError, "numel of 'weights' must be from 0"),
         (lambda: entry(dtype="float32"), ValueError, "dtype must be one of DataType.UINT8"),
         (lambda: entry(device_type="cpu"), ValueError, "device_type must be one of"),
