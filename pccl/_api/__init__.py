@@ -1,4 +1,4 @@
-"""What both communicators share: from a caller's arguments to the engine, and back.
+"""The code that both communicators share, from a caller's arguments to the engine and back.
 
 * ``signatures``: makes the methods of both communicators from one signature.
 * ``arguments``: checks every argument of a call, and makes a request from them.
