@@ -122,7 +122,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      TypeError, "block must be an integer"),
     ({"quantization_options": QuantizationOptions(stochastic=1)},  # type: ignore[arg-type]
      TypeError, "stochastic must be True or False"),
-    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "error_feedback only; pass"),
+    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "error_feedback too"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback())},
      ValueError, "error_feedback needs the tensor's name"),
     ({"quantization_options": QuantizationOptions(error_feedback={}, name="w")},  # type: ignore[arg-type]
