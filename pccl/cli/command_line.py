@@ -93,7 +93,7 @@ def check_switches() -> None:
 def token_option(
     text: str = "File that holds the run's secret (PCCL_TOKEN_FILE).",
 ) -> Callable[[F], F]:
-    """Return a decorator that adds ``--token FILE`` with the help ``text``."""
+    """Return a decorator that adds ``--token FILE`` with ``text`` as its help."""
     return click.option(
         "--token",
         metavar="FILE",
