@@ -9,5 +9,6 @@
 * ``emulator``: the link emulator: a TCP relay that makes loopback behave like a real link.
 * ``studies``: measurements, each by a command: the cost of a loss, the size of the source tree.
 
-The harness may import every other package of the project. No other package imports the harness.
+The harness may import every other package of the project. No other package imports the harness,
+except ``pccl bench`` when it emulates links.
 """

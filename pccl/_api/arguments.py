@@ -414,7 +414,7 @@ def verify_request(shared_state: SharedState, *, timeout_s: float | None = None)
 
 
 def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return ``path`` as a string, after a check that shows a mistake before a large fetch."""
+    """Return ``path`` as a string; refuse a missing directory now, not after a large download."""
     if path is None:
         return None
     directory = os.fspath(path)

@@ -66,7 +66,7 @@ class Callers:
         """Whether every living caller waits inside a joint call. I/O thread.
 
         If more callers are inside than calls are open, the call of one caller has ended, and this
-        caller has not woken up yet.
+        caller will wake up soon.
         """
         inside = 0
         for record in list(self._records.values()):

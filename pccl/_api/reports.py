@@ -69,7 +69,7 @@ class MasterContact:
 
     Attributes:
         address: address of the master.
-        connected: whether there is a connection to it.
+        connected: whether this peer has a connection to it.
         silent_s: seconds since its last message.
     """
 

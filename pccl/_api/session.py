@@ -131,7 +131,7 @@ class Session:
         return nullcontext()
 
     def settle_left(self, call: CheckedCall[_Request, _T], submission: Submission[_T]) -> None:
-        """Report to the engine that the caller left, if the call ended nevertheless."""
+        """Tell the engine that the caller left, if the call ended before its cancellation."""
         finished = submission.finished
         if not finished.done() or finished.cancelled():
             return

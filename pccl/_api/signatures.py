@@ -27,7 +27,7 @@ def asking(
 ]:
     """Make a method that takes a request into one that takes the arguments of ``request_of``.
 
-    The coroutine yields ``object``, because mypy gives a ``gather`` of ``Any`` coroutines type Any.
+    The coroutine yields ``object``, because mypy infers Any for a ``gather`` of ``Any`` coroutines.
     """
 
     def make(

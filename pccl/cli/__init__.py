@@ -1,7 +1,7 @@
 """The command line: the ``pccl`` program and its commands.
 
 * ``main``: the ``pccl`` program: a group of commands, each imported on first use.
-* ``command_line``: options and arguments of commands that end in another command.
+* ``command_line``: options of commands, also of those that run another command.
 * ``sizes``: arguments of commands that measure: sizes in bytes, and lists.
 * ``streams``: handles standard streams that are closed, broken or full.
 * ``logs``: configures logging for the commands.

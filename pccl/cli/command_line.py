@@ -1,4 +1,4 @@
-"""Options and arguments of commands that end in another one: ``pccl launch -- python train.py``."""
+"""Options of commands, also of those that run another one: ``pccl launch -- python train.py``."""
 
 from __future__ import annotations
 

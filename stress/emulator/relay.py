@@ -386,7 +386,7 @@ class Relay:
         self._set_alarm()
 
     def _advance(self, shaper: Shaper, now_ns: int) -> None:
-        """Process all events of ``shaper`` up to now; if late, in small steps of the past.
+        """Process all events of ``shaper`` up to now. A late relay does it in small steps.
 
         So a relay that runs late does not reduce the link's rate: bytes that waited in the kernel
         are offered at the times when the window had room.

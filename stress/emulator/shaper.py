@@ -90,7 +90,7 @@ class ShapedFlow:
         return (self.queued_bytes > 0 or self.ending) and self.held_since_ns is None
 
     def event_ns(self, flight_max_bytes: int) -> int | None:
-        """Return when the next byte arrives, or an ack if half of the window is in use."""
+        """Return when a byte arrives next, or an ack if over half of the window is in use."""
         at_ns: int | None = None
         if self.transit and self.held_since_ns is None:
             at_ns = self.transit[0][0]

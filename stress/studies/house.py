@@ -36,7 +36,7 @@ ARGUMENTS = frozenset(
 )  # fmt: skip
 """Keyword arguments of ``all_reduce``."""
 LISTED_MIN = 5
-"""A place that names this many of ``ARGUMENTS`` counts as a copy of the list."""
+"""Number of ``ARGUMENTS`` that a place must name to count as a copy of the list."""
 
 
 class CallCounter:

@@ -1,6 +1,6 @@
 """``pccl bench --master``: this process is one peer of a benchmark between hosts.
 
-The peers join a master, as in any run. All of them measure the plan of rank 0. All get the figures,
+The peers join a master, as in any run. All peers measure the plan of rank 0 and get the figures,
 and rank 0 shows them.
 """
 

@@ -73,7 +73,7 @@ def result_of(
         plan: the plan of the benchmark.
         variant: variant of this case.
         size: size of the tensor, in bytes.
-        known: figures that one peer alone has measured.
+        known: further figures, which this peer knows alone.
         ours: measurements of this library, by rank.
         theirs: measurements of the other library, by rank; empty: none.
     """

@@ -32,7 +32,7 @@ EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib
 PEER = "pccl.cli.demo.peer"
 
 SILENCE_S_MAX = 90.0
-"""Seconds without a report after which the demo fails. The import of torch may take a minute."""
+"""Seconds without a report after which the demo fails. The import of torch may take long."""
 
 JOIN_SHARE, AWAIT_SHARE = 0.55, 0.75
 """Shares of the steps. After the first one the newcomer begins to join, well after the kill. After

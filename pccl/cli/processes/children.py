@@ -27,8 +27,8 @@ K = TypeVar("K")
 READ_BYTES = 1 << 16
 
 LAST_READ_COUNT_MAX = 64
-"""Reads of a pipe whose child has ended. They drain any pipe, but end even if a process that left
-the group continues to write."""
+"""Largest number of reads from the pipe of an ended child: enough for any pipe, but bounded if a
+process that left the group continues to write."""
 
 STDOUT, STDERR = 1, 2
 

@@ -41,7 +41,7 @@ DIAL_S_MIN = 0.5
 
 
 async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl join") -> None:
-    """Dial a master until it answers, with growing pauses; report once on stderr that we wait.
+    """Dial a master until it answers, with growing pauses; report the wait once on stderr.
 
     Args:
         master: address of the master, and of its standbys.

@@ -149,7 +149,7 @@ def median_of(joins: Sequence[Figures]) -> Figures:
 def _figures(
     task: StateTask, case: str, seconds: Sequence[float], values: Figures, faults: Sequence[str]
 ) -> Figures:
-    """Return one object of ``--json``."""
+    """Return the figures of one case as an object of ``--json``."""
     found = [fault for fault in faults if fault]
     return {
         "state": task.part,
