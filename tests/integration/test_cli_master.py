@@ -187,7 +187,7 @@ def test_without_a_token_it_is_not_open_to_others() -> None:
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.7:48148", "example.invalid:48148"):
         run = run_pccl("master", "--listen-address", address)
         assert (run.returncode, run.stdout) == (2, "")
-        assert f"whoever reaches {address} could join the run" in run.stderr
+        assert f"any process that reaches {address} could join the run" in run.stderr
         assert "--token auto" in run.stderr
         assert "--insecure" in run.stderr
 

@@ -553,7 +553,7 @@ def test_a_place_that_is_none_is_refused_at_once(
     place = tmp_path / "nowhere"
     if kind == "a file":
         place.write_text("")
-    words = r"staging_directory: '.*nowhere' is no directory; make it first, or leave it out"
+    words = r"staging_directory: no directory '.*nowhere'; create it, or leave staging_directory"
     with pytest.raises(ValueError, match=words):
         run.members[1].sync_shared_state(states[1], staging_directory=place)
     with (

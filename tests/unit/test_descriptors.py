@@ -122,7 +122,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      TypeError, "block must be an integer"),
     ({"quantization_options": QuantizationOptions(stochastic=1)},  # type: ignore[arg-type]
      TypeError, "stochastic must be True or False"),
-    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "give one, or leave"),
+    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "error_feedback too"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback())},
      ValueError, "error_feedback needs the tensor's name"),
     ({"quantization_options": QuantizationOptions(error_feedback={}, name="w")},  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="")},
      ValueError, "name must not be empty"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="w"),
-      "op": ReduceOp.MAX}, ValueError, "cannot make good what MAX loses"),
+      "op": ReduceOp.MAX}, ValueError, "with SUM and AVG only, because MAX"),
     ({"weight": 1.0}, ValueError, "weight is for op=ReduceOp.AVG, not for SUM"),
     ({"weight": -1, "op": ReduceOp.AVG}, ValueError, r"weight must be from 0 to 1e\+300, not -1"),
     ({"weight": 2e300, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),
