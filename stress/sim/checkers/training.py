@@ -250,7 +250,7 @@ class TrainingCheckers:
         own = work[places_of(axis)]
         steps = sum(bin(int(value)).count("1") for value in own)
         if steps > self._training.delay:
-            raise Violation(f"{who}: it gave up {steps} inner steps for one round, more than the delay")
+            raise Violation(f"{who}: it gave up {steps} steps for one round, more than the delay")
         self._given_up[axis, fragment] = self._left_out(axis, fragment) + own
 
     def accounts(self, who: str, replica: ToyReplica, fragment: int, common: Whole) -> None:
