@@ -146,8 +146,8 @@ def inaccurate(
 ) -> list[int]:
     """Return the indices at which a quantized result is further off than its roundings allow.
 
-    At 8 bits or more, a step is at most 4/127 of the largest value of its block, and a rounding is
-    off by at most one. A mesh or a star rounds each contribution and the result; a ring each hop.
+    With 8 bits or more, a step is at most 4/127 of a block's largest value, and a rounding is off
+    by one step at most. A mesh or star rounds inputs and result, a ring its partial results.
     """
     wide = np.array([part.astype(np.float64) for part in contributions])
     count = len(contributions)
