@@ -105,7 +105,7 @@ def run(
     Starts a master and peers on this machine, with an emulated link between any two. The seed or a
     scenario file gives the faults: kills, freezes, cut and slow connections, restarts, newcomers,
     garbage. The exit code is 0 only if no value was wrong, no input damaged, no process hung or
-    leaked, and no peer was removed without a fault.
+    leaked, and a fault explains every removal.
     """
     if scenario is not None:
         timeline = _load(ctx, scenario)

@@ -59,7 +59,7 @@ class ChaosCrew:
         self._port += os.getpid() % 3000
         self._masters: list[str] = []
         self._in_charge = 0
-        """Place of the master in charge in ``_masters``."""
+        """Index of the master in charge in ``_masters``."""
 
     def __enter__(self) -> Self:
         self._children.__enter__()
@@ -204,7 +204,7 @@ class ChaosCrew:
         return True
 
     def stop(self, life: Life, why: object) -> None:
-        """Send SIGSTOP; the process stops until all reasons are gone."""
+        """Stop a process with SIGSTOP, until ``go_on`` has removed all reasons."""
         if self._living.get(life.index) is life:
             self._stops[life.index].add(why)
             self._children.send(signal.SIGSTOP, life.pid)

@@ -40,7 +40,7 @@ class Reduced:
         tag: tag of the reduce.
         contributors: contributors that the outcome names.
         attempts: number of operations until the result.
-        wrong: how the result is wrong, in words; empty: it is right.
+        wrong: the error in the result, in words; empty: the result is right.
     """
 
     at: float
@@ -91,7 +91,7 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """The peer waits for other members, and is well."""
+    """The peer is alone: it waits for other members, and nothing is wrong."""
 
     at: float
 

@@ -1,4 +1,4 @@
-"""Inputs and expected results of the peers: both follow from the seed, unrounded.
+"""Inputs and expected results of the peers: the seed gives both, without rounding.
 
 All values are whole numbers, so small that no dtype used here rounds a sum of them. So a result
 does not depend on the order of additions. The peers compare it bit for bit with a sum that is
@@ -24,7 +24,7 @@ VALUE_MAX = 512
 """Values are below this, in magnitude; the sum of 64 of them is exact even in float32."""
 
 COUNT_MAX_BITS = 19
-"""Up to half a million elements, 2 or 4 MiB: several segments for each of six peers."""
+"""Binary logarithm of the largest count: 2 or 4 MiB, several segments for each of six peers."""
 
 DTYPES = ("float32", "float64", "int32", "int64")
 TAGS_MAX = 3

@@ -93,7 +93,7 @@ class Namespaces:
         return f"{self._network}.1"
 
     def host(self, index: int) -> str:
-        """Return the address of a process inside its namespace, which is made if necessary."""
+        """Return the address of a process in its namespace; create the namespace if necessary."""
         if index not in self._made:
             if len(self._made) > 250:
                 raise NamespacesRefused("--netns has room for 250 processes; plan fewer joiners")
@@ -106,7 +106,7 @@ class Namespaces:
         return LOOPBACK
 
     def prefix(self, index: int) -> Sequence[str]:
-        """Return a command that runs the rest inside the namespace, in the same process."""
+        """Return the command prefix that runs a program inside the namespace of a process."""
         self.host(index)
         return (self._ip, "netns", "exec", self._namespace(index))
 

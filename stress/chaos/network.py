@@ -1,4 +1,4 @@
-"""The network of a run: relays before each peer, and the faults that act on them.
+"""The network of a run: relays in front of each peer, and the faults on them.
 
 Each peer has one relay in front of it, and one to each master. The other peers dial the front
 relay, which tells their connections apart by the id of the dialling peer. The list of lasting
@@ -200,7 +200,7 @@ class Network:
             self._settle()
 
     def _settle(self) -> None:
-        """Apply the lasting faults to each connection, as far as they differ from its state."""
+        """Apply the lasting faults to each connection whose state is not up to date."""
         for source, target in self._all_places():
             wanted = self._wanted(RelayedPlace(source, target))
             for relay, key in self._relays(RelayedPlace(source, target)):

@@ -2,8 +2,8 @@
 
 This is the loop of a user who expects churn. It admits newcomers, copies the eldest member's
 position in the series, and reduces. It retries after an abort, and joins again after an eviction.
-The peer ends when the eldest member has seen the stop file, at SIGTERM (``close()`` in the middle
-of a call), or when the harness is gone.
+It ends when the eldest member has seen the stop file, or when the harness is gone. At SIGTERM it
+calls ``close()``, even in the middle of a call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ChaosPeer:
         comm: a communicator that is not connected.
         seed: seed of the inputs.
         stop: a file; when it exists, the run ends.
-        plant: number of the result that is spoilt before its check, to test the harness.
+        plant: number of the result to spoil before its check, to test the harness.
     """
 
     def __init__(self, comm: pccl.Communicator, seed: int, stop: Path, plant: int | None) -> None:
@@ -125,7 +125,7 @@ class ChaosPeer:
             ended = self._turn()
 
     def leave(self, signum: int, frame: FrameType | None) -> None:
-        """Leave the current call, or at the next turn, because SIGTERM came."""
+        """Handle SIGTERM: leave the current call, or else leave at the next turn."""
         self._must_leave = True
         if self._in_call:
             raise Leaving
@@ -296,7 +296,7 @@ class ChaosPeer:
             tell(DamageFound(time.monotonic(), text))
 
     def _check_last(self) -> None:
-        """Check that nothing has written into the last result since its call returned."""
+        """Check that the last result has not changed since its call returned."""
         if self._last is not None and self._last[0].tobytes() != self._last[1].tobytes():
             tell(DamageFound(time.monotonic(), "a result changed after it had been returned"))
 

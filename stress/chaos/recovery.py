@@ -1,4 +1,4 @@
-"""``python -m pccl.stress recovery``: from the SIGKILL of a peer to the survivors' result.
+"""``python -m pccl.stress recovery``: measures the time from a SIGKILL to the survivors' result.
 
 Survivors live through all trials. In each trial a new process joins them, and dies in the middle of
 an all-reduce. The recovery time is from its last report, just before the signal, until the last

@@ -20,7 +20,7 @@ REFRESH_S = 0.1
 """Time between two updates of the view, and two checks for hangs."""
 
 START_S = 120.0
-"""Time limit for all processes to start and join; many on few cores import for long."""
+"""Time limit for all processes to start and join; imports are slow on few cores."""
 
 DUMP_S = 1.0
 """Time that a hanging process has to write its stacks, before the harness kills it."""
@@ -34,7 +34,7 @@ class ChaosRun:
     """One run, from the start of its processes to their end.
 
     Args:
-        settings: the run.
+        settings: settings of the run.
         view: displays the events of the run.
 
     Attributes:
@@ -89,7 +89,7 @@ class ChaosRun:
         self._note(f"{self._settings.timeline.peers} peers reduce together")
 
     def _expected(self) -> list[Life]:
-        """Return the peers that must have a result before the first fault: those with company."""
+        """Return the peers that must have a result before the first fault; a lone peer need not."""
         timeline = self._settings.timeline
         alone = [g for g in range(timeline.groups) if timeline.peers - g <= timeline.groups]
         lives = [life for life in self._crew.all_living() if life.index >= 0]

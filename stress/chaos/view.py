@@ -18,7 +18,7 @@ RATE_WINDOW_S = 2.0
 REDRAW_S = 0.25
 
 QUIET_S = 1.0
-"""After this long without progress, the table says how long a peer has been waiting."""
+"""The table shows a peer without progress for longer than this as waiting."""
 
 BAD = ("WRONG", "DAMAGED", "HANG", "CRASH", "ERROR")
 

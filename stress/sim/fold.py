@@ -1,14 +1,14 @@
 """Expected results of a reduce, computed from the definition, without the library's arithmetic.
 
 ``fold`` works element by element, in the order in which partial results travel. It starts the chunk
-of rank c with the value of rank c, then combines those of c + 1, c + 2, ... (modulo the world
+of rank c with the value of rank c, then combines the values of c + 1, c + 2, ... (modulo the world
 size). Integers are exact Python numbers, cut to the width of their dtype after each hop. 16-bit
 floats are combined in float32 and rounded after each hop; an average rounds its last hop after the
 division.
 
 A weighted average first multiplies each value by its weight, as a fraction of a unit. It divides
 the sum by the sum of these fractions. The unit is the smallest power of two that is no less than
-any weight. If all weights except zeros are equal, it is that weight.
+any weight. If all weights except zeros are equal, the unit is that weight.
 
 All NaNs count as equal: sign and payload depend on the machine. MIN and MAX may give either of two
 zeros of different sign. The checkers compare members, which must hold the same bits anyway.
@@ -110,7 +110,7 @@ def implausible(
 
     Integers, MIN and MAX are the same in every order. For other results each rounding is bounded
     (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 3.1 and 4.2). Where a
-    value may overflow or is not finite, the check only sees a NaN that is missing.
+    value may overflow or is not finite, the check only finds a missing NaN.
     """
     if np.issubdtype(result.dtype, np.integer) or op in (ReduceOp.MIN, ReduceOp.MAX):
         return differences(result, fold(contributions, op), op)
@@ -146,8 +146,8 @@ def inaccurate(
 ) -> list[int]:
     """Return the indices at which a quantized result is further off than its roundings allow.
 
-    With 8 bits or more, a step is at most 4/127 of a block's largest value, and a rounding is off
-    by one step at most. A mesh or star rounds inputs and result, a ring its partial results.
+    With 8 bits or more, a step is at most 4/127 of a block's largest value. A rounding is off by
+    one step at most. A mesh or star rounds inputs and result, a ring its partial results.
     """
     wide = np.array([part.astype(np.float64) for part in contributions])
     count = len(contributions)

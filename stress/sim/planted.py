@@ -317,7 +317,7 @@ _says("gap_not_bridged", ChainTransfer, "send_across")
 
 @_does(Reduction, "__init__")
 def weights_not_waited_for(begin: Any, reduction: Reduction, *args: Any, **options: Any) -> None:
-    """A peer combines data that arrives before the weights at once."""
+    """A peer combines early data at once, without waiting for the weights."""
     begin(reduction, *args, **options)
     reduction.lacks_weights = False
 

@@ -58,7 +58,7 @@ _NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 
 
 class ProcessClock:
-    """The clock of one process: a dead process gets no callbacks, a frozen or slow one late ones.
+    """The clock of one process: late callbacks for a frozen or slow process, none for a dead one.
 
     Attributes:
         missed_ns: total time for which the clock stood still.
@@ -250,7 +250,7 @@ class PeerProcess:
         self.sync_ring: tuple[PeerId, ...] = ()
         """Members that were to take part in the last requested synchronization."""
         self.results: dict[int, tuple[bytes, ReduceResult]] = {}
-        """Tag -> run and result of the last committed operation of a caller here."""
+        """Tag -> run and result of the last operation that committed for a caller here."""
         self.posted_sync = InRun(b"", _NO_OPERATION)
         """The last synchronization that this process took part in."""
         self._losses = ToldLosses(self.name)

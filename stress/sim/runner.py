@@ -24,7 +24,7 @@ from pccl.stress.sim.stage import Seat, Stage
 from pccl.stress.sim.trace import Trace
 
 LIMIT_S = 250
-"""Virtual time after the last fault at which a run fails: all deadlines add up to less, so a
+"""Virtual seconds after the last fault at which a run fails: all deadlines add up to less, so a
 process waits for ever."""
 
 

@@ -48,8 +48,8 @@ _BELIEVERS = (Standing.PENDING, Standing.MEMBER)
 
 CALLER_LEFT = "caller left"
 CALLER_LEFT_DIVIDED = "caller left, masters divided"
-"""Counts of callers that left: before their operation was done (as REDUCE_SCATTER, even if other
-data moved), or after that."""
+"""Counts of callers that left, by phase: REDUCE_SCATTER before their operation was done (whatever
+data moved then), or DONE."""
 
 Watcher = Callable[["Seat", PeerEvent], None]
 
@@ -310,7 +310,7 @@ class Stage:
         return self.standby is not None and self.standby.server.machine.run != NO_RUN
 
     def restart_master(self, *, blank: bool) -> None:
-        """Start a new master at the address of the killed one."""
+        """Start a new master at the address of the killed one. ``blank``: without its data."""
         self.struck_ns = self.now_ns()
         self.excuses.master_restarted = True
         if self.standby is not None:

@@ -167,7 +167,7 @@ def _summary(times: Sequence[float]) -> dict[str, float]:
 
 
 def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
-    """Whether a fault of that process, or its kill, shortly before explains the removal."""
+    """Whether a fault or a kill of the process, shortly before, explains ``removal``."""
     slack_s = blame_s(record.timeline)
     for life in record.lives:
         if life.index == removal.index and (life.killed or life.told_to_leave):
@@ -191,7 +191,7 @@ def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
 
 
 def _may_lose_master(record: RunRecord, at_s: float) -> bool:
-    """Whether a master without stored state may have begun a run with a newcomer.
+    """Whether a master without stored state may have begun another run at that time.
 
     It cannot know the old run until a member of that run returns; then it continues the old run.
     """

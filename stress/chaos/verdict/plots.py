@@ -72,7 +72,7 @@ def rates(record: RunRecord, seconds: float) -> PlotLine:
 
 
 def _blank(height: float) -> tuple[Any, Any]:
-    """Return an empty figure and its axes, without a display; matplotlib has half of the types."""
+    """Return an empty figure and its axes, without a display; matplotlib is only partly typed."""
     # Imported here, because only a page needs matplotlib, which may not be installed.
     from matplotlib.figure import Figure
 

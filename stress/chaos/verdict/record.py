@@ -152,7 +152,7 @@ class RunRecord:
         self.indices: dict[int, int] = {}
         """Id of a peer -> index of the process that had it last."""
         self._announced: list[tuple[Announced, int | None]] = []
-        """Removals, and the index with the id at that time: a blank master gives ids again."""
+        """Announced removals, and the index that had the id then: a blank master reuses ids."""
 
     def group_of(self, index: int) -> int:
         """Return the group of a process."""

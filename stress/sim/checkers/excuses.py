@@ -68,9 +68,9 @@ class Excuses:
         self.is_master_gone = False
         """Whether a fault killed the master, and no new one will start."""
         self.masters_died = False
-        """Whether the standby may have to take over, and may lack members for ever."""
+        """Whether the standby may have to take over, and may never get enough members for that."""
         self.majority_died = False
-        """Whether half or more of the members died at once, with a standby: the run stops."""
+        """Whether, in a run with a standby, half or more of the members died at once."""
         self.masters_divided = False
         """Whether members may follow the standby while the first master keeps the rest for a while.
         The rest waits without a fault of its own, and may find that the run continued elsewhere."""
@@ -104,7 +104,7 @@ class Excuses:
         self._lags_ns[host] += lag_ns
 
     def shut(self, host: str) -> None:
-        """Nobody can dial this host: two such never have a link."""
+        """Record that no host can dial ``host``; two such hosts never have a link."""
         self._shut.add(host)
 
     def are_apart(self, *hosts: str | None) -> bool:

@@ -45,8 +45,8 @@ class LinkCheckers:
         self._processes = processes
         self._are_apart = are_apart
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
-        """Time for two dials: a dial into a dead connection that began before the faults ended, and
-        one whose greeting is lost with another dead connection."""
+        """Time for two dials that fail after the faults: one that began earlier, and one whose
+        greeting is lost with another dead connection."""
 
     async def check(self, process: PeerProcess, sleep: Sleep) -> None:
         """Wait until all links of a member that is about to leave are up, for a bounded time.

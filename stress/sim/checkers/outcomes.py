@@ -1,8 +1,8 @@
 """``Checkers``: checks results, outcomes, inputs, memory and membership in every run.
 
-* A result equals the fold over the contributors that its outcome names. All members get the same.
-* An operation has one outcome. A committed one names all peers that began it as contributors, also
-  peers that were lost since.
+* A result equals the fold over the contributors that its outcome names, and is the same for all.
+* An operation has one outcome. A committed operation names all peers that began it as contributors,
+  also peers that were lost since.
 * Inputs are intact after every failure, and separate inputs always.
 * The library writes nothing into a buffer after its call has returned.
 * Living members have a link to each other when they leave a run whose faults are over.
@@ -182,7 +182,7 @@ class Checkers:
         self._outcomes[operation] = (outcome, {address: peer})
 
     def known_committed(self, run: bytes, term: int) -> Iterator[OperationId]:
-        """Yield the committed operations that any follower of the master of ``term`` knows of."""
+        """Yield the committed operations that a follower of the master of ``term`` knows of."""
         for operation, ((committed, _), seen_by) in self._outcomes.items():
             seen = committed and operation.run == run
             if seen and any(
@@ -284,7 +284,7 @@ class Checkers:
             self._look(self._returned.pop(0))
 
     def look_at_memory(self) -> None:
-        """Check that no watched buffer, and no shared state, was written."""
+        """Check that the library wrote into no watched buffer, and into no shared state."""
         for entry in self._returned:
             self._look(entry)
         if self.state is not None:
@@ -350,7 +350,7 @@ class Checkers:
         raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, but a member")
 
     def may_raise(self, host: str, error: PCCLError) -> None:
-        """Check that faults explain an error by which the process on ``host`` lost its master."""
+        """Check that faults explain a ``MasterLost`` of the process on ``host``."""
         if isinstance(error, MasterLost) and not self._excuses.lost_master(host):
             raise Violation(f"{host} reports a lost master, but no fault explains that: {error}")
 

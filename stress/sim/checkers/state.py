@@ -352,7 +352,7 @@ class StateCheckers:
             raise Violation(f"{who}: {operation} found no difference, but contents differ")
 
     def mismatch(self, who: str, operation: InRun, error: StateMismatch, *, clean: bool) -> None:
-        """Check an error of a call that found different contents.
+        """Check the ``StateMismatch`` of a call that found different contents.
 
         Args:
             who: name of the process.

@@ -36,9 +36,9 @@ class ToldLosses:
         self._told: Counter[tuple[bytes, PeerId]] = Counter()
         """Run and id of a lost place -> number of callers that heard of it."""
         self._launched: set[int] = set()
-        """Calls for which no caller waits."""
+        """Detached calls, for which no caller waits."""
         self._tells: dict[int, tuple[bytes, PeerId]] = {}
-        """Such a call that failed by a loss -> run and id of the lost place."""
+        """Detached call that failed by a loss -> run and id of the lost place."""
 
     def saw(self, engine: PeerEngine, event: PeerEvent, effects: list[PeerEffect]) -> None:
         """Check an event that the machine of ``engine`` handled, and its effects.

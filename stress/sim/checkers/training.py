@@ -1,17 +1,16 @@
 """``TrainingCheckers``: checks rounds, synchronizations and the work of processes that train.
 
-* After a round all its members hold the same outer parameters and ledger, bit for bit: the old
-  parameters, minus the work of the contributors in the outcome. Round numbers have no gaps.
+* After a round all its members hold the same outer parameters and ledger, bit for bit. These are
+  the old parameters, minus the work of the contributors in the outcome. Round numbers have no gaps.
 * After a synchronization all members hold what one of them held. They hold the contents of the
   steady members, which were not cut off since they joined. Without a steady member, they do not go
   back to older contents. A synchronization may only revert an opened round, to which no member has
   contributed. As long as the master lives, no newcomer begins the run again.
 * No outer parameters contain an inner step twice.
 * A process that ends with a period, and was not cut off since its last step, has no work left.
-* Every inner step of a live process counts once in each fragment: in the outer parameters that the
-  process merged, in its work in flight, or in the difference of base and parameters. Or the process
-  gave the step up, because it merged a round that was under way during the step, as the mode
-  allows.
+* Every inner step of a live process counts once in each fragment. It is in the outer parameters
+  that the process merged, in its work in flight, or in the difference of base and parameters. Or
+  the process gave it up by merging a round that was under way during the step, as the mode allows.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Fault(ABC):
     calm: ClassVar[bool] = False
     """Whether no living process may lose its place because of this fault."""
     keeps_majority: ClassVar[bool] = False
-    """Whether a run with a standby must continue, because every lost member says goodbye."""
+    """Whether a run with a standby must continue, because no member is lost without a goodbye."""
     needs_standby: ClassVar[bool] = False
     """Whether the run must have a second master."""
 

@@ -26,7 +26,7 @@ _FOR_EVER_NS = 1 << 62
 
 
 class OnWire(enum.Enum):
-    """What the damaged bytes were part of."""
+    """The kind of data that damaged bytes belong to."""
 
     HANDSHAKE = "handshake"
     CONTROL = "control"
@@ -45,7 +45,7 @@ _OF_A_LANE = {
 
 
 def on_wire(stage: Stage, end: SimConnection) -> OnWire | None:
-    """Return what data that arrives at ``end`` is part of; None: no process of the run reads it."""
+    """Return the kind of data that arrives at ``end``; None: no process of the run reads it."""
     if isinstance(end.receiver, Greeting):
         return OnWire.HANDSHAKE
     if isinstance(end.receiver, ControlStream):
@@ -108,7 +108,7 @@ class _Noise:
 
 @dataclass(frozen=True)
 class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
-    """Flip bits in one portion of data that is part of ``where``, after ``skip`` such portions."""
+    """Flip bits in one portion of data of the kind ``where``, after ``skip`` such portions."""
 
     where: OnWire
     skip: Annotated[int, one_of(0, 0, 1, 3, 10)]

@@ -114,7 +114,7 @@ class Scenario:
     barriers: bool = False
     optimizes: bool = False
     min_peers: int = 1
-    """``min_peers`` of the first ``connect`` of each process, for a while."""
+    """``min_peers`` of the first ``connect`` of each process, which has a time limit."""
     impatience: float = 0.0
     """Probability that a call gets a time budget of a few latencies."""
     mistake: Mistake | None = None
@@ -126,7 +126,7 @@ class Scenario:
     """Lanes of a link that every second process wants; the other processes have the default."""
     timing: Timing
     settles_ns: int = 0
-    """How long members go on after the last fault, to be all together then (0: not checked)."""
+    """How long members continue after the last fault; then all must be together (0: unchecked)."""
     standby: bool = False
     """Whether the run has a second master."""
     pause_ns: int = 0
@@ -147,7 +147,7 @@ class Scenario:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the master may remove no process that was not killed."""
+        """Whether the master may remove only processes that were killed."""
         return all(fault.calm for fault in self.faults)
 
     @property
@@ -184,11 +184,11 @@ _CROWDS = (24, 32, 48, 64)
 
 _TRAINERS_MAX = 6
 _WINDOW_MIN = 4096
-"""With smaller windows, a map of pieces takes seconds; they have their own test."""
+"""Smallest window; smaller ones, where a map of pieces takes seconds, have their own test."""
 _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
-"""No Ctrl-C reaches the thread that makes their calls, and lies of all sources end a training."""
+"""Excluded: no Ctrl-C reaches a trainer's calls, and lies of all sources end a training."""
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
-"""In these runs both masters must live."""
+"""Excluded: in these runs both masters must live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
 _STEPS = 0.15
 """Share of runs whose iterations launch reduces while they compute."""

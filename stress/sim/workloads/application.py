@@ -25,7 +25,7 @@ class Application(ABC):
     """
 
     lives_max: ClassVar[int]
-    """Maximum number of its lives."""
+    """Maximum number of lives of the process."""
     begins_anew_after: ClassVar[tuple[type[PCCLError], ...]]
 
     def __init__(self, parts: RunParts, process: PeerProcess) -> None:
@@ -39,7 +39,7 @@ class Application(ABC):
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Join, work, and stop."""
+        """Join, work and stop; start again after a lost place, up to ``lives_max`` times."""
         for life in range(self.lives_max):
             try:
                 await self._live(life)
@@ -80,7 +80,7 @@ class Application(ABC):
             self._leaving = self._loop.create_task(self._engine.close())
 
     async def sleep(self, duration_ns: int) -> None:
-        """Wait in the virtual time of the process."""
+        """Wait for ``duration_ns`` of the process's clock."""
         woken: asyncio.Future[None] = self._loop.create_future()
         clock = self._process.clock
         clock.call_at_ns(clock.now_ns() + duration_ns, wake, woken)
@@ -88,7 +88,7 @@ class Application(ABC):
 
 
 def patience_s(scenario: Scenario) -> float | None:
-    """Return how long to try to join a run without a majority, in seconds; None: for ever."""
+    """Return the seconds after which a process stops trying to join; None: it never stops."""
     return _PATIENCE_S if scenario.standby else None
 
 

@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 ATTEMPTS_MAX = 200
 _HASTY_MAX = 20
 _PAUSE_NS = NS_PER_S // 4
-"""After ``_HASTY_MAX`` failures in a row a caller waits this long each time, without a time limit:
-faults may last a minute, and one of many members would always leave."""
+"""Pause before each attempt after ``_HASTY_MAX`` failures in a row; then calls have no time limit.
+Faults may last a minute, and one of many members would always leave."""
 
 
 class Interrupted(Exception):
@@ -35,7 +35,7 @@ class Interrupted(Exception):
 
 
 _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
-"""Failures that the next collective may not have. A broken pair heals at last."""
+"""Failures after which the application repeats a collective; a broken pair heals at last."""
 
 
 class SimCalls:
@@ -104,7 +104,7 @@ class SimCalls:
         raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} failed joint calls")
 
     async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
-        """Make a collective until it succeeds.
+        """Repeat a collective until it succeeds.
 
         Raises:
             PCCLError: repeating the collective makes no sense.

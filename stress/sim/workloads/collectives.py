@@ -251,7 +251,7 @@ class Workload(Application):
         return name_of(self._process)
 
     async def _reduce(self, slot: Slot, original: Array) -> Array | None:
-        """Reduce until it succeeds, and return the result; None: this peer is alone."""
+        """Repeat a reduce until it succeeds, and return the result; None: this peer is alone."""
         in_place = self._rng.random() < 0.5
 
         async def attempt() -> Array | None:
@@ -374,7 +374,7 @@ class Workload(Application):
         await self._calls.repeat(attempt, "several reduces")
 
     def _launch_and_drop(self) -> None:
-        """Launch a reduce whose handle is dropped at once, which must disturb no call."""
+        """Launch a reduce and drop its handle at once, which must disturb no other call."""
         slot = Slot(_DROPPED_TAG, 100, DataType.INT32, ReduceOp.MAX)
         request, _, _ = self._request(slot, self._input(slot), in_place=True)
         try:

@@ -26,7 +26,7 @@ def draw_input(slot: Slot, seed: int, peer: int, iteration: int) -> npt.NDArray[
 
 
 def draw_weight(slot: Slot, seed: int, peer: int, iteration: int) -> float:
-    """Draw the weight of an input: often of similar size, sometimes 0 or very large."""
+    """Draw the weight of an input: often about 1, sometimes 0 or very large."""
     if not slot.weighted:
         return 0.0
     rng = Random("/".join(map(str, (seed, peer, iteration, slot.tag))))

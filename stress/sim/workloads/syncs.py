@@ -1,6 +1,6 @@
 """The shared state of a simulated application: what a seed draws, what a process holds.
 
-How members change it between two synchronizations depends on the last one only. So all members of
+Members change it between two synchronizations depending on the last one only. So all members of
 that synchronization hold the same contents again.
 """
 
@@ -75,7 +75,7 @@ class Syncs:
     verifies: float = 0.0
     """All members compare their states after a synchronization."""
     spoils: float = 0.0
-    """One of them changes a byte before that comparison."""
+    """One member changes a byte before that comparison."""
     prefetches: float = 0.0
     """A newcomer fetches the state before its admission."""
 
@@ -148,9 +148,9 @@ class SimState:
         is_common: whether it starts with the contents that all such processes have, not its own.
 
     Attributes:
-        revision: its version.
-        lineage: the synchronization that it comes from.
-        memory: its tensors.
+        revision: revision of the contents.
+        lineage: the synchronization that the contents come from.
+        memory: the tensors, as the library sees them.
         holder: name of its process, for people.
         is_lent_in_place: whether an open call may write into the tensors before the outcome.
         has_prefetched: whether pieces may be here that the next synchronization need not fetch.
@@ -199,13 +199,13 @@ class SimState:
 
     @property
     def is_intact(self) -> bool:
-        """Whether only the process has written since."""
+        """Whether only the process has written since the last call returned."""
         return self._settled == self.contents()
 
     # -- what the application does ---------------------------------------------------------------
 
     def load(self, rng: Random) -> None:
-        """Load other contents."""
+        """Replace the contents by random ones."""
         for array in self._arrays:
             array[:] = np.frombuffer(rng.randbytes(array.size), np.uint8)
         self._changed(range(len(self._arrays)))
