@@ -28,13 +28,13 @@ STATUS_INTERRUPTED = 130
 MINUTES_MAX = 7 * 24 * 60
 
 OF_THE_SCENARIO = ("peers", "minutes", "seed", "every", "link", "lanes", "groups", "deadline")
-"""Options that a scenario file takes the place of."""
+"""Options that a scenario file replaces."""
 
 
 def check_page(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a page that could not be written, or whose pictures could not be drawn."""
+    """Refuse an HTML page that cannot be written, or whose plots cannot be drawn."""
     if value is not None and find_spec("matplotlib") is None:
-        raise click.BadParameter("its pictures need matplotlib; pip install 'pccl[demo]'")
+        raise click.BadParameter("the plots of the page need matplotlib; pip install 'pccl[demo]'")
     return check_file(ctx, param, value)
 
 
@@ -43,7 +43,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 @click.command()
 @click.option(
-    "--peers", type=click.IntRange(2, PEERS_MAX), default=6, show_default=True, help="At the start."
+    "--peers", type=click.IntRange(2, PEERS_MAX), default=6, show_default=True, help="At start."
 )
 @click.option(
     "--minutes", type=Seconds(0.05, MINUTES_MAX), default=5.0, show_default=True, metavar="MINUTES"
@@ -54,14 +54,14 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     type=Seconds(0.05, 3600),
     default=2.0,
     show_default=True,
-    help="Mean time between two faults.",
+    help="Mean seconds between two faults.",
 )
 @click.option(
     "--link",
     type=LinkParameter(),
     default="rate=200mbit,rtt=10ms",
     show_default=True,
-    help="Between any two processes.",
+    help="Link between any two processes.",
 )
 @click.option("--lanes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--groups", type=click.IntRange(1, 16), default=1, show_default=True)
@@ -70,17 +70,17 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     type=Seconds(0.5, 600),
     default=5.0,
     show_default=True,
-    help="Silence after which a peer that others wait for is removed.",
+    help="Seconds of silence after which the master removes a peer that others wait for.",
 )
 @click.option(
     "--scenario",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file that says all of the above, and each fault.",
+    help="A file that replaces the options above, and lists each fault.",
 )
-@click.option("--save-scenario", type=_FILE, callback=check_file, help="Write what was drawn.")
-@click.option("--json", "json_path", type=_FILE, callback=check_file, help="Where the report goes.")
-@click.option("--html", "html_path", type=_FILE, callback=check_page, help="The same as a page.")
-@click.option("--netns", is_flag=True, help="Peers in network namespaces (root and Linux).")
+@click.option("--save-scenario", type=_FILE, callback=check_file, help="Write the drawn scenario.")
+@click.option("--json", "json_path", type=_FILE, callback=check_file, help="Write the report.")
+@click.option("--html", "html_path", type=_FILE, callback=check_page, help="Write it as a page.")
+@click.option("--netns", is_flag=True, help="Use network namespaces (root and Linux).")
 @click.option("--plant", type=click.IntRange(1), hidden=True, help="Spoil a result of peer 0.")
 @click.pass_context
 def run(
@@ -100,12 +100,12 @@ def run(
     netns: bool,
     plant: int | None,
 ) -> None:
-    """Run real processes under faults, and check every bit of what they reduce.
+    """Run real processes under faults, and check every bit of their results.
 
-    A master and peers on this machine, an emulated link between any two of them, and faults that
-    the seed draws, or that a scenario file lists: kills, freezes, cut and slow connections,
-    restarts, newcomers, garbage. The exit code is 0 only if no value was wrong, no input damaged,
-    nothing hung or leaked, and nobody was removed without a fault.
+    Starts a master and peers on this machine, with an emulated link between any two. The seed or a
+    scenario file gives the faults: kills, freezes, cut and slow connections, restarts, newcomers,
+    garbage. The exit code is 0 only if no value was wrong, no input damaged, no process hung or
+    leaked, and a fault explains every removal.
     """
     if scenario is not None:
         timeline = _load(ctx, scenario)
@@ -128,7 +128,7 @@ def _load(ctx: click.Context, path: Path) -> Timeline:
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if given:
-        raise click.UsageError(f"--{given[0]} is said by the scenario file; leave it out")
+        raise click.UsageError(f"--{given[0]} is set by the scenario file; leave it out")
     try:
         return Timeline.load(path)
     except TimelineError as error:
@@ -146,7 +146,7 @@ def _run(settings: Settings, json_path: Path | None, html_path: Path | None) -> 
             raise click.ClickException(str(error)) from error
         except (KeyboardInterrupt, SystemExit):
             interrupted = True
-            # What is left is short, and must not be lost to an impatient second Ctrl-C.
+            # The rest is short, and a second Ctrl-C must not prevent the report.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     judgement = judge(chaos.record, interrupted=interrupted)
     try:

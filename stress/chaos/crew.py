@@ -1,4 +1,4 @@
-"""The processes of a run: started, heard, frozen, killed. None is left when the block ends."""
+"""``ChaosCrew``: starts, hears, stops and kills the processes of a run."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from pccl.stress.timeline import MASTER, STANDBY
 OURS = frozenset(
     value for name, value in vars(config).items() if name.isupper() and isinstance(value, str)
 )
-"""Variables about a run that is not this one."""
+"""Environment variables of ``pccl``, which may describe another run."""
 
 PORT_FIRST, PORT_LAST = 20_000, 32_000
-"""Below those that the system gives to whoever dials, so that a door stays free while its process
-is dead."""
+"""Ports below those that the system gives to dialling sockets, so that a port stays free while its
+process is dead."""
 
 
 class ChaosCrew:
     """The processes of a run; leaving the ``with`` block ends them all.
 
     Args:
-        settings: the run.
-        record: of the lives.
-        network: between them.
-        hosts: where they run.
+        settings: settings of the run.
+        record: gets each process that starts.
+        network: the relays between the processes.
+        hosts: where the processes run.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class ChaosCrew:
         self._hosts = hosts
         self._children = Children[Life]()
         self._doors: dict[int, tuple[str, ...]] = {}
-        """Index -> where it listens, what the others dial, where it dials each master."""
+        """Index -> own address, address that other peers dial, addresses of the masters."""
         self._living: dict[int, Life] = {}
         self._stops: dict[int, set[object]] = {}
-        """Why a process is stopped at the moment."""
+        """Index -> reasons for which the process is stopped now."""
         self._port = PORT_FIRST + settings.timeline.seed * 131 % (PORT_LAST - PORT_FIRST - 4000)
         self._port += os.getpid() % 3000
         self._masters: list[str] = []
         self._in_charge = 0
-        """Which of the masters' addresses is that of the one in charge."""
+        """Index of the master in charge in ``_masters``."""
 
     def __enter__(self) -> Self:
         self._children.__enter__()
@@ -73,28 +73,28 @@ class ChaosCrew:
     # -- starting --------------------------------------------------------------------------------
 
     def door(self, index: int) -> str:
-        """Where a process listens; it must have been started once."""
+        """Return the address at which a process listens; it must have been started once."""
         return self._masters[self._in_charge] if index == MASTER else self._doors[index][0]
 
     def start_masters(self) -> list[Life]:
-        """Start the master, and a standby if one is to take over."""
+        """Start the master, and a standby if the timeline needs one."""
         count = 2 if self._settings.timeline.has_standby else 1
         self._masters = [self._door(self._hosts.host(MASTER)) for _ in range(count)]
         lives = [self._start_master(MASTER, 0)]
         return [*lives, self._start_master(STANDBY, 1)] if count > 1 else lives
 
     def restart_master(self, *, blank: bool) -> Life:
-        """Start the next master on the address of the one that was in charge.
+        """Start a new master at the address of the last master in charge.
 
         Args:
-            blank: what that one has written down is lost.
+            blank: whether to delete the state that it stored.
         """
         if blank:
             shutil.rmtree(self._state(self._in_charge), ignore_errors=True)
         return self._start_master(MASTER, self._in_charge)
 
     def promote(self) -> bool:
-        """Let the standby be the one in charge; False: there is none (any more)."""
+        """Put the standby in charge; return False if no standby runs."""
         life = self._living.pop(STANDBY, None)
         if life is None:
             return False
@@ -117,7 +117,7 @@ class ChaosCrew:
         return self._settings.folder / f"master{which}"
 
     def start_peer(self, index: int) -> Life:
-        """Start a peer, or the next one in its place."""
+        """Start a peer, or a new process in its place."""
         timeline = self._settings.timeline
         if index not in self._doors:
             host = self._hosts.host(index)
@@ -158,15 +158,15 @@ class ChaosCrew:
     # -- hearing ---------------------------------------------------------------------------------
 
     def living(self, index: int) -> Life | None:
-        """The process of an index, if it runs."""
+        """Return the running process of an index; None: it does not run."""
         return self._living.get(index)
 
     def all_living(self) -> list[Life]:
-        """All that run, the master too."""
+        """Return all running processes, including the masters."""
         return list(self._living.values())
 
     def hear(self, timeout_s: float) -> list[tuple[Life, Event | Ended]]:
-        """What they tell, and their ends; what is no event is kept with the life."""
+        """Return events and ends of the processes; keep their other output in ``Life.said``."""
         found: list[tuple[Life, Event | Ended]] = []
         for life, what in self._children.hear(timeout_s):
             if isinstance(what, OutputLine):
@@ -186,7 +186,7 @@ class ChaosCrew:
     # -- what is done to them --------------------------------------------------------------------
 
     def kill(self, index: int) -> bool:
-        """SIGKILL; False: it does not run. Its place is free at once."""
+        """Send SIGKILL, and free the place at once; return False if the process does not run."""
         life = self._living.pop(index, None)
         if life is None:
             return False
@@ -195,7 +195,7 @@ class ChaosCrew:
         return True
 
     def tell_to_leave(self, index: int) -> bool:
-        """SIGTERM; False: it does not run, or is not so far that it knows what to do then."""
+        """Send SIGTERM; return False if the process does not run, or cannot handle it yet."""
         life = self._living.get(index)
         if life is None or not life.ready:
             return False
@@ -204,13 +204,13 @@ class ChaosCrew:
         return True
 
     def stop(self, life: Life, why: object) -> None:
-        """SIGSTOP, until nobody has a reason any more."""
+        """Stop a process with SIGSTOP, until ``go_on`` has removed all reasons."""
         if self._living.get(life.index) is life:
             self._stops[life.index].add(why)
             self._children.send(signal.SIGSTOP, life.pid)
 
     def go_on(self, life: Life, why: object) -> None:
-        """This reason is gone."""
+        """Remove a reason to stop; without further reasons, send SIGCONT."""
         if self._living.get(life.index) is life:
             reasons = self._stops[life.index]
             reasons.discard(why)
@@ -218,5 +218,5 @@ class ChaosCrew:
                 self._children.send(signal.SIGCONT, life.pid)
 
     def dump(self, life: Life) -> None:
-        """Let it write to stderr where each of its threads stands."""
+        """Let the process write the stacks of its threads to stderr."""
         self._children.send(DUMP_SIGNAL, life.pid)

@@ -1,4 +1,4 @@
-"""What the processes of a run tell the harness: one JSON object a line, with the time of it.
+"""Events that the processes of a run report to the harness, as JSON lines.
 
 Times are those of ``time.monotonic``, which all processes of a Linux machine share.
 """
@@ -16,14 +16,14 @@ from pccl.cli.processes import reports
 
 @dataclass(frozen=True, slots=True)
 class ProcessReady:
-    """The process runs, and knows what to do when it is told to leave."""
+    """The process runs, and can handle SIGTERM."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """It is a member (again), with a new id."""
+    """The peer is a member (again), with a new id."""
 
     at: float
     peer: int
@@ -36,11 +36,11 @@ class Reduced:
 
     Attributes:
         lineage: names an unbroken series of iterations.
-        number: of the iteration.
-        tag: of the reduce.
-        contributors: as the outcome names them.
-        attempts: how many operations it took.
-        wrong: empty, or what is wrong with the result.
+        number: number of the iteration.
+        tag: tag of the reduce.
+        contributors: contributors that the outcome names.
+        attempts: number of operations until the result.
+        wrong: the error in the result, in words; empty: the result is right.
     """
 
     at: float
@@ -57,9 +57,9 @@ class CallFailed:
     """A call raised.
 
     Attributes:
-        call: which.
-        error: its type.
-        text: its words.
+        call: name of the call.
+        error: type of the error.
+        text: reason of the error.
         expected: whether faults may cause it.
     """
 
@@ -72,7 +72,7 @@ class CallFailed:
 
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """A buffer that must not have changed has."""
+    """A buffer that must not change has changed."""
 
     at: float
     text: str
@@ -80,7 +80,7 @@ class DamageFound:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """What the process holds. ``ends``: it has closed everything."""
+    """The resources that the process holds. ``ends``: it has closed everything."""
 
     at: float
     descriptors: int
@@ -91,14 +91,14 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """It waits for company, and is well."""
+    """The peer is alone: it waits for other members, and nothing is wrong."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The master says that something happened to a peer."""
+    """The master reports that ``what`` happened to a peer."""
 
     at: float
     peer: int
@@ -108,7 +108,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Listens:
-    """The master is there."""
+    """The master has started to listen."""
 
     at: float
     address: str
@@ -130,7 +130,7 @@ KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
 def tell(event: Event) -> None:
-    """Tell the harness. If it is gone there is nobody to work for: the process ends."""
+    """Report an event to the harness; if the harness is gone, end this process."""
     try:
         reports.say(event)
     except BrokenPipeError:
@@ -138,7 +138,7 @@ def tell(event: Event) -> None:
 
 
 def sample(*, ends: bool = False) -> MemorySample:
-    """What this process holds now."""
+    """Return the resources that this process holds now."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return MemorySample(
         time.monotonic(),

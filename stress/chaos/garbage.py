@@ -1,4 +1,4 @@
-"""Hostile bytes on a port: what scanners, broken programs and bad people send."""
+"""Sends hostile bytes to a port, as scanners, broken programs and attackers do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BYTES_MAX = 64 << 10
 
 
 async def pour(door: str, connections: int, seed: int, at_s: float) -> None:
-    """Open so many connections and send garbage, each of a kind that the seed draws.
+    """Open several connections and send garbage, each of a kind that the seed draws.
 
     Args:
-        door: ``HOST:PORT``.
-        connections: how many, at the same time.
-        seed: of the run.
-        at_s: of the fault; each has garbage of its own.
+        door: address ``HOST:PORT``.
+        connections: number of connections at the same time.
+        seed: seed of the run.
+        at_s: time of the fault; each fault has its own garbage.
     """
     random = Random(f"garbage {seed} {at_s}")
     await asyncio.gather(*(_pour_one(door, random.getrandbits(64)) for _ in range(connections)))
@@ -29,12 +29,12 @@ async def pour(door: str, connections: int, seed: int, at_s: float) -> None:
 async def _pour_one(door: str, seed: int) -> None:
     random = Random(seed)
     address = parse_address(door)
-    with suppress(OSError):  # they close it: as they should
+    with suppress(OSError):  # the process closes it, as it should
         reader, writer = await asyncio.open_connection(address.host, address.port)
         try:
             writer.write(_bytes(random))
             await writer.drain()
-            if random.random() < 0.5:  # says nothing more, and holds the line
+            if random.random() < 0.5:  # send nothing more, and stay connected
                 await asyncio.wait_for(reader.read(BYTES_MAX), random.random() * HOLD_S_MAX)
         except TimeoutError:
             pass
@@ -49,7 +49,7 @@ def _bytes(random: Random) -> bytes:
     if kind == 0:
         return b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     if kind == 1:
-        return b""  # connects, and that is all
+        return b""  # only connect
     if kind == 2:
         return random.randbytes(random.randrange(1, OPENING_BYTES))
     return random.randbytes(random.randrange(OPENING_BYTES, BYTES_MAX))

@@ -20,14 +20,14 @@ from pccl.stress.chaos.settings import timing_of
 SAMPLE_S = 2.0
 
 ANNOUNCEMENT = "peer %d of group %d %s: %s"
-"""How the master's log says what happens to a peer."""
+"""Format of the master's log lines about a peer."""
 
 
 class AnnouncementHandler(logging.Handler):
-    """Passes announcements on."""
+    """Reports the announcements of the master to the harness."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record of the master's log."""
+        """Report a record of the master's log, if it is an announcement."""
         if record.msg == ANNOUNCEMENT and isinstance(record.args, tuple):
             peer, _, what, text = record.args
             assert isinstance(peer, int)
@@ -48,7 +48,7 @@ def main() -> None:
     def stop(signum: int, frame: FrameType | None) -> None:
         stopped.set()
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends it
     signal.signal(signal.SIGTERM, stop)
     log = logging.getLogger("pccl.master")
     log.setLevel(logging.INFO)

@@ -1,9 +1,8 @@
 """Where the processes run: all on loopback, or each in a network namespace with a real rate.
 
-With ``--netns`` each process has a namespace and a pair of virtual Ethernet ends whose other half
-hangs on a bridge. Both halves have a token bucket (``tc ... tbf``), so that rates are kept by the
-kernel, with its queues, instead of the relays. Delay stays theirs: it takes netem, which not every
-kernel has.
+With ``--netns`` each process has a namespace, and a virtual Ethernet pair joins it to a bridge.
+Both ends have a token bucket (``tc ... tbf``), so the kernel with its queues limits the rates,
+instead of the relays. The relays still add the delay, because not every kernel has netem.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class NamespacesRefused(Exception):
-    """The system does not allow it; the message says why and what to do."""
+    """The system does not allow namespaces; the message says why and what to do."""
 
 
 class Loopback:
-    """All on one address."""
+    """All processes run on one address."""
 
     relay_host = LOOPBACK
 
@@ -36,26 +35,26 @@ class Loopback:
         pass
 
     def host(self, index: int) -> str:
-        """Loopback."""
+        """Return the loopback address."""
         return LOOPBACK
 
     def test_host(self, host: str) -> str:
-        """There."""
+        """Return ``host``."""
         return host
 
     def prefix(self, index: int) -> Sequence[str]:
-        """Nothing."""
+        """Return an empty prefix of the command."""
         return ()
 
 
 class Namespaces:
-    """Namespaces and a bridge, named after this process; all are removed when the block ends.
+    """Namespaces and a bridge, named after this process; leaving the block removes them all.
 
     Args:
-        rate_bps: of each process, in each direction; None: no limit.
+        rate_bps: rate of each process in each direction; None: no limit.
 
     Raises:
-        NamespacesRefused: on entering.
+        NamespacesRefused: on entering, if the system does not allow namespaces.
     """
 
     def __init__(self, rate_bps: int | None) -> None:
@@ -68,7 +67,7 @@ class Namespaces:
 
     def __enter__(self) -> Self:
         if not sys.platform.startswith("linux"):
-            raise NamespacesRefused("--netns needs Linux; leave it out, all else works without")
+            raise NamespacesRefused("--netns needs Linux; leave it out, all else works without it")
         if os.geteuid() != 0:
             raise NamespacesRefused(
                 "--netns needs root, to make network namespaces; leave it out, or use sudo"
@@ -90,11 +89,11 @@ class Namespaces:
 
     @property
     def relay_host(self) -> str:
-        """The bridge."""
+        """Address of the bridge."""
         return f"{self._network}.1"
 
     def host(self, index: int) -> str:
-        """The address inside its namespace."""
+        """Return the address of a process in its namespace; create the namespace if necessary."""
         if index not in self._made:
             if len(self._made) > 250:
                 raise NamespacesRefused("--netns has room for 250 processes; plan fewer joiners")
@@ -103,11 +102,11 @@ class Namespaces:
         return self._made[index]
 
     def test_host(self, host: str) -> str:
-        """A namespace of its own has all its ports free; so there is nothing to find out there."""
+        """Return the loopback address, because all ports of a new namespace are free."""
         return LOOPBACK
 
     def prefix(self, index: int) -> Sequence[str]:
-        """Runs the rest inside its namespace, in the same process."""
+        """Return the command prefix that runs a program inside the namespace of a process."""
         self.host(index)
         return (self._ip, "netns", "exec", self._namespace(index))
 
@@ -139,7 +138,7 @@ class Namespaces:
         self._run_ip("link", "del", self._name, check=False)
 
     def _remove_old(self) -> None:
-        """What a harness left that was killed."""
+        """Remove the namespaces of a harness that was killed."""
         listed = subprocess.run([self._ip, "netns", "list"], capture_output=True, check=False)
         for line in listed.stdout.decode().splitlines():
             name = (line.split() or [""])[0]
@@ -153,7 +152,7 @@ class Namespaces:
 
 
 Hosts = Loopback | Namespaces
-"""Where processes run, and how they are started there."""
+"""Where processes run, and how the harness starts them there."""
 
 
 def _find(program: str) -> str:
@@ -169,5 +168,5 @@ def _run(command: Sequence[str], *, check: bool = True) -> None:
         words = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
         raise NamespacesRefused(
             f"--netns is not possible here: {' '.join(command)}: {words}; leave it out, all else "
-            "works without"
+            "works without it"
         )

@@ -1,9 +1,9 @@
-"""The network of a run: a relay before each door, and the faults that lie on it at the moment.
+"""The network of a run: relays in front of each peer, and the faults on them.
 
-Each peer has two doors. At the first the others reach it: connections are told apart by the id of
-the peer that dials. Through the second it reaches the master. Which faults act on which connections
-follows from the list of those that last; when the list or somebody's id changes, it is worked out
-anew. So faults may overlap, and one that ends lifts nothing that another one has done.
+Each peer has one relay in front of it, and one to each master. The other peers dial the front
+relay, which tells their connections apart by the id of the dialling peer. The list of lasting
+faults decides which faults act on which connections. When the list or an id changes, the network
+computes this again. So faults may overlap, and the end of a fault does not undo another fault.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pccl.stress.timeline import LASTING, MASTER, FaultKind, TimelineFault
 
 @dataclass(frozen=True, slots=True)
 class RelayedPlace:
-    """Connections that a fault is about: those that ``source`` dials to ``target``."""
+    """The connections that ``source`` dials to ``target``, which a fault may concern."""
 
     source: int
     target: int
@@ -33,7 +33,7 @@ class RelayedPlace:
 
 @dataclass(slots=True)
 class _State:
-    """What is done to the connections of a place."""
+    """The properties of the connections of a place, and the directions without data."""
 
     spec: LinkSpec
     held: frozenset[Direction] = frozenset()
@@ -41,23 +41,23 @@ class _State:
 
 @dataclass(slots=True)
 class _Doors:
-    """Of one peer: the relay before it, those to the masters, and its ids so far."""
+    """The relays of one peer: in front of it, and to the masters; and its ids so far."""
 
     front: Relay
     to_masters: list[Relay]
     ids: list[int] = field(default_factory=list[int])
 
     def all(self) -> list[Relay]:
-        """Every relay."""
+        """Return all relays."""
         return [self.front, *self.to_masters]
 
 
 class Network:
-    """A thread with all relays. Use as a context; call from any other thread.
+    """A thread with all relays. Use it as a context; call it from any other thread.
 
     Args:
-        link: what each link is like when nothing is wrong with it.
-        seed: of jitter and garbage.
+        link: properties of each link without a fault.
+        seed: seed of jitter and garbage.
     """
 
     def __init__(self, link: LinkSpec, seed: int) -> None:
@@ -66,7 +66,7 @@ class Network:
         self._doors: dict[int, _Doors] = {}
         self._active: list[TimelineFault] = []
         self._done: dict[tuple[Relay, int | None], _State] = {}
-        """Relay and key of the link in it -> what was done last."""
+        """Relay and key of the link in it -> state that was applied last."""
         self._stalled: dict[int, list[tuple[Relay, int]]] = {}
         self._pouring: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("network", lambda: None, self._close)
@@ -81,16 +81,16 @@ class Network:
     # -- doors -----------------------------------------------------------------------------------
 
     def add(self, index: int, host: str, door: str, masters: Sequence[str]) -> list[str]:
-        """Set up the doors of a peer.
+        """Start the relays of a peer.
 
         Args:
-            index: of the process.
-            host: where its relays listen.
-            door: where it listens itself, ``HOST:PORT``.
+            index: index of the process.
+            host: host at which its relays listen.
+            door: address at which it listens itself, ``HOST:PORT``.
             masters: the masters' own addresses.
 
         Returns:
-            Where the others reach it, then where it reaches each master.
+            The address that other peers dial, then the address of each master for this peer.
 
         Raises:
             OSError: no port is free.
@@ -98,33 +98,33 @@ class Network:
         return self._thread.call(lambda: self._add(index, host, door, masters))
 
     def joined(self, index: int, peer: int) -> None:
-        """A process has a new id."""
+        """Record that a process has a new id."""
         self._thread.call(lambda: self._joined(index, peer))
 
     def remove(self, index: int) -> None:
-        """Close the doors of a peer that is gone for good. Again: no effect."""
+        """Close the relays of a peer that is gone for good; a second call has no effect."""
         self._thread.call(lambda: self._remove(index))
 
     def free_port(self, host: str, first: int, last: int) -> int:
-        """A port of that range that nobody listens at.
+        """Return a port of this range at which no process listens.
 
         Raises:
-            OSError: none is.
+            OSError: no port is free.
         """
         return self._thread.wait(_free_port(host, first, last))
 
     # -- faults ----------------------------------------------------------------------------------
 
     def begin(self, fault: TimelineFault) -> None:
-        """A fault of the network begins, or, if it takes no time, happens."""
+        """Begin a fault of the network; a fault without a duration is over at once."""
         self._thread.call(lambda: self._begin(fault))
 
     def end(self, fault: TimelineFault) -> None:
-        """A fault that takes time is over."""
+        """End a fault with a duration."""
         self._thread.call(lambda: self._end(fault))
 
     def pour_garbage(self, door: str, fault: TimelineFault) -> None:
-        """Hostile bytes on a door."""
+        """Send hostile bytes to an address."""
 
         def begin() -> None:
             task = asyncio.create_task(pour(door, round(fault.amount), self._seed, fault.at_s))
@@ -200,7 +200,7 @@ class Network:
             self._settle()
 
     def _settle(self) -> None:
-        """Let what is done to each connection be what the lasting faults want."""
+        """Apply the lasting faults to each connection whose state is not up to date."""
         for source, target in self._all_places():
             wanted = self._wanted(RelayedPlace(source, target))
             for relay, key in self._relays(RelayedPlace(source, target)):
@@ -242,7 +242,7 @@ class Network:
                     yield source, target
 
     def _places(self, fault: TimelineFault) -> set[RelayedPlace]:
-        """What a fault is about."""
+        """Return the connections that a fault concerns."""
         others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
         pairs = [(fault.peer, other) for other in others if other != fault.peer]
         return {
@@ -253,7 +253,7 @@ class Network:
         return [MASTER, *self._doors]
 
     def _relays(self, place: RelayedPlace) -> Iterator[tuple[Relay, int | None]]:
-        """The relay of a place with the key of the link in it, for each id of the dialler."""
+        """Yield the relays of a place, with the key of the link: the dialler's newest id."""
         dialler = self._doors.get(place.source)
         if dialler is None:
             return

@@ -1,9 +1,9 @@
-"""One peer under trouble: reduces for ever, checks every bit, and tells the harness.
+"""A peer of a chaos run: reduces in a loop, checks every bit, and reports to the harness.
 
-It is the loop of a user who expects churn: admit newcomers, take over the eldest member's place in
-the series, reduce, start again when something was aborted, join again when the run went on without
-it. It ends when the eldest member has seen the stop file, at SIGTERM (``close()`` in the middle of
-a call), or when nobody listens to it.
+This is the loop of a user who expects churn. It admits newcomers, copies the eldest member's
+position in the series, and reduces. It retries after an abort, and joins again after an eviction.
+It ends when the eldest member has seen the stop file, or when the harness is gone. At SIGTERM it
+calls ``close()``, even in the middle of a call.
 """
 
 from __future__ import annotations
@@ -62,26 +62,26 @@ _T = TypeVar("_T")
 SAMPLE_S = 2.0
 ALONE_S = 0.05
 NEWS_COUNT = 6
-"""What a peer saw before a failure that should not have been."""
+"""Number of last events that a peer reports with an unexpected failure."""
 SETTLE_S = 5.0
-"""A closed connection may keep its descriptor for so long."""
+"""How long a closed connection may keep its descriptor."""
 
 DUMP_SIGNAL = signal.SIGUSR1
-"""The harness asks with it where a process that hangs stands."""
+"""The signal by which the harness asks a hanging process for its stacks."""
 
 
 class Leaving(BaseException):
-    """SIGTERM came: close, wherever we are."""
+    """SIGTERM came: the peer must close, whatever it does."""
 
 
 @dataclass(slots=True)
 class Series:
-    """Where in the series of iterations the group is: the same for all members.
+    """The position of the group in the series of iterations: the same for all members.
 
     Attributes:
-        lineage: drawn by an eldest member who knew of no series; 0: none is known.
-        number: of the iteration. A new one begins with each agreement, also if the last one was
-            aborted half-way: so no reduce of a lineage has two outcomes.
+        lineage: drawn by an eldest member that knew no series; 0: no series is known.
+        number: number of the iteration. Each agreement begins a new one, also if the last one was
+            aborted half-way, so no reduce of a lineage has two outcomes.
     """
 
     lineage: int = 0
@@ -89,13 +89,13 @@ class Series:
 
 
 class ChaosPeer:
-    """The process.
+    """The loop of one peer.
 
     Args:
-        comm: not connected.
-        seed: of the inputs.
-        stop: a file; when it is there, the run ends.
-        plant: result from which on one element is spoilt before the check, to test the harness.
+        comm: a communicator that is not connected.
+        seed: seed of the inputs.
+        stop: a file; when it exists, the run ends.
+        plant: number of the result to spoil before its check, to test the harness.
     """
 
     def __init__(self, comm: pccl.Communicator, seed: int, stop: Path, plant: int | None) -> None:
@@ -112,7 +112,7 @@ class ChaosPeer:
         self._last: tuple[Array, Array] | None = None
 
     def run(self) -> None:
-        """Until the run ends.
+        """Work until the run ends.
 
         Raises:
             Leaving: SIGTERM came.
@@ -125,7 +125,7 @@ class ChaosPeer:
             ended = self._turn()
 
     def leave(self, signum: int, frame: FrameType | None) -> None:
-        """Leave the call that is under way, otherwise at the next turn."""
+        """Handle SIGTERM: leave the current call, or else leave at the next turn."""
         self._must_leave = True
         if self._in_call:
             raise Leaving
@@ -153,7 +153,7 @@ class ChaosPeer:
         except CollectiveAborted as error:
             self._fail(call, error, expected=True)
         except (MembershipError, OutcomeUnknown) as error:
-            # The next update_topology joins again, or says ResyncRequired.
+            # The next update_topology joins again, or raises ResyncRequired.
             self._fail(call, error, expected=True)
             self._series = Series()
         except PCCLError as error:
@@ -175,7 +175,7 @@ class ChaosPeer:
             began_s = time.monotonic()
             try:
                 self._call(lambda: self._comm.connect(n_attempts=1))
-            except PCCLError as error:  # refused, or no master: it may come back
+            except PCCLError as error:  # refused, or no master: try again
                 self._fail("connect", error, expected=isinstance(error, MembershipError))
                 if self._stop.exists():
                     raise Leaving from None
@@ -186,14 +186,14 @@ class ChaosPeer:
             return
 
     def _follow(self) -> None:
-        """After ``update_topology``: it may have joined again, as somebody else."""
+        """Check after ``update_topology`` whether this peer has joined again, with another id."""
         if self._comm.peer_id != self._id:
             self._id = self._comm.peer_id
             self._series = Series()
             tell(PeerJoined(time.monotonic(), self._id, 0.0))
 
     def _agree(self) -> bool:
-        """Take over the eldest member's series; True: it says that the run ends."""
+        """Copy the eldest member's series; return True if that member ends the run."""
         eldest = min(self._comm.members(), key=lambda member: member.peer_id)
         mine = self._series
         if eldest.peer_id == self._id and mine.lineage == 0:
@@ -253,7 +253,7 @@ class ChaosPeer:
                 continue
             self._on_result(what, send, recv, info)
         if errors:
-            # The worst one: an abort says nothing new if the membership is gone as well.
+            # The worst error: an abort adds nothing if the membership is lost as well.
             raise next((e for e in errors if not isinstance(e, CollectiveAborted)), errors[0])
 
     def _buffers(self, what: PlannedReduce) -> tuple[Array, Array]:
@@ -296,7 +296,7 @@ class ChaosPeer:
             tell(DamageFound(time.monotonic(), text))
 
     def _check_last(self) -> None:
-        """Nobody may have written into the last result since it was returned."""
+        """Check that the last result has not changed since its call returned."""
         if self._last is not None and self._last[0].tobytes() != self._last[1].tobytes():
             tell(DamageFound(time.monotonic(), "a result changed after it had been returned"))
 
@@ -323,7 +323,7 @@ class ChaosPeer:
 def _difference(what: PlannedReduce, got: Array, expected: Array) -> str:
     (where,) = np.nonzero(got != expected)
     if not len(where):
-        return f"{what}: equal values of different bits"
+        return f"{what}: equal values with different bits"
     first = int(where[0])
     return (
         f"{what}: {len(where)} elements differ, the first at {first}: "
@@ -332,7 +332,7 @@ def _difference(what: PlannedReduce, got: Array, expected: Array) -> str:
 
 
 def baseline() -> MemorySample:
-    """What a process holds before it has anything to do with a run.
+    """Return the resources that a process holds before it takes part in a run.
 
     The first event loop of a process leaves two descriptors open for good: a pipe for signals,
     which all loops share (libuv).
@@ -346,7 +346,7 @@ def baseline() -> MemorySample:
 
 
 def settled(descriptors: int, threads: int) -> None:
-    """Wait until no more is held than so many, or it has had time enough."""
+    """Wait until the process holds no more than this, for at most ``SETTLE_S``."""
     end_s = time.monotonic() + SETTLE_S
     while time.monotonic() < end_s:
         gc.collect()
@@ -370,7 +370,7 @@ def main() -> None:
     parser.add_argument("--plant", type=int)
     given = parser.parse_args()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends the peer
     before = baseline()
     comm = pccl.Communicator(
         given.master,

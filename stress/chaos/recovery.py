@@ -1,10 +1,9 @@
-"""``python -m pccl.stress recovery``: from the SIGKILL of a peer to the survivors' result.
+"""``python -m pccl.stress recovery``: measures the time from a SIGKILL to the survivors' result.
 
-Survivors live through all trials; for each a new process joins them and dies somewhere in the
-middle of an all-reduce. What counts is the time from its last word, an instant before the signal,
-until the last survivor has the result. The same trials tell how long a join takes: from ``connect``
-until the first common reduce has returned at the newcomer. As a program of its own, the module is
-one of the peers.
+Survivors live through all trials. In each trial a new process joins them, and dies in the middle of
+an all-reduce. The recovery time is from its last report, just before the signal, until the last
+survivor has the result. The same trials measure a join: from ``connect`` until the newcomer's first
+reduce with all members has returned. Run as a program, the module is one of the peers.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from pccl.cli.streams import writing
 from pccl.stress.emulator.command_line import ending_on_sigterm
 
 SHARE_MIN, SHARE_MAX = 0.1, 0.8
-"""When the victim dies, as a share of the time that a reduce takes."""
+"""First and last time at which the victim may die, as a share of the duration of a reduce."""
 
 SILENCE_S_MAX = 120.0
 
 SMALL = 1024
-"""Elements of a newcomer's first reduce."""
+"""Number of elements in a newcomer's first reduce."""
 
 WARM_COUNT = 2
-"""Reduces of full size before the one that counts: they open the lanes and touch the memory."""
+"""Number of full-size reduces before the measured one: they open the lanes and touch the memory."""
 
 Array = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class Trials:
-    """What was measured for one size, in seconds."""
+    """The measurements of one size, in seconds."""
 
     size_bytes: int
     recovery_s: list[float] = field(default_factory=list[float])
     join_s: list[float] = field(default_factory=list[float])
     late: int = 0
-    """Kills that came when the result was there already; they do not count."""
+    """Number of kills after the result had arrived; they do not count."""
 
     def to_json(self) -> dict[str, Any]:
-        """As an object."""
+        """Return a summary as a JSON object."""
         return {
             "bytes": self.size_bytes,
             "tries": len(self.recovery_s),
@@ -81,26 +80,26 @@ class NewcomerJoined:
 
 @dataclass(frozen=True, slots=True)
 class VictimDies:
-    """Its last word."""
+    """The victim is about to kill itself."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class SurvivorResult:
-    """A reduce in the middle of which the victim dies has returned."""
+    """A reduce in which the victim died has returned on a survivor."""
 
     at: float
     exact: bool
 
 
 class Measurement:
-    """One size: the processes of its trials.
+    """Runs the trials of one size.
 
     Args:
-        size_bytes: of the tensor, float32.
-        peers: how many reduce, the victim among them.
-        tries: how many kills count.
+        size_bytes: size of the float32 tensor.
+        peers: number of peers that reduce, with the victim.
+        tries: number of kills that count.
         seed: draws when the victims die.
     """
 
@@ -112,10 +111,10 @@ class Measurement:
         self._victim = 0
 
     def run(self) -> Trials:
-        """Measure.
+        """Run the trials, and return their measurements.
 
         Raises:
-            click.ClickException: a process failed, a value was wrong, or nothing was heard.
+            click.ClickException: a process failed, a value was wrong, or all were silent for long.
         """
         with pccl.MasterNode("127.0.0.1:0") as node, Crew() as crew:
             self._crew, self._master = crew, node.address
@@ -149,7 +148,7 @@ class Measurement:
                     case _:
                         pass
         if not all(result.exact for result in results):
-            raise click.ClickException("a survivor has a wrong value")
+            raise click.ClickException("a survivor got a wrong value")
         if min(result.at for result in results) > died.at:
             self._trials.recovery_s.append(max(result.at for result in results) - died.at)
         else:
@@ -164,7 +163,7 @@ class Measurement:
                 raise death.to_error() from death
             return []
         if not heard and time.monotonic() - began_s >= SILENCE_S_MAX:
-            raise click.ClickException(f"no process said anything for {SILENCE_S_MAX:.0f} s")
+            raise click.ClickException(f"no process reported anything for {SILENCE_S_MAX:.0f} s")
         return heard
 
 
@@ -190,7 +189,7 @@ def _summary(times: list[float]) -> dict[str, float]:
 def recovery(peers: int, tries: int, sizes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Measure how soon survivors of a SIGKILL have their result, and how long a join takes.
 
-    On loopback, without the emulator. The victim dies in the middle of an all-reduce.
+    Peers run on loopback, without the emulator. The victim dies in the middle of an all-reduce.
     """
     with ending_on_sigterm():
         found = [Measurement(size, peers, tries, seed).run().to_json() for size in sizes]
@@ -210,23 +209,23 @@ def recovery(peers: int, tries: int, sizes: tuple[int, ...], seed: int, as_json:
 
 
 class RecoveryValues:
-    """Whole numbers that differ from place to place and from peer to peer; sums are exact."""
+    """Whole numbers that differ from place to place and from peer to peer; their sums are exact."""
 
     def __init__(self, count: int) -> None:
         self._base = np.arange(count, dtype=np.float32) % 17
 
     def of(self, peers: Sequence[int]) -> Array:
-        """The sum of what these peers bring."""
+        """Return the sum of the values of ``peers``."""
         return self._base * np.float32(len(peers)) + np.float32(sum(p % 61 for p in peers))
 
 
 class RecoveryPeer:
-    """A survivor, or the one that dies in a reduce.
+    """A survivor, or the victim that dies in a reduce.
 
     Args:
-        comm: not connected.
-        count: elements of the tensor.
-        peers: how many have to be there.
+        comm: a communicator that is not connected.
+        count: number of elements of the tensor.
+        peers: number of peers that must be members.
     """
 
     def __init__(self, comm: pccl.Communicator, count: int, peers: int) -> None:
@@ -236,7 +235,7 @@ class RecoveryPeer:
         self._values = RecoveryValues(count)
 
     def join(self) -> None:
-        """Connect and reduce; the time of both together is the time of a join."""
+        """Connect and reduce, and report the time of both together."""
         began_s = time.monotonic()
         self._comm.connect()
         if self._comm.world_size == self._peers:
@@ -244,7 +243,7 @@ class RecoveryPeer:
             say(NewcomerJoined(time.monotonic() - began_s))
 
     def survive(self) -> None:
-        """Trial after trial, until killed."""
+        """Take part in all trials, until killed."""
         while True:
             self.warm()
             x = self._values.of([self._comm.peer_id])
@@ -256,7 +255,7 @@ class RecoveryPeer:
                 self._comm.update_topology()
 
     def warm(self) -> float:
-        """Wait until all are there and reduce; returns the seconds of the last reduce."""
+        """Wait until all peers are members, and reduce; return the seconds of the last reduce."""
         if self._comm.world_size < self._peers:
             while self._comm.world_size < self._peers:
                 self._comm.update_topology()
@@ -270,7 +269,7 @@ class RecoveryPeer:
         return seconds
 
     def die(self, share: float) -> None:
-        """Die when this share of the time that a reduce takes has passed in one."""
+        """Kill this process in a reduce, after this share of the duration of a reduce."""
         wait_s = self.warm() * share
         x = self._values.of([self._comm.peer_id])
         began = threading.Event()

@@ -1,4 +1,4 @@
-"""A whole run: start, trouble, calm, end. However it ends, no process is left."""
+"""``ChaosRun``: a whole run: start, faults, calm, end. However it ends, no process is left."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pccl.stress.chaos.view import ChaosView
 from pccl.stress.emulator.spec import LinkSpec
 
 REFRESH_S = 0.1
-"""How often the view is drawn, and hangs are looked for."""
+"""Time between two updates of the view, and two checks for hangs."""
 
 START_S = 120.0
-"""For all processes to start and become members; many on few cores import for long."""
+"""Time limit for all processes to start and join; imports are slow on few cores."""
 
 DUMP_S = 1.0
-"""A process that hangs has so long to write where it stands, before it is killed."""
+"""Time that a hanging process has to write its stacks, before the harness kills it."""
 
 
 class StartFailed(Exception):
-    """The run did not begin; the message says who did what instead."""
+    """The run did not begin; the message says which process failed, and how."""
 
 
 class ChaosRun:
     """One run, from the start of its processes to their end.
 
     Args:
-        settings: the run.
+        settings: settings of the run.
         view: displays the events of the run.
 
     Attributes:
@@ -49,12 +49,12 @@ class ChaosRun:
         self._dumped: dict[int, float] = {}
 
     def run(self) -> None:
-        """Run it; returns when all processes have ended.
+        """Start the processes, carry out the timeline, and return when all processes have ended.
 
         Raises:
-            StartFailed: it did not begin.
-            NamespacesRefused: see there.
-            KeyboardInterrupt: Ctrl-C; all processes have been ended.
+            StartFailed: the run did not begin.
+            NamespacesRefused: the system does not allow ``--netns``.
+            KeyboardInterrupt: Ctrl-C; all processes have ended.
         """
         timeline = self._settings.timeline
         try:
@@ -89,7 +89,7 @@ class ChaosRun:
         self._note(f"{self._settings.timeline.peers} peers reduce together")
 
     def _expected(self) -> list[Life]:
-        """Who must have a result before the trouble begins: those with company in their group."""
+        """Return the peers that must have a result before the first fault; a lone peer need not."""
         timeline = self._settings.timeline
         alone = [g for g in range(timeline.groups) if timeline.peers - g <= timeline.groups]
         lives = [life for life in self._crew.all_living() if life.index >= 0]
@@ -100,9 +100,9 @@ class ChaosRun:
         ended = next(iter(self.record.ended_lives()), None)
         if ended is not None:
             said = "\n".join(ended.said)
-            raise StartFailed(f"{ended.label} ended at once with {ended.exit_code}\n{said}")
+            raise StartFailed(f"{ended.label} ended early with exit code {ended.exit_code}\n{said}")
         if time.monotonic() > end_s:
-            raise StartFailed(f"not all were members within {START_S:.0f} s; fewer --peers?")
+            raise StartFailed(f"not all peers joined within {START_S:.0f} s; try fewer --peers")
 
     def _listen_until(self, end_s: float, trouble: Trouble) -> None:
         while (now := time.monotonic()) < end_s:
@@ -112,9 +112,9 @@ class ChaosRun:
             self._find_hangs()
 
     def _calm(self) -> None:
-        """Nothing is wrong any more: whoever lives must get a result together with the others."""
+        """Wait after all faults until every living peer has a result with its group."""
         since_s = time.monotonic()
-        self._note("no more faults")
+        self._note("all faults are over")
         while waiting := self.record.without_result(self._crew.all_living(), since_s):
             self._hear(REFRESH_S)
             self._find_hangs()
@@ -191,7 +191,7 @@ class ChaosRun:
         self._view.note(time.monotonic() - began_s if began_s else 0.0, text)
 
     def _link(self) -> LinkSpec:
-        """What the relays are like; in namespaces the kernel keeps the rate."""
+        """Return the properties of the relays; in namespaces the kernel limits the rate."""
         spec = self._settings.timeline.link_spec
         return replace(spec, rate_bps=None) if self._settings.netns else spec
 

@@ -1,4 +1,4 @@
-"""What a run consists of, and the deadlines that follow from its one deadline."""
+"""The settings of a run, and the deadlines that follow from its one deadline."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pccl.protocol.limits import Timing
 from pccl.stress.timeline import LASTING, Timeline
 
 STAND_S = 5.0
-"""For what no deadline counts: processes that start, and a busy machine."""
+"""Slack for delays without a deadline: processes that start, and a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A run.
+    """The settings of a run.
 
     Attributes:
-        timeline: who takes part, and what goes wrong.
-        folder: where the master's state and the stop file lie.
-        netns: in network namespaces.
-        plant: peer 0 spoils its result of this number, to see that the harness sees.
+        timeline: processes and faults of the run.
+        folder: folder of the master's state and of the stop file.
+        netns: whether the processes run in network namespaces.
+        plant: number of the result that peer 0 spoils, to test the harness; None: no result.
     """
 
     timeline: Timeline
@@ -35,7 +35,7 @@ class Settings:
 
 
 def timing_of(deadline_s: float) -> Timing:
-    """Deadlines of master and peers, all in proportion to one."""
+    """Return the deadlines of master and peers, all in proportion to ``deadline_s``."""
     return Timing(
         heartbeat_s=min(1.0, deadline_s / 10),
         tick_s=min(0.25, deadline_s / 20),
@@ -48,12 +48,12 @@ def timing_of(deadline_s: float) -> Timing:
 
 
 def patience_s(timeline: Timeline) -> float:
-    """How long a peer that nothing is wrong with may be without progress.
+    """Return how long a peer without a fault of its own may be without progress, in seconds.
 
-    Somebody else stands still, for as long as the longest fault; then he is removed for silence
-    (``deadline_s``) or for want of progress (``progress_s``, the longest of all rules); the master
-    restarts (recovery window, at most ``RECOVERY_S``); newcomers are linked (``link_s``). Each
-    once: after that something must have moved.
+    It may wait for a process that stands still, at most for the longest fault. Then the master
+    removes that process for silence (``deadline_s``) or lack of progress (``progress_s``). The
+    master may restart (``RECOVERY_S``), and newcomers get links (``link_s``). Each of these happens
+    once; after that the peer must have made progress.
     """
     timing = timing_of(timeline.deadline_s)
     longest_s = max((f.duration_s for f in timeline.faults if f.kind in LASTING), default=0.0)
@@ -66,9 +66,9 @@ RECOVERY_S = 10.0
 
 
 def blame_s(timeline: Timeline) -> float:
-    """How long after its end a fault may be the cause of a removal.
+    """Return how long after its end a fault may still cause a removal, in seconds.
 
-    A half-open connection is noticed by a stalled lane, then by want of progress; a process that
+    Peers notice a half-open connection by a stalled lane, then by lack of progress. A process that
     thaws finds its removal under way.
     """
     timing = timing_of(timeline.deadline_s)

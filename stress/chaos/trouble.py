@@ -1,4 +1,4 @@
-"""Carries out a timeline: each fault at its time, and its end at its end."""
+"""Carries out a timeline: begins and ends each fault at its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW_PERIOD_S = 0.1
 """A slow process runs for its share of each of these periods, and is stopped for the rest."""
 
 LAST_WORDS_S = 30.0
-"""What an ended process said may be on its way for so long: links are slow, or stand still."""
+"""How long the last bytes of an ended process may be on their way, over slow or stalled links."""
 
 
 class Trouble:
@@ -25,9 +25,9 @@ class Trouble:
 
     Args:
         crew: the processes.
-        network: between them.
-        record: told what was done.
-        note: told in words.
+        network: the relays between the processes.
+        record: gets each fault that was carried out.
+        note: called with a line of text for each fault.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class Trouble:
         self._order = itertools.count()
         self._undo: dict[int, Callable[[], None]] = {}
         self._began_s = 0.0
-        """When the fault that is being begun was."""
+        """Time at which the current fault began."""
         self._known = record.timeline.peers
 
     def plan(self, began_s: float) -> None:
-        """Take up the whole timeline, from now on."""
+        """Schedule all faults of the timeline, which starts at ``began_s``."""
         for fault in self._record.timeline.faults:
             self._at(began_s + fault.at_s, partial(self._begin, fault))
 
     def next_s(self) -> float | None:
-        """When there is something to do."""
+        """Return the time of the next action; None: no action is left."""
         return self._due[0][0] if self._due else None
 
     def act(self) -> None:
-        """Do what is due."""
+        """Carry out all due actions."""
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
 
@@ -67,7 +67,7 @@ class Trouble:
     # -- faults ----------------------------------------------------------------------------------
 
     def _begin(self, fault: TimelineFault) -> None:
-        # Before anything is done: what comes of it may be told before it is over.
+        # Before the fault: processes may report its effects before this method returns.
         self._began_s = time.monotonic()
         if fault.kind in OF_PAIR:
             if not self._lives_at_both_ends(fault):
@@ -101,7 +101,7 @@ class Trouble:
                 self._kill_master(fault)
 
     def ended(self, life: Life) -> None:
-        """A process has ended. If nobody takes its place, its doors are closed some time later."""
+        """Handle the end of a process: close its relays later, unless a new one replaces it."""
         if life.index >= 0 and not life.comes_back:
             self._at(time.monotonic() + LAST_WORDS_S, partial(self._network.remove, life.index))
 
@@ -141,7 +141,7 @@ class Trouble:
         self._lasts(fault, end)
 
     def _slow(self, fault: TimelineFault, life: Life, until_s: float) -> None:
-        """Let it run for its share of a period, and stop it."""
+        """Let a process run for its share of a period, and stop it for the rest."""
         now = time.monotonic()
         self._crew.go_on(life, fault)
         run_s = fault.amount * SLOW_PERIOD_S
@@ -175,7 +175,7 @@ class Trouble:
         self._note(words(fault))
 
     def _lasts(self, fault: TimelineFault, end: Callable[[], None]) -> None:
-        """It has begun; undo it at its end, or when all are lifted, but once."""
+        """Record a fault that has begun; end it once, at its time or when ``lift`` ends all."""
         began_s = self._began_s
         place = len(self._record.done)
         self._record.done.append(Done(fault, began_s, began_s + fault.duration_s))
@@ -199,10 +199,10 @@ class Trouble:
 
 
 def words(fault: TimelineFault) -> str:
-    """A fault for people."""
+    """Return a fault as text."""
     who = _who(fault.peer)
     if fault.kind in OF_PAIR:
-        who += " - everybody" if fault.other is None else f" - {_who(fault.other)}"
+        who += " - all others" if fault.other is None else f" - {_who(fault.other)}"
     if fault.kind is FaultKind.JOINERS:
         who = f"{fault.amount:g}"
     lasting = f" for {fault.duration_s:.1f} s" if fault.duration_s else ""

@@ -1,4 +1,4 @@
-"""What is shown while a run lasts: a live picture on a terminal, lines when piped."""
+"""Shows a run while it lasts: a live table on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RATE_WINDOW_S = 2.0
 REDRAW_S = 0.25
 
 QUIET_S = 1.0
-"""Without progress for longer than this, the table says since when."""
+"""The table shows a peer without progress for longer than this as waiting."""
 
 BAD = ("WRONG", "DAMAGED", "HANG", "CRASH", "ERROR")
 
 
 class _Rate:
-    """Operations per second, lately."""
+    """The number of operations per second, in the last few seconds."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
@@ -38,7 +38,7 @@ class _Rate:
 
 
 class ChaosView:
-    """A table of the processes, and the last events under it; lines where stdout is no terminal."""
+    """A table of the processes, with the last events under it; lines if stdout is no terminal."""
 
     def __init__(self) -> None:
         self._console = console = Console()
@@ -58,7 +58,7 @@ class ChaosView:
             self._live.__exit__(None, None, None)
 
     def note(self, at_s: float, text: str) -> None:
-        """Something happened, so many seconds after the beginning. What is wrong stays visible."""
+        """Show an event ``at_s`` seconds after the beginning; errors stay visible."""
         line = f"{at_s:7.1f} s  {text}"
         if self._live is None:
             print(line, flush=True)
@@ -69,14 +69,14 @@ class ChaosView:
             self._console.print(self._notes[-1])
 
     def update(self, record: RunRecord, now_s: float) -> None:
-        """Show how things stand; called often, and done now and then."""
+        """Show the state of the run, unless the last update was a moment ago."""
         waits = self._live is None and not record.began_s
         if waits or now_s - self._shown_s < (LINE_EVERY_S if self._live is None else REDRAW_S):
             return
         self._shown_s = now_s
         at_s = now_s - record.began_s if record.began_s else 0.0
         rate = self._rate.update(now_s, len(record.operations))
-        words = f"{summary(record)}, {rate:.1f} a second"
+        words = f"{summary(record)}, {rate:.1f} per second"
         if self._live is None:
             self.note(at_s, words)
             return
@@ -98,8 +98,8 @@ def _cells(record: RunRecord, life: Life, now_s: float) -> tuple[str, ...]:
         if done.began_s <= now_s < done.ended_s and done.fault.concerns(life.index)
     ]
     quiet_s = now_s - life.progress_s
-    state = "gone" if life.exit_code is not None or life.killed else "well"
-    if state == "well" and life.index >= 0 and quiet_s > QUIET_S:
+    state = "gone" if life.exit_code is not None or life.killed else "ok"
+    if state == "ok" and life.index >= 0 and quiet_s > QUIET_S:
         state = f"waits for {quiet_s:.0f} s"
     last = life.samples[-1] if life.samples else None
     held = ("", "", "")
@@ -110,7 +110,7 @@ def _cells(record: RunRecord, life: Life, now_s: float) -> tuple[str, ...]:
 
 
 def summary(record: RunRecord) -> str:
-    """How things stand, in a few words."""
+    """Return the state of the run as text."""
     worlds = "+".join(str(size) for _, size in sorted(record.world_sizes.items()))
     wrong = record.wrong_values.count + record.damaged_inputs.count + record.hangs.count
     return (

@@ -1,24 +1,19 @@
-"""The deterministic simulation: the production runtime in virtual time, from one seed.
+"""The deterministic simulation: it runs the production runtime in virtual time, from one seed.
 
 * ``loop``: an asyncio event loop in virtual time: its clock jumps to the next timer instead of
   waiting.
-* ``trace``: the trace of a run: a hash over everything that happened, and the last lines of the
-  story.
-* ``links``: links of simulated processes: they send some frames twice, and shared state that is
-  wrong.
-* ``process``: simulated processes: the production classes, each behind a clock and a host that can
-  die.
-* ``scenarios``: what a seed means, and how it is kept, replayed and reduced.
-* ``workloads``: what the applications of simulated processes do.
-* ``faults``: what goes wrong in a simulated run: each fault is data, and a script that strikes.
-* ``parts``: what everything in one simulated run has in common.
-* ``builder``: builds what takes part in a run: masters, peers with their applications, and links.
-* ``stage``: the stage of one run: master, peers and network, and what faults may do to them.
-* ``fold``: what a reduce must give, written from the definition and apart from the library's
-  arithmetic.
-* ``checkers``: what must hold, written apart from the code that it checks.
-* ``runner``: runs one seed: the production runtime in virtual time, under the scenario's faults,
-  checked.
-* ``planted``: planted bugs: what the simulator must be able to see.
+* ``trace``: the trace of a run: a hash of all events, and the last events as text.
+* ``links``: links that send some frames twice and corrupt some shared state.
+* ``process``: simulated processes: the production classes with a simulated clock and host.
+* ``scenarios``: what a seed draws, and how a scenario is stored, replayed and reduced.
+* ``workloads``: the applications that simulated processes run.
+* ``faults``: faults of a simulated run: each is a dataclass with a script that carries it out.
+* ``parts``: the objects that all parts of one simulated run share.
+* ``builder``: builds the masters, the peers with their applications, and the links of a run.
+* ``stage``: the stage of one run: its masters, peers and network, and what faults may do to them.
+* ``fold``: expected results of a reduce, computed without the library's arithmetic.
+* ``checkers``: checkers of the promises, independent of the code that they check.
+* ``runner``: runs one seed: the production runtime in virtual time, with faults and checkers.
+* ``planted``: planted bugs, which the checkers must detect.
 * ``command_line``: the simulator's command: ``python -m pccl.stress sim --seeds A:B``.
 """

@@ -1,4 +1,4 @@
-"""Builds what takes part in a run: masters, peers with their applications, and links."""
+"""Builds the masters, the peers with their applications, and the links of a run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Builder:
     """Builds the masters, peers and links of one run.
 
     Args:
-        parts: of the run.
-        network: between all.
-        rng: of the network.
+        parts: shared objects of the run.
+        network: connects all hosts.
+        rng: random generator of the network.
         on_event: called after every event of a peer's machine.
     """
 
@@ -54,7 +54,7 @@ class Builder:
         self._stores = {name: MemoryStore() for name in MASTERS}
 
     def master(self, name: str, *, blank: bool = False) -> MasterProcess:
-        """A master; ``blank``: what the one before it had stored is lost."""
+        """Build the master ``name``. ``blank``: the data that its predecessor stored is lost."""
         others: tuple[Address, ...] = ()
         if self._scenario.standby:
             others = (STANDBY_ADDRESS if name == MASTER_NAME else MASTER_ADDRESS,)
@@ -70,7 +70,7 @@ class Builder:
         )
 
     def peer(self, index: int, boots: int, lips: Lips) -> PeerProcess:
-        """The process of a seat that has booted so often before."""
+        """Build the process of seat ``index``, after ``boots`` earlier processes of that seat."""
         scenario = self._scenario
 
         def make_link(peer: PeerId) -> Link:
@@ -98,13 +98,13 @@ class Builder:
         )
 
     def workload(self, process: PeerProcess, *, starts: bool) -> Application:
-        """What a process runs; ``starts``: it is there from the start."""
+        """Build the application of ``process``. ``starts``: the process exists from the start."""
         if self._scenario.training is None:
             return Workload(self._parts, process, starts=starts)
         return TrainingWorkload(self._parts, process)
 
     def spread_links(self, names: Sequence[str]) -> None:
-        """Draw what the link of each pair is like, if links differ."""
+        """Draw latency and rate of the link of each pair, if the scenario has uneven links."""
         if not self._scenario.uneven_links:
             return
         rates = (self._scenario.bytes_per_s, self._scenario.bytes_per_s, 2_000_000, 200_000)

@@ -31,18 +31,18 @@ from pccl.stress.timeline import TimelineError
 STORY_LINES = 60
 
 _IN_FLIGHT = 4
-"""Seeds per process that are handed out ahead."""
+"""Maximum number of seeds in flight per worker process."""
 
 
 class SeedRange(click.ParamType[range]):
-    """``A:B`` (A up to, not including, B) or a single seed."""
+    """A range of seeds: ``A:B`` (without B), or a single seed."""
 
     name = "A:B"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> range:
-        """Parse."""
+        """Parse a range of seeds; return a range unchanged."""
         if isinstance(value, range):
             return value
         first, colon, last = str(value).partition(":")
@@ -60,7 +60,7 @@ class SeedRange(click.ParamType[range]):
 @click.option(
     "--minutes",
     type=Seconds(0.0, min_open=True),
-    help="Go on with further seeds until so much time is over.",
+    help="Run further seeds until this many minutes have passed.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default=True)
 @click.option(
@@ -68,7 +68,7 @@ class SeedRange(click.ParamType[range]):
     type=click.Choice(sorted(MIXES)),
     default="default",
     show_default=True,
-    help="What seeds draw: calls of every kind; training; two masters, both alive; flipped bits.",
+    help="What seeds draw: calls of all kinds; training; two live masters; flipped bits.",
 )
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
 @click.option(
@@ -80,10 +80,10 @@ class SeedRange(click.ParamType[range]):
     "--shrink",
     "shrinks",
     is_flag=True,
-    help="Reduce each failing scenario; it is written to seed-N.json.",
+    help="Reduce each failing scenario, and write it to seed-N.json.",
 )
 @click.option("--first", is_flag=True, help="Stop at the first seed that fails.")
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sim(
     seeds: range,
     minutes: float | None,
@@ -95,10 +95,10 @@ def sim(
     first: bool,
     as_json: bool,
 ) -> None:
-    """Run simulated scenarios; exit code 1 if any promise was broken, or a fault never struck.
+    """Run simulated scenarios; exit with 1 if a promise was broken or a fault never struck.
 
-    Each seed draws peers, links, sizes, faults and timing; the same seed gives the same run, event
-    by event. A failing seed is printed with its story and the command that replays it.
+    Each seed draws peers, links, sizes, faults and timing; the same seed gives the same run. The
+    command prints each failing seed with its last events, and a command that replays it.
     """
     console = Console(stderr=as_json)
     started_s = time.monotonic()
@@ -158,7 +158,7 @@ def _verdicts(
 def _next(running: deque[Future[Verdict]]) -> Iterator[Verdict]:
     try:
         yield running.popleft().result()
-    except GeneratorExit:  # nobody wants the others
+    except GeneratorExit:  # the caller stopped at a failing seed
         for future in running:
             future.cancel()
         raise
@@ -190,7 +190,7 @@ def _reduced(verdict: Verdict) -> Path:
     return Path(f"seed-{verdict.scenario.seed}.json")
 
 
-# -- telling -------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------
 
 
 def _replay(
@@ -225,17 +225,17 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         f"{result['virtual_s']:.0f} virtual s in {result['seconds']:.1f} s",
         f"faults: {listed('faults')}",
         f"killed while: {listed('kills')}",
-        f"struck: {listed('struck_in')}",
-        f"besides: {listed('done')}",
+        f"by phase: {listed('struck_in')}",
+        f"other counts: {listed('done')}",
     ):
         console.print(line, highlight=False, soft_wrap=True)
     if result["missed"]:
-        text = f"never seen, though the mix draws it: {', '.join(result['missed'])}"
+        text = f"the mix draws these, but they never struck: {', '.join(result['missed'])}"
         console.print(text, highlight=False, soft_wrap=True)
 
 
 class Summary:
-    """Adds up verdicts; keeps no stories."""
+    """Adds up verdicts, without their stories."""
 
     def __init__(self) -> None:
         self._seeds = 0
@@ -248,7 +248,7 @@ class Summary:
         self._virtual_s = 0.0
 
     def add(self, verdict: Verdict) -> None:
-        """One more seed is done."""
+        """Add the verdict of one seed."""
         seed = str(verdict.scenario.seed)
         self._seeds += 1
         for name, counts in self._counts.items():
@@ -261,7 +261,7 @@ class Summary:
             self._violations[seed] = verdict.violation
 
     def result(self, seconds: float) -> dict[str, Any]:
-        """All that there is to tell."""
+        """Return the summary as a JSON object. ``seconds``: real time that the seeds took."""
         return {
             "seeds": self._seeds,
             "failed": [int(seed) for seed in self._violations],

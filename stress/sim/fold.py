@@ -1,17 +1,17 @@
-"""What a reduce must give, written from the definition and apart from the library's arithmetic.
+"""Expected results of a reduce, computed from the definition, without the library's arithmetic.
 
-Element by element, in the order in which partial results travel: the chunk of rank c starts with
-the value of rank c and takes in those of c + 1, c + 2, ... (modulo the world size). Integers are
-exact Python numbers, cut to the width of their dtype after each hop. Halves are combined in float32
-and rounded after each hop; the last hop of an average rounds only after the division.
+``fold`` works element by element, in the order in which partial results travel. It starts the chunk
+of rank c with the value of rank c, then combines the values of c + 1, c + 2, ... (modulo the world
+size). Integers are exact Python numbers, cut to the width of their dtype after each hop. 16-bit
+floats are combined in float32 and rounded after each hop; an average rounds its last hop after the
+division.
 
-Of a weighted average each value is first multiplied by its weight, as a fraction of a unit, and the
-sum is divided by the sum of these fractions. The unit is the smallest power of two that is no less
-than any weight; or, if all weights but zeros are equal, that weight.
+A weighted average first multiplies each value by its weight, as a fraction of a unit. It divides
+the sum by the sum of these fractions. The unit is the smallest power of two that is no less than
+any weight. If all weights except zeros are equal, the unit is that weight.
 
-A NaN is a NaN: its sign and payload depend on the machine. Likewise it is open which of two zeros
-of different sign is the smaller one. All members hold the same bits nevertheless; that is checked
-by comparing members with each other.
+All NaNs count as equal: sign and payload depend on the machine. MIN and MAX may give either of two
+zeros of different sign. The checkers compare members, which must hold the same bits anyway.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_FLOATS: dict[ReduceOp, Callable[[Array, Array], Array]] = {
 
 
 def unit_of(weights: list[float]) -> float:
-    """What weights are taken as fractions of."""
+    """Return the unit of which weights are taken as fractions."""
     kinds = set(weights) - {0.0}
     if len(kinds) == 1:
         return kinds.pop()
@@ -62,7 +62,7 @@ def unit_of(weights: list[float]) -> float:
 
 
 def weighed(contributions: list[Array], weights: list[float]) -> tuple[list[Array], float]:
-    """What is to be added up of a weighted average, and what the sum is to be divided by."""
+    """Return the summands of a weighted average, and the divisor of their sum."""
     fractions = [weight / unit_of(weights) for weight in weights]
     scaled: list[Array] = []
     for own, share in zip(contributions, fractions, strict=True):
@@ -80,13 +80,13 @@ def fold(
     firsts: list[int] | None = None,
     divisor: float | None = None,
 ) -> Array:
-    """The result that a ring of these contributions (in ring order) must have.
+    """Return the result that a ring of these contributions must have.
 
     Args:
-        contributions: of all ranks.
-        op: what becomes of them.
-        firsts: of each chunk the rank that begins it; None: there is one chunk for each rank.
-        divisor: of an average; None: how many they are.
+        contributions: values of all ranks, in ring order.
+        op: how values are combined.
+        firsts: rank that begins each chunk; None: one chunk per rank.
+        divisor: divisor of an average; None: number of contributions.
     """
     world_size, count = len(contributions), len(contributions[0])
     firsts = list(range(world_size)) if firsts is None else firsts
@@ -106,11 +106,11 @@ def fold(
 def implausible(
     result: Array, contributions: list[Array], op: ReduceOp, divisor: float | None = None
 ) -> list[int]:
-    """The indices at which ``result`` is no fold of the contributions in any order.
+    """Return the indices at which ``result`` is no fold of the contributions in any order.
 
-    Integers, MIN and MAX are the same in every order. Of the others each rounding is bounded
-    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 3.1 and 4.2). Where
-    something on the way might overflow or is not finite, only a NaN that no order avoids is seen.
+    Integers, MIN and MAX are the same in every order. For other results each rounding is bounded
+    (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 3.1 and 4.2). Where a
+    value may overflow or is not finite, the check only finds a missing NaN.
     """
     if np.issubdtype(result.dtype, np.integer) or op in (ReduceOp.MIN, ReduceOp.MAX):
         return differences(result, fold(contributions, op), op)
@@ -144,10 +144,10 @@ def inaccurate(
     algorithm: Algorithm,
     divisor: float | None = None,
 ) -> list[int]:
-    """The indices at which a result in 8 bits or more is further off than its roundings allow.
+    """Return the indices at which a quantized result is further off than its roundings allow.
 
-    No step is wider than 4/127 of the largest value of its block, and no rounding off by more than
-    one. A mesh or a star rounds each contribution and the result; a ring every partial result.
+    With 8 bits or more, a step is at most 4/127 of a block's largest value. A rounding is off by
+    one step at most. A mesh or star rounds inputs and result, a ring its partial results.
     """
     wide = np.array([part.astype(np.float64) for part in contributions])
     count = len(contributions)
@@ -164,7 +164,7 @@ def inaccurate(
 
 
 def differences(result: Array, expected: Array, op: ReduceOp) -> list[int]:
-    """The indices at which ``result`` is not what a :func:`fold` says that it must be."""
+    """Return the indices at which ``result`` is not ``expected``, which :func:`fold` returned."""
     equal = _bits(result) == _bits(expected)
     if not np.issubdtype(result.dtype, np.integer):
         with np.errstate(invalid="ignore"):  # a signalling NaN

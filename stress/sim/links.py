@@ -1,4 +1,4 @@
-"""Links of simulated processes: they send some frames twice, and shared state that is wrong."""
+"""Links of simulated processes: they send some frames twice and corrupt some shared state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Liar:
         self.lies = 0
 
     def changed(self, header: FrameHeader, payload: Payload) -> Payload:
-        """What is sent instead."""
+        """Return the payload to send: ``payload``, or a copy with one flipped bit."""
         lies = header.kind is self._kind and header.length > 0
         if not lies or self._rng.random() >= self._probability:
             return payload
@@ -44,20 +44,20 @@ class Liar:
 
 
 class Lips:
-    """Through which a process says what it says; ``liar``: who changes that."""
+    """The sending side of a process. ``liar`` corrupts its frames; None: no frame is corrupted."""
 
     def __init__(self) -> None:
         self.liar: Liar | None = None
 
 
 class SimLink(Link):
-    """Sends some frames twice, as a sender may that has lost a lane; they must count once.
+    """Sends some frames twice, like a sender that lost a lane; the receiver must count them once.
 
     Args:
         peer: the other end.
-        lips: of the process.
-        rng: decides what is sent twice.
-        probability: that a frame is.
+        lips: its ``liar`` corrupts the payloads.
+        rng: chooses the frames to repeat.
+        probability: chance that a frame is repeated.
     """
 
     def __init__(self, peer: PeerId, lips: Lips, rng: Random, probability: float) -> None:
@@ -69,7 +69,7 @@ class SimLink(Link):
     def send(
         self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
     ) -> None:
-        """Queue a frame, perhaps twice."""
+        """Queue a frame, perhaps corrupted, and perhaps twice."""
         if self._lips.liar is not None:
             payload = self._lips.liar.changed(header, payload)
         super().send(header, payload, number, check)

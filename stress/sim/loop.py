@@ -1,17 +1,17 @@
 """An asyncio event loop in virtual time: its clock jumps to the next timer instead of waiting.
 
-It is a plain ``asyncio.BaseEventLoop``: tasks, futures, ``call_soon`` and ``call_at`` are
-asyncio's own. It does no I/O, runs no executors and belongs to one thread. All private methods of
-asyncio that the simulation depends on are in this file (checked with Python 3.11 to 3.13).
+It is a plain ``asyncio.BaseEventLoop``: tasks, futures and ``call_soon`` are asyncio's own. The
+loop does no I/O, runs no executors and belongs to one thread. All private methods of asyncio that
+the simulation depends on are in this file (checked with Python 3.11 to 3.13).
 
 Invariants:
 
-* Time is an integer number of nanoseconds. It moves only when nothing is ready, and then to the
-  next timer that was not cancelled: hours cost as much as the callbacks in them.
-* Timers run in order of time; those of one instant in the order in which they were set. No timer
-  runs early: in its callback ``time()`` is at least what ``call_at`` was given.
-* It never blocks. Where a real loop would wait for ever it raises :class:`Deadlock`; where a test
-  would run for ever, :class:`OutOfTime`.
+* Time is an integer number of nanoseconds. It moves only when no callback is ready, and then to the
+  next timer that was not cancelled. So an hour costs only its callbacks.
+* Timers run in order of time; timers of one instant run in the order in which they were set. No
+  timer runs early: in its callback ``time()`` is at least the argument of ``call_at``.
+* The loop never blocks. Where a real loop would wait for ever, it raises :class:`Deadlock`. Where a
+  test would run for ever, it raises :class:`OutOfTime`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import TypeVarTuple
 from pccl.protocol.types import NS_PER_S
 
 TURNS_PER_INSTANT_MAX = 1_000_000
-"""Turns of the loop without a step in time after which something evidently spins."""
+"""Maximum number of turns of the loop at one instant; more turns mean that callbacks spin."""
 
 _Ts = TypeVarTuple("_Ts")
 
 
 class Deadlock(Exception):
-    """Nothing is ready and nothing is scheduled: whoever still waits would wait for ever."""
+    """No callback is ready and no timer is set, so the remaining tasks would wait for ever."""
 
 
 class OutOfTime(Exception):
-    """The virtual time that was granted is over, or time stands still while callbacks spin."""
+    """The granted virtual time is over, or callbacks spin without a step in time."""
 
 
 class _Jump:
-    """What ``BaseEventLoop`` takes for its selector."""
+    """Replaces the selector of ``BaseEventLoop``: lets virtual time pass instead of waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Make a loop.
 
         Args:
-            limit_ns: the last instant that may be reached; None for no limit.
+            limit_ns: last instant that the clock may reach, in ns; None: no limit.
         """
         super().__init__()
         self._selector = _Jump(self)
@@ -76,7 +76,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_ns
 
     def busy_ns(self) -> int:
-        """Return the processor time that was used: none, what runs here takes no time."""
+        """Return the processor time that was used: 0, because callbacks take no time here."""
         return 0
 
     def time(self) -> float:
@@ -90,7 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call ``callback`` at the virtual time ``when_ns``, or at once if that is over.
+        """Call ``callback`` at the virtual time ``when_ns``, or at once if that time has passed.
 
         Raises:
             RuntimeError: the loop is closed.
@@ -116,13 +116,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_at_ns(when_ns, callback, *args, context=context)
 
     def let_time_pass(self, *, idle: bool) -> None:
-        """Make ready what is due; if the loop is ``idle``, jump to the next timer first.
+        """Make the due timers ready; if the loop is ``idle``, jump to the next timer first.
 
-        For the loop itself, once per turn.
+        The loop calls this once per turn.
 
         Raises:
-            Deadlock: there is no next timer.
-            OutOfTime: it lies behind the limit, or time has stood still for too long.
+            Deadlock: no timer is set.
+            OutOfTime: the next timer lies beyond the limit, or callbacks spin at one instant.
         """
         timers = self._timers
         while timers and timers[0][2].cancelled():
@@ -130,7 +130,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled -= 1
         if idle:
             if not timers:
-                raise Deadlock(f"at {self._now_ns} ns nothing is left to happen; {self._waiting()}")
+                raise Deadlock(f"no timer is left at {self._now_ns} ns; {self._waiting()}")
             self._jump(timers[0][0])
         else:
             self._turns += 1
@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _jump(self, when_ns: int) -> None:
         if self._limit_ns is not None and when_ns > self._limit_ns:
-            raise OutOfTime(f"the time is over at {self._limit_ns} ns; {self._waiting()}")
+            raise OutOfTime(f"the granted time is over at {self._limit_ns} ns; {self._waiting()}")
         if when_ns > self._now_ns:
             self._now_ns = when_ns
             self._turns = 0
@@ -155,16 +155,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
             f"{task.get_name()} in {getattr(task.get_coro(), '__qualname__', '?')}"
             for task in asyncio.all_tasks(self)
         )
-        return f"waiting: {', '.join(names) or 'nobody'}"
+        return f"waiting: {', '.join(names) or 'no task'}"
 
     def close(self) -> None:
-        """Close the loop; nothing runs any more."""
+        """Close the loop and drop all timers."""
         super().close()
         self._timers.clear()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        # Called by TimerHandle.cancel, also for a timer that is due and has left the heap. Timers
-        # that are set and cancelled for every message must not pile up until their time comes.
+        # Called by TimerHandle.cancel, also for a timer that is due and has left the heap. The
+        # timers that each message sets and cancels must not pile up until their time comes.
         self._timers_cancelled += 1
         if self._timers_cancelled > 100 and self._timers_cancelled > len(self._timers) // 2:
             self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled()]
@@ -172,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _process_events(self, event_list: list[object]) -> None:
-        """There are none: the selector watches nothing."""
+        """Do nothing, because the selector watches no files."""
 
     def _write_to_self(self) -> None:
-        """There is no other thread that the loop would have to be woken from."""
+        """Do nothing, because no other thread has to wake the loop."""

@@ -1,4 +1,4 @@
-"""What everything in one simulated run has in common."""
+"""``RunParts``: the objects that all parts of one simulated run share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pccl.stress.sim.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """One run: its scenario, its time, and the observers of what happens."""
+    """The scenario, event loop, trace and checkers of one run."""
 
     scenario: Scenario
     loop: VirtualLoop

@@ -1,8 +1,8 @@
-"""Planted bugs: what the simulator must be able to see.
+"""Planted bugs, which the checkers must detect.
 
 Each breaks one promise of the library in one place, as a careless change would. A test replays a
-recorded seed of each and expects a violation; ``python -m pccl.stress sim --planted NAME`` searches
-anew.
+recorded seed of each bug, and expects a violation. ``python -m pccl.stress sim --planted NAME``
+searches for new seeds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.transports.link import Lane
 
 Changes = list[tuple[Any, str, Any]]
-"""Of whom which attribute becomes what."""
+"""Owner, name and replacement of each changed attribute."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -67,12 +67,12 @@ def _change(bug: str, owner: Any, name: str, function: Callable[..., Any]) -> No
 
 
 def _says(bug: str, owner: Any, name: str, answer: Any = None) -> None:
-    """Plant a bug: a function, or property, does nothing and always answers that."""
+    """Plant a bug: a function or property does nothing, and always returns ``answer``."""
     _change(bug, owner, name, lambda *args, **options: answer)  # pyright: ignore[reportUnknownLambdaType]
 
 
 def _does(owner: Any, name: str) -> Callable[[_Function], _Function]:
-    """Plant the decorated function for another; it is given that one, and its arguments."""
+    """Plant a function in place of ``owner.name``; it gets the original, and its arguments."""
 
     def plant(function: _Function) -> _Function:
         real = getattr(owner, name)
@@ -84,14 +84,14 @@ def _does(owner: Any, name: str) -> Callable[[_Function], _Function]:
 
 @contextmanager
 def planted(bug: str | None) -> Generator[None, None, None]:
-    """Run with this bug in place (None: without any)."""
+    """Run the block with this bug; None: without a bug."""
     with ExitStack() as stack:
         for change in PLANTED[bug] if bug is not None else ():
             stack.enter_context(patch.object(*change))
         yield
 
 
-# -- what the master decides ---------------------------------------------------------------------
+# -- decisions of the master --------------------------------------------------------------------
 
 
 @_does(CollectiveBallot, "done")
@@ -109,7 +109,7 @@ def commit_before_all_reported(
 def vote_counted_twice(
     done: Any, ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
 ) -> Decision | None:
-    """A second copy of a report stands for a member that has not reported."""
+    """The master counts a second copy of a report for a member that has not reported."""
     missing = ballot.waiting_for()
     if ballot.phase is Phase.STARTED and missing and peer not in missing:
         peer = missing[0]
@@ -117,28 +117,28 @@ def vote_counted_twice(
     return decision
 
 
-# The master takes no done report before all requests are here.
+# The master ignores done reports that arrive before all requests.
 _says("done_ahead_ignored", CollectiveBallot, "_is_ahead", False)
 
 
 @_does(CollectiveBallot, "weights")
 def weights_in_any_order(weights: Any, ballot: CollectiveBallot) -> tuple[float, ...]:
-    """The master tells the weights of an average in the order in which they came."""
+    """The master announces the weights of an average in the order of their arrival."""
     told: dict[PeerId, float] = getattr(ballot, "_weights")  # noqa: B009 - not ours
     return tuple(told.values())
 
 
-# Members that wait for different things wait for ever.
+# Members that wait in different calls wait for ever.
 _says("mistakes_undiagnosed", LockstepWatch, "look", ())
 
-# A newcomer that cannot dial an older peer waits until it is refused: nobody dials it.
+# The master does not ask older peers to dial a newcomer that cannot dial them.
 _says("elders_are_not_asked", PeerLinks, "ask", True)
 
-# A member that was away when an operation ended never learns how.
+# A member that was away when an operation ended never learns its outcome.
 _says("outcome_not_kept", Kept, "owed_to", ())
 _says("outcome_not_kept", Kept, "owed")
 
-# A master with a standby tells every outcome before anybody has stored it.
+# A master with a standby announces every outcome before another process has stored it.
 _says("abort_told_at_once", Ratification, "propose")
 
 
@@ -146,7 +146,7 @@ _says("abort_told_at_once", Ratification, "propose")
 def resume_token_ignored(
     resume: Any, registration: Registration, connection: int, message: msg.Resume
 ) -> None:
-    """Whoever knows the number of a peer is taken for it."""
+    """The master accepts any process that knows the id of a peer as that peer."""
     peer = registration.membership.peers.get(message.peer)
     if peer is not None:
         message = replace(message, token=peer.token)
@@ -155,9 +155,9 @@ def resume_token_ignored(
 
 @_does(JointRounds, "admit_into_empty_run")
 def newcomers_speak_for_all(admit: Any, rounds: JointRounds, *, at_tick: bool = False) -> None:
-    """A master takes the oldest roster that it hears of for one that a majority had.
+    """A master takes the oldest roster that it hears of for the roster of a majority.
 
-    And it admits newcomers into a run without members, wherever those may have gone.
+    It also admits newcomers into a run without members, wherever its members may be.
     """
     with patch.object(Ratification, "has_consent", True):
         admit(rounds, at_tick=at_tick)
@@ -166,27 +166,27 @@ def newcomers_speak_for_all(admit: Any, rounds: JointRounds, *, at_tick: bool = 
 _says("newcomers_speak_for_all", Recovery, "ratified", 0)
 
 
-# -- what the time tells -------------------------------------------------------------------------
+# -- time ----------------------------------------------------------------------------------------
 
-# A process that slept shifts no deadline, and judges at once.
+# A process that slept extends no deadline, and judges peers at once.
 _says("late_tick_judged", Ticks, "note", Wakefulness(0, may_judge=True))
 
 
 @_does(Ticks, "note")
 def busy_is_asleep(note: Any, ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefulness:
-    """A process that was busy takes the time for sleep, and judges nobody as long as it is."""
+    """A busy process counts the time as sleep, and judges no peer while it is busy."""
     slept_ns = note(ticks, now_ns, 0).slept_ns
     return Wakefulness(slept_ns, may_judge=not slept_ns)
 
 
-# -- what a peer knows ---------------------------------------------------------------------------
+# -- knowledge of a peer -------------------------------------------------------------------------
 
 
 @_does(EagerBudget, "take")
 def ahead_in_unknown_views(
     take: Any, budget: EagerBudget, operation: OperationId, *what: Any
 ) -> Any:
-    """Data goes ahead in a view of which others have not heard yet."""
+    """A peer sends data early in a view that other members do not know yet."""
     budget.all_asked(operation)
     return take(budget, operation, *what)
 
@@ -195,7 +195,7 @@ def ahead_in_unknown_views(
 def world_changes_unseen(
     show: Any, membership: KnownMembership, call: int, version: int, *, detached: bool
 ) -> None:
-    """The outcome of a launched reduce changes the world before its caller looks at it."""
+    """The outcome of a launched reduce changes the world size before its caller waits for it."""
     membership.see(version)
 
 
@@ -203,7 +203,7 @@ def world_changes_unseen(
 def loss_told_to_one_launch(
     refuse: Any, refusals: Refusals, event: JointCall, peer: PeerId
 ) -> PCCLError | None:
-    """The first call after a loss takes it, also one that is launched: others are strangers."""
+    """Only the first call after a loss gets its error, even if no caller waits for that call."""
     error: PCCLError | None = refuse(refusals, event, peer)
     loss = refusals.loss
     if loss is not None and error is loss.error:
@@ -220,21 +220,21 @@ _change("loss_told_to_one_launch", OneTimeError, "is_due", _is_unreported)
 
 @_does(Refusals, "require_resync")
 def missed_sync_repeated(require: Any, refusals: Refusals, operation: OperationId) -> None:
-    """A synchronization that was left, and committed, is made once more, by one member alone."""
+    """A member that left a synchronization, which then committed, repeats it alone."""
     require(refusals, operation)
     refusals.sync_missed = False
 
 
 @_does(OpenOperations, "unanswered")
 def starving_forgotten(unanswered: Any, operations: OpenOperations) -> Iterator[msg.PeerMessage]:
-    """That nobody gives what is missing is said once, whether or not it arrives."""
+    """A peer does not report again, after a reconnect, that no source has a missing piece."""
     for operation in operations:
         operation.starved = None
     answers: Iterator[msg.PeerMessage] = unanswered(operations)
     return answers
 
 
-# -- what moves data -----------------------------------------------------------------------------
+# -- data transfer -------------------------------------------------------------------------------
 
 
 class _ByTag(dict[OperationId, Transfer]):
@@ -244,7 +244,7 @@ class _ByTag(dict[OperationId, Transfer]):
 
 @_does(DataPlane, "__init__")
 def no_fencing(begin: Any, plane: DataPlane, *args: Any) -> None:
-    """A frame is taken for the present operation of its tag, whatever attempt it is of."""
+    """A peer uses a frame for the current operation of its tag, whatever attempt it belongs to."""
     begin(plane, *args)
     plane.transfers = _ByTag()
 
@@ -270,7 +270,7 @@ def second_copy_added(begin: Any, inlet: Inlet, route: Route) -> None:
 
 @_does(Placement, "memory")
 def write_after_return(memory: Any, placement: Placement, received: int) -> memoryview:
-    """A frame that began to arrive is read into the caller's memory to its end."""
+    """A peer reads a frame that began to arrive into the caller's memory, even after the return."""
     segment, result = placement.segment, placement.transfer.result
     if placement.buffer is not None:
         return placement.buffer[received:]
@@ -279,23 +279,23 @@ def write_after_return(memory: Any, placement: Placement, received: int) -> memo
 
 @_does(Transfer, "detach")
 def nothing_for_others_after_leaving(detach: Any, transfer: Transfer) -> None:
-    """Who leaves after he was done takes along what his neighbour still lacks."""
+    """A peer that leaves after it was done drops the data that its neighbour still lacks."""
     detach(transfer)
     for outlet in transfer.outlets.values():
         outlet.revoke()
     transfer.begun = False
 
 
-# Whoever has sent everything never asks whether it can have arrived.
+# A peer that has sent all data never asks whether the data can have arrived.
 _says("dead_lane_unnoticed", Transfer, "sends_to", False)
 
-# What a lane that is lost was given counts as arrived.
+# Data that was queued on a lost lane counts as arrived.
 _says("lost_lane_forgotten", DataPlane, "lane_lost")
 
 
 @_does(DataPlane, "lane_lost")
 def partly_sent_forgotten(lane_lost: Any, plane: DataPlane, lane: Lane) -> None:
-    """The last segment that a lost lane was given counts as arrived, whole or not."""
+    """The last segment that was queued on a lost lane counts as arrived, whole or not."""
     for numbers in lane.carried.values():
         del numbers[-1:]
     lane_lost(plane, lane)
@@ -303,33 +303,33 @@ def partly_sent_forgotten(lane_lost: Any, plane: DataPlane, lane: Lane) -> None:
 
 @_does(RingSchedule, "irreplaceable_count")
 def partial_taken_for_final(count: Any, ring: RingSchedule, gap: int) -> int:
-    """Across a gap comes a partial result for a chunk that a lost member had finished."""
+    """A peer sends a partial result across a gap for a chunk that a lost member had finished."""
     world, steps = ring.world_size, ring.world_size - 2 + gap
     return sum(len(ring.layout.chunk((ring.rank - step - 1) % world)) for step in range(steps))
 
 
-# Whoever is behind a gap says that it can go on, whatever it lacks.
+# A peer behind a gap reports that it can continue, whatever it lacks.
 _says("holdings_overstated", ChainTransfer, "lacks_irreplaceable", False)
 
-# Whoever is before a gap says nothing to the one behind it.
+# A peer before a gap sends nothing to the peer behind it.
 _says("gap_not_bridged", ChainTransfer, "send_across")
 
 
 @_does(Reduction, "__init__")
 def weights_not_waited_for(begin: Any, reduction: Reduction, *args: Any, **options: Any) -> None:
-    """What comes before the weights is combined at once."""
+    """A peer combines early data at once, without waiting for the weights."""
     begin(reduction, *args, **options)
     reduction.lacks_weights = False
 
 
 @_does(LinkUpkeep, "_bring_up")
 def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> object:
-    """Of two peers the elder never dials, also when it alone has lost the link."""
+    """The elder of two peers never dials, even if only the elder has lost the link."""
     is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
     return bring_up(upkeep, link) if is_younger else []
 
 
-# The payload of a frame counts, whatever its checksum says.
+# A peer accepts a payload whose checksum is wrong.
 _says("damage_unnoticed", Lane, "_refuse_damaged")
 
 
@@ -342,7 +342,7 @@ class _AnyNumber(int):
 
 @_does(codec, "unseal")
 def damaged_messages_believed(unseal: Any, sealed: Any, func: str, what: str) -> bytes:
-    """A control message is acted on, whatever its checksum says."""
+    """A process obeys a control message whose checksum is wrong."""
     return bytes(sealed[:-SEAL_BYTES])
 
 
@@ -360,19 +360,19 @@ class _Anything(bytes):
         return 0
 
 
-# A piece of shared state is taken for what it should be.
+# A peer accepts any piece of shared state as the right one.
 _says("unverified_piece_accepted", receiver, "piece_digest", _Anything(DIGEST_BYTES))
 
 
 @_does(FetchedPieces, "__init__")
 def staging_skipped(init: Any, fetched: FetchedPieces, *args: Any, **options: Any) -> None:
-    """Pieces of shared state go straight into the tensors, also where that was not wanted."""
+    """A peer writes fetched pieces straight into the tensors, even if the caller forbids that."""
     init(fetched, *args, **{**options, "in_place": True})
 
 
 @_does(election, "_meets")
 def lineage_ignored(meets: Any, offer: Offer, expected: Expected) -> bool:
-    """A revision counts wherever it comes from."""
+    """A revision counts in an election, whatever its lineage."""
     return offer.revision == expected.revision and not offer.stale
 
 
@@ -383,27 +383,27 @@ def outdated_elected(
     standing: Mapping[PeerId, Offer],
     expected: Expected,
 ) -> Any:
-    """Contents win by votes, whatever their revisions."""
+    """Contents win an election by votes, whatever their revisions."""
     found = footing(members, standing, expected)
     return found and replace(found, valid=frozenset(members))
 
 
 @_does(StateSession, "_has_fetched")
 def pieces_of_another_election(has_fetched: Any, session: StateSession, number: int) -> bool:
-    """Pieces that were fetched under another election are given for those of this one."""
+    """A peer sends pieces that it fetched for another election as pieces of this one."""
     return number in session.fetched.verified
 
 
 @_does(FetchedPieces, "prepare")
 def pieces_forgotten(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
-    """Every attempt of a synchronization fetches everything anew."""
+    """Every attempt of a synchronization fetches all pieces again."""
     fetched.verified.clear()
     prepare(fetched, *wanted)
 
 
 @_does(FetchedPieces, "prepare")
 def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
-    """What a failed call has written in place is taken for what was there before."""
+    """A peer takes bytes that a failed call wrote in place for its contents before that call."""
 
     def overlook(memory: StateMemory, index: int) -> None:
         return
@@ -414,25 +414,25 @@ def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) 
 
 # -- training ------------------------------------------------------------------------------------
 
-# Whoever was cut off while it reduced takes its work for applied.
+# A process that was cut off in a reduce takes its work for applied.
 _says("doubt_taken_for_applied", Ledger, "has_applied", True)
 
-# Whoever was cut off while it reduced does its work again.
+# A process that was cut off in a reduce takes its work for lost.
 _says("doubt_taken_for_lost", Ledger, "has_applied", False)
 
-# What was in flight is not carried into the next entry.
+# A process forgets its work in flight when it enters the run again.
 _says("flights_forgotten", Pipeline, "in_flight", ())
 
 
 @_does(Ledger, "close")
 def contributors_kept_back(close: Any, ledger: Ledger, contributors: Sequence[int]) -> None:
-    """The ledger does not say whose work is in a round."""
+    """The ledger does not list the contributors of a round."""
     close(ledger, ())
 
 
 @_does(Revisions, "next")
 def rounds_not_counted(following: Any, revisions: Revisions) -> int:
-    """A round since the last synchronization does not count in the revision."""
+    """The revision does not count rounds since the last synchronization."""
     known = vars(revisions)
     if known["_synced"] is None:
         return int(following(revisions))
@@ -441,16 +441,16 @@ def rounds_not_counted(following: Any, revisions: Revisions) -> int:
 
 @_does(Residual, "commit")
 def residual_stays(commit: Any, residual: Residual) -> None:
-    """What a round has left out is not added to the next one."""
+    """A process does not add the rounding error of a round to the next round."""
     residual.drop()
 
 
 @_does(Residual, "drop")
 def residual_advances_always(drop: Any, residual: Residual) -> None:
-    """What was left out of a round that failed is added to the next one."""
+    """A process adds the rounding error of a failed round to the next round."""
     with suppress(AssertionError):
         residual.commit()
 
 
-# Whoever learns in the ledger that its work was applied still owes what was added to it.
+# A process keeps a residual that it paid in a round which the ledger shows as applied.
 _says("residual_paid_twice", ErrorFeedback, "forget")

@@ -1,4 +1,4 @@
-"""Simulated processes: the production classes, each behind a clock and a host that can die."""
+"""Simulated processes: the production classes with a simulated clock and host."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
 
 _OUTDATED = "a master of the past"
-"""What an honest master may be: it does not know that the peer follows another one."""
+"""Reason of the one protocol error that an honest master may cause: its peer follows another."""
 
 _NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 
 
 class ProcessClock:
-    """The time as one process knows it: dead it is never called back, frozen or slow it is late.
+    """The clock of one process: late callbacks for a frozen or slow process, none for a dead one.
 
     Attributes:
-        missed_ns: how long its clock stood still in all.
+        missed_ns: total time for which the clock stood still.
     """
 
     def __init__(self, loop: VirtualLoop, host: SimHost) -> None:
@@ -70,24 +70,24 @@ class ProcessClock:
         self._loop = loop
 
     def now_ns(self) -> int:
-        """The present."""
+        """Return the time of this clock, in ns."""
         return self._loop.now_ns() - self.missed_ns
 
     def busy_ns(self) -> int:
-        """Processor time that the process has used."""
+        """Return the processor time that the process has used, in ns."""
         return self.host.run_queue.busy_ns
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back at ``when_ns``, or as soon as the process runs then."""
+        """Call ``callback`` at ``when_ns``, or as soon as the process runs after that."""
         return _ProcessTimer(self, when_ns, partial(callback, *args))
 
     def arm(self, when_ns: int, action: Callable[[], None]) -> Timer:
-        """Let ``action`` happen at ``when_ns`` of this clock, whatever the process does."""
+        """Call ``action`` at ``when_ns`` of this clock, even if the process does not run."""
         return self._loop.call_at_ns(when_ns + self.missed_ns, action)
 
 
 class _ProcessTimer:
-    """A pending call of a process."""
+    """A pending callback of a process."""
 
     def __init__(self, clock: ProcessClock, when_ns: int, callback: Callable[[], object]) -> None:
         self._clock = clock
@@ -96,7 +96,7 @@ class _ProcessTimer:
         self._timer = clock.arm(when_ns, self._due)
 
     def cancel(self) -> None:
-        """Forget the call."""
+        """Cancel the callback."""
         self._callback = None
         self._timer.cancel()
 
@@ -116,21 +116,21 @@ class _ProcessTimer:
 
 
 class MemoryStore:
-    """What a master's directory keeps; it outlasts the process."""
+    """The stored data of a master, in memory; it outlasts the process."""
 
     def __init__(self) -> None:
         self._kept: Remembered | None = None
 
     def load(self) -> Remembered | None:
-        """What was saved last; None if nothing is kept."""
+        """Return the data that was saved last; None: no data is stored."""
         return self._kept
 
     def save(self, remembered: Remembered) -> None:
-        """Keep it in memory."""
+        """Store ``remembered`` in memory."""
         self._kept = remembered
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop the stored data."""
         self._kept = None
 
 
@@ -152,7 +152,7 @@ class MasterProcess:
         self._checkers = parts.checkers
         self.clock = ProcessClock(parts.loop, host)
         self.heard_ns: dict[int, int] = {}
-        """Connection -> when it has brought the last message."""
+        """Connection -> time of its last message."""
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
         self.server = MasterServer(
             self.clock,
@@ -167,11 +167,11 @@ class MasterProcess:
         )
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen at the master's port."""
         await self.server.start(Address(self.host.name, MASTER_ADDRESS.port))
 
     def kill(self) -> None:
-        """Die at once."""
+        """Kill the process at once."""
         self.host.crash()
         self.server.close()
 
@@ -209,10 +209,10 @@ class MasterProcess:
 
 
 class _RecordingEngine(PeerEngine):
-    """Copies every input before anything is done with it: data that came early is added at once."""
+    """Copies every input before the engine uses it, because the engine adds early data at once."""
 
     inputs: dict[int, Array | None]
-    """By the number of the open call; a barrier has none."""
+    """Open call -> copy of its input; None: a barrier."""
 
     def _step(self, event: PeerEvent) -> None:
         if isinstance(event, ReduceCall):
@@ -224,7 +224,7 @@ class _RecordingEngine(PeerEngine):
             super()._step(event)
         except RemoteProtocolError as error:
             if error.reason != _OUTDATED:
-                raise Violation(f"a master has said what none may: {error.reason}") from error
+                raise Violation(f"a master broke the protocol: {error.reason}") from error
             raise
         for call in [call for call in self.inputs if self.calls.get(call) is None]:
             del self.inputs[call]
@@ -248,11 +248,11 @@ class PeerProcess:
         self.index = index
         self.address = Address(host.name, port)
         self.sync_ring: tuple[PeerId, ...] = ()
-        """Who was to take part in the synchronization that was asked for last."""
+        """Members that were to take part in the last requested synchronization."""
         self.results: dict[int, tuple[bytes, ReduceResult]] = {}
-        """Tag -> the last operation that was committed for a caller here, and its run."""
+        """Tag -> run and result of the last operation that committed for a caller here."""
         self.posted_sync = InRun(b"", _NO_OPERATION)
-        """The last operation that it has lent its shared state to."""
+        """The last synchronization that this process took part in."""
         self._losses = ToldLosses(self.name)
         self._parts = parts
         self._on_event = on_event
@@ -267,21 +267,21 @@ class PeerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been killed."""
+        """Whether the process has not been killed."""
         return self.host.alive
 
     @property
     def peer(self) -> PeerId:
-        """Its id in the run; 0 before it is registered."""
+        """Id of the process in the run; 0 before its registration."""
         return self.engine.machine.peer
 
     @property
     def run(self) -> bytes:
-        """The run it is or was in; empty before it is registered."""
+        """Run that the process is or was in; empty before its registration."""
         return self.engine.machine.run
 
     def life_phase(self) -> LifePhase:
-        """What it is doing right now."""
+        """Return what the process is doing right now."""
         machine = self.engine.machine
         if machine.standing in (Standing.OUTSIDE, Standing.JOINING, Standing.PENDING):
             return LifePhase.CONNECTING
@@ -304,12 +304,12 @@ class PeerProcess:
         return LifePhase.OTHER
 
     def kill(self) -> None:
-        """Die at once, as by SIGKILL."""
+        """Kill the process at once, as SIGKILL does."""
         self.host.crash()
         self._parts.loop.create_task(self.engine.close())
 
     def weight_of(self, post: Post) -> float | None:
-        """The weight that a caller gave; None: he gave none."""
+        """Return the weight that the caller gave; None: no weight."""
         call = self.engine.calls.get(post.call)
         if call is None or not isinstance(call.event, ReduceCall) or not post.descriptor.weighted:
             return None

@@ -1,4 +1,4 @@
-"""Runs one seed: the production runtime in virtual time, under the scenario's faults, checked."""
+"""Runs one seed: the production runtime in virtual time, with faults and checkers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pccl.stress.sim.stage import Seat, Stage
 from pccl.stress.sim.trace import Trace
 
 LIMIT_S = 250
-"""Virtual time after the last fault at which somebody evidently waits for ever: every deadline adds
-up to less."""
+"""Virtual seconds after the last fault at which a run fails: all deadlines add up to less, so a
+process waits for ever."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of one seed."""
+    """The result of one seed."""
 
     scenario: Scenario
     violation: str | None = None
@@ -80,7 +80,7 @@ class Simulation:
         loop.set_exception_handler(self._on_loop_error)
 
     def run(self) -> Verdict:
-        """Run to the end; never raises for what the run does."""
+        """Run to the end, and return the verdict; failures of the run do not raise."""
         verdict = self.verdict
         silence = logging.getLogger("pccl")
         level, silence.disabled = silence.level, True
@@ -146,20 +146,20 @@ class Simulation:
         for seat in seats:
             name, ending = seat.process.name, seat.workload.ended_with
             if ending not in ("finished", "left", "master lost"):
-                raise Violation(f"{name} ended with {ending}; it lives, and faults are over")
+                raise Violation(f"{name} ended with {ending}, but it lives, and faults are over")
         if self._settled and self.scenario.training is None:
             self._check_convergence([s for s in seats if s.workload.ended_with == "finished"])
 
     @property
     def _settled(self) -> bool:
-        """Whether everybody had the time to come (back)."""
+        """Whether all processes had the time to join, or to return."""
         scenario = self.scenario
         if not scenario.settles_ns or any(isinstance(f, MasterDeath) for f in scenario.faults):
             return False
         return self.stage.struck_ns <= scenario.ends_ns - scenario.settles_ns
 
     def _check_convergence(self, seats: list[Seat]) -> None:
-        """The last vote was one for all of a group."""
+        """Check that all members of a group ended with the same vote."""
         for group in range(self.scenario.groups):
             votes = {
                 seat.process.name: seat.workload.last_vote
@@ -167,11 +167,11 @@ class Simulation:
                 if seat.index % self.scenario.groups == group
             }
             if len(set(votes.values())) > 1:
-                raise Violation(f"group {group} has not come together again: {votes}")
+                raise Violation(f"members of group {group} ended with different votes: {votes}")
             self.checkers.done["converged"] += 1
 
     def _check_together(self) -> None:
-        """All who train are members of one run."""
+        """Check that all processes that train are members of one run."""
         if not self._settled or self.checkers.nobody_to_join:
             return
         seats = [seat for seat in self.stage.seats if seat.alive and not seat.is_over]
@@ -186,7 +186,7 @@ class Simulation:
     # -- errors ----------------------------------------------------------------------------------
 
     def _on_done(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
-        """Whatever goes wrong in a workload ends the run at once, before others wait in vain."""
+        """Stop the run at once if an application failed, before other processes wait in vain."""
         error = None if task.cancelled() else task.exception()
         if error is not None and (process.alive or isinstance(error, Violation)):
             self._errors.append(error)
@@ -198,7 +198,7 @@ class Simulation:
         loop.stop()
 
     def _clean_up(self) -> None:
-        """Leave no task and no loop behind, also after a failure."""
+        """Cancel all tasks and close the loop, also after a failure."""
         self._loop.set_exception_handler(lambda loop, context: None)
         self.stage.crash()
         tasks = [task for task in asyncio.all_tasks(self._loop) if not task.done()]
@@ -216,15 +216,15 @@ async def _settled(task: asyncio.Task[Any]) -> None:
 
 
 def run_scenario(scenario: Scenario) -> Verdict:
-    """Run a scenario."""
+    """Run a scenario, and return the verdict."""
     return Simulation(scenario).run()
 
 
 def run_seed(seed: int) -> Verdict:
-    """Run the scenario of one seed."""
+    """Run the scenario of one seed, and return the verdict."""
     return run_scenario(draw(seed))
 
 
 def run_training_seed(seed: int) -> Verdict:
-    """Run the scenario of one seed in which processes train."""
+    """Run the scenario of one seed in which processes train, and return the verdict."""
     return run_scenario(draw_to_train(seed))

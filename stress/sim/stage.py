@@ -1,4 +1,4 @@
-"""The stage of one run: master, peers and network, and what faults may do to them."""
+"""The stage of one run: its masters, peers and network, and what faults may do to them."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ _BELIEVERS = (Standing.PENDING, Standing.MEMBER)
 
 CALLER_LEFT = "caller left"
 CALLER_LEFT_DIVIDED = "caller left, masters divided"
-"""What is counted of callers: before their operation was done (whichever data moved then), and
-after."""
+"""Counts of callers that left, by phase: REDUCE_SCATTER before their operation was done (whatever
+data moved then), or DONE."""
 
 Watcher = Callable[["Seat", PeerEvent], None]
 
 
 def in_phase(kind: str, phase: LifePhase) -> str:
-    """How a summary counts what struck in a phase of life."""
+    """Return the name under which a summary counts ``kind`` in a phase of life."""
     return f"{kind} in {phase.value}"
 
 
 class Seat:
-    """One place in the run: a process and its application; after a restart, others."""
+    """One place in the run: a process and its application, which a restart replaces."""
 
     def __init__(self, index: int, process: PeerProcess, workload: Application, lips: Lips) -> None:
         self.index = index
@@ -72,21 +72,21 @@ class Seat:
 
     @property
     def alive(self) -> bool:
-        """Whether its present process was not killed."""
+        """Whether the present process of the seat is alive."""
         return self.process.alive
 
     @property
     def is_over(self) -> bool:
-        """Whether its application has ended."""
+        """Whether the application of the seat has ended."""
         return self.task is not None and self.task.done()
 
 
 class Stage:
-    """Everything that takes part in one run.
+    """The processes and the network of one run, and the operations of faults on them.
 
     Args:
-        parts: of the run.
-        excuses: told of what was done to whom.
+        parts: shared objects of the run.
+        excuses: records what faults do.
         on_done: called when an application has ended.
     """
 
@@ -101,14 +101,14 @@ class Stage:
         self.excuses = excuses
         self.seats: list[Seat] = []
         self.kills: Counter[str] = Counter()
-        """By the phase of life in which they came."""
+        """Phase of life -> number of kills."""
         self.strikes: Counter[str] = Counter()
-        """By kind of fault."""
+        """Kind of fault -> how often it struck."""
         self.struck_in: Counter[str] = Counter()
-        """By kind of fault, and the phase of life of its victim; and callers that have left."""
+        """Kind of fault and phase of its victim -> number of strikes; also callers that left."""
         self._divided_until_ns = 0
         self.struck_ns = 0
-        """When the last fault has struck."""
+        """Time at which the last fault struck."""
         self._loop = loop = parts.loop
         self._on_done = on_done
         self._watchers: list[Watcher] = []
@@ -155,15 +155,15 @@ class Stage:
     # -- what faults see -----------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        """The present."""
+        """Return the virtual time in ns."""
         return self._loop.now_ns()
 
     def at(self, when_ns: int, callback: Callable[..., object], *args: Any) -> None:
-        """Let something happen at a time of the run."""
+        """Call ``callback`` at a time of the run."""
         self._loop.call_at_ns(when_ns, callback, *args)
 
     def watch(self, watcher: Watcher) -> None:
-        """Be called after every event of a peer's machine."""
+        """Call ``watcher`` after every event of a peer's machine."""
         self._watchers.append(watcher)
 
     def struck(self, fault: Fault, phase: LifePhase | None = None) -> None:
@@ -174,57 +174,57 @@ class Stage:
         self.struck_ns = self.now_ns()
 
     def flipped(self, what: str, end: SimConnection) -> None:
-        """Bits of what arrives at ``end`` were changed."""
+        """Record flipped bits in data that arrived at ``end``. ``what``: name of the count."""
         self.struck_in[what] += 1
         self.struck_ns = self.now_ns()
         self.excuses.flipped(end)
 
     def divided(self, duration_ns: int) -> None:
-        """The first master lives, and some members cannot reach it for so long."""
+        """Record that some members cannot reach the living first master for ``duration_ns``."""
         self._divided_until_ns = max(self._divided_until_ns, self.now_ns() + duration_ns)
         self.excuses.masters_divided = True
 
     def name(self, index: int) -> str:
-        """The host of a process (-1: the master)."""
+        """Return the host name of a process (-1: the master)."""
         return MASTER_NAME if index == MASTER else f"p{index}"
 
     def names(self) -> list[str]:
-        """The hosts of all processes, the masters' first."""
+        """Return the host names of all processes, the masters' first."""
         masters = MASTERS if self.scenario.standby else (MASTER_NAME,)
         return [*masters, *(self.name(seat.index) for seat in self.seats)]
 
     def others(self, index: int, other: int | None = None) -> list[str]:
-        """The host of the ``other`` process; None: those of all but the one of ``index``."""
+        """Return the host name of process ``other``; None: the names of all except ``index``."""
         if other is not None:
             return [self.name(other)]
         return [name for name in self.names() if name != self.name(index)]
 
     def routes(self, index: int, other: int | None) -> list[HostRoute]:
-        """Both directions between a process and another one (None: all others)."""
+        """Return both directions between a process and another one (None: all others)."""
         name, route = self.name(index), self.network.route
         pairs = [(route(name, far), route(far, name)) for far in self.others(index, other)]
         return [each for pair in pairs for each in pair]
 
     def host(self, index: int) -> SimHost:
-        """Where a process runs."""
+        """Return the host of a process."""
         return self.network.hosts[self.name(index)]
 
     def clock(self, index: int) -> ProcessClock:
-        """The time as a process knows it."""
+        """Return the clock of a process."""
         return self.master.clock if index == MASTER else self.seats[index].process.clock
 
     def address(self, index: int) -> Address:
-        """Where a process listens."""
+        """Return the address at which a process listens."""
         return MASTER_ADDRESS if index == MASTER else self.seats[index].process.address
 
     def stranger(self) -> SimHost:
-        """A machine that nobody has invited."""
+        """Return the host of a stranger, which does not belong to the run."""
         if self._stranger is None:
             self._stranger = self.network.host("stranger")
         return self._stranger
 
     def lane_ends(self) -> list[SimConnection]:
-        """The ends of all connections between peers."""
+        """Return the ends of all connections between peers."""
         return [
             end
             for end in self.network.ends
@@ -234,7 +234,7 @@ class Stage:
     # -- what faults do ------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something that is no part of the library."""
+        """Run a task of a fault, which is no part of the library."""
         task = self._loop.create_task(work)
         self._spawned[task] = None
         task.add_done_callback(self._over)
@@ -246,7 +246,7 @@ class Stage:
             self._loop.call_exception_handler({"message": "a fault failed", "exception": error})
 
     def begin(self, seat: Seat, wait_ns: int) -> None:
-        """Start the application of a seat after a while."""
+        """Start the application of a seat after ``wait_ns``."""
 
         async def work(workload: Application) -> None:
             await workload.sleep(wait_ns)
@@ -258,7 +258,7 @@ class Stage:
 
     def _ended(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
         if not self.master.host.alive or self.excuses.was_cut_off(process.name):
-            self._note_majority(process.engine.roster)  # nobody may have heard its goodbye
+            self._note_majority(process.engine.roster)  # perhaps no master received its goodbye
         self._on_done(process, task)
 
     def kill(self, seat: Seat) -> bool:
@@ -274,7 +274,7 @@ class Stage:
         return True
 
     def _note_majority(self, roster: Roster | None) -> None:
-        """One of these members has gone without a word to a master."""
+        """Note that a member of ``roster`` is gone without a goodbye to a master."""
         if self.standby is None or roster is None:
             return
         seats = (seat for seat in self.seats if seat.alive and not seat.is_over)
@@ -283,7 +283,7 @@ class Stage:
             self.excuses.majority_died = True
 
     def restart(self, seat: Seat) -> None:
-        """Start a new process on the machine of one that was killed."""
+        """Start a new process on the machine of a killed one."""
         self.strikes["restart"] += 1
         self.struck_ns = self.now_ns()
         seat.process = self._build.peer(seat.index, seat.boots, seat.lips)
@@ -292,7 +292,7 @@ class Stage:
         self.begin(seat, 0)
 
     async def start(self) -> None:
-        """Let the masters listen."""
+        """Start the masters."""
         await self.master.start()
         if self.standby is not None:
             await self.standby.start()
@@ -306,15 +306,15 @@ class Stage:
 
     @property
     def standby_knows(self) -> bool:
-        """Whether the standby has learnt which run it may have to take up."""
+        """Whether the standby knows the run that it may have to take over."""
         return self.standby is not None and self.standby.server.machine.run != NO_RUN
 
     def restart_master(self, *, blank: bool) -> None:
-        """Start a new master on the address of the one that was killed."""
+        """Start a new master at the address of the killed one. ``blank``: without its data."""
         self.struck_ns = self.now_ns()
         self.excuses.master_restarted = True
         if self.standby is not None:
-            self.excuses.masters_divided = True  # some members may have gone to it meanwhile
+            self.excuses.masters_divided = True  # some members may follow the standby
         if self.checkers.training is not None:
             self.checkers.training.master_restarted()
         if blank:
@@ -323,7 +323,7 @@ class Stage:
         self.spawn(self.master.start())
 
     def close(self) -> None:
-        """Everybody has finished."""
+        """Close the masters, because all applications have ended."""
         self.master.server.close()
         if self.standby is not None:
             self.standby.server.close()
@@ -387,12 +387,12 @@ class Stage:
                     pass
 
     def everybody_is_member(self) -> bool:
-        """Whether all processes that live are members of the run."""
+        """Whether all living processes are members of the run."""
         alive = [seat.process.engine.machine for seat in self.seats if seat.alive]
         return all(machine.standing is Standing.MEMBER for machine in alive)
 
     def _quiet_since_ns(self) -> int:
-        """When the last fault was over, or will be."""
+        """Return when the last fault ended or will end, in ns."""
         planned = (fault.ends_ns for fault in self.scenario.faults)
         return max(self.struck_ns, self.excuses.until_ns, *planned, 0)
 
@@ -409,8 +409,8 @@ class Stage:
         return max((seat.process.engine.machine.term for seat in seats), default=0)
 
     def _waits(self, address: Address) -> bool:
-        # Who has left a round, or a reduce after he was done, still waits for its end; and that
-        # somebody is dead need not be known yet.
+        # A process that left a round, or a reduce after it was done, still waits for its end. And
+        # the run may not know yet that a process is dead.
         others = (seat.process for seat in self.seats if seat.process.address != address)
         return any(
             not process.alive
@@ -422,6 +422,6 @@ class Stage:
         )
 
     def crash(self) -> None:
-        """The run is over: nothing is called back any more."""
+        """Crash all hosts at the end of the run, so that no callback runs any more."""
         for host in list(self.network.hosts.values()):
             host.crash()

@@ -1,7 +1,7 @@
-"""The trace of a run: a hash over everything that happened, and the last lines of the story.
+"""The trace of a run: a hash of all events, and the last events as text.
 
-The hash is over values. It does not depend on how classes, modules and fields are called, so a
-change that only moves or renames code leaves it as it was.
+The hash covers values, but not the names of classes, modules and fields. So a change that only
+moves or renames code leaves the hash unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 
 
 class Trace:
-    """Collects what happens, in order."""
+    """Collects the events of a run, in order."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +32,7 @@ class Trace:
         self._story: deque[tuple[int, str, object]] = deque(maxlen=STORY_LINES_MAX)
 
     def note(self, now_ns: int, who: str, what: object) -> None:
-        """Something happened to ``who``: an event, or a line of text."""
+        """Record that ``what``, an event or a line of text, happened to ``who``."""
         self.count += 1
         self._hash.update(f"{now_ns} {who} {values_of(what)!r}\n".encode())
         if not _is_routine(what):
@@ -40,11 +40,11 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Hash of everything so far: equal if and only if the same things happened."""
+        """Hash of all events so far: equal if and only if the same events happened."""
         return self._hash.hexdigest()
 
     def story(self, lines: int = STORY_LINES_MAX) -> str:
-        """The last ``lines`` lines, for people."""
+        """Return the last ``lines`` events as text, without routine events."""
         entries = list(self._story)[-lines:]
         return "\n".join(
             f"{now_ns / NS_PER_S:14.9f} {who:<8} {what}" for now_ns, who, what in entries
@@ -52,7 +52,7 @@ class Trace:
 
 
 def _is_routine(what: object) -> bool:
-    """Whether it happens all the time: it counts for the hash, and is left out of the story."""
+    """Whether ``what`` happens all the time: the hash includes it, but the story does not."""
     if isinstance(what, str):
         return what.startswith(("deliver ", "writable "))
     return isinstance(what, MasterTick | Tick)
@@ -64,10 +64,10 @@ def _names(kind: type[object]) -> tuple[str, ...]:
 
 
 def values_of(what: object) -> object:
-    """What a value is made of, without the names of its classes.
+    """Return the content of a value, without the names of its classes.
 
     Raises:
-        TypeError: it has parts of a type whose ``repr`` may depend on where it lives.
+        TypeError: a part has a type whose ``repr`` may depend on its address.
     """
     kind = type(what)
     if kind in _PLAIN:
@@ -84,5 +84,5 @@ def values_of(what: object) -> object:
     if isinstance(what, set | frozenset):
         return sorted(repr(values_of(each)) for each in cast("Iterable[object]", what))
     if not is_dataclass(kind):
-        raise TypeError(f"a trace can't take a {kind.__name__}")
+        raise TypeError(f"a trace cannot hold a value of type {kind.__name__}")
     return [values_of(getattr(what, name)) for name in _names(kind)]

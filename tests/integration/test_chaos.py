@@ -128,7 +128,7 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         (["--link", "rate=5"], "rate=5 is not understood"),
         (["--scenario", "missing.json"], "missing.json"),
         (["--scenario", "bad.json"], "faults[0].kind: 'explode' is none of kill, restart"),
-        (["--scenario", "bad.json", "--peers", "3"], "--peers is said by the scenario file"),
+        (["--scenario", "bad.json", "--peers", "3"], "--peers is set by the scenario file"),
         (["--json", "no/such/folder.json"], "there is no folder"),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_file_that_is_no_scenario_is_named(tmp_path: Path) -> None:
     path.write_text('{"slots": [], "peers": "many"}')
     result = CliRunner().invoke(main, ["sim", "--scenario", str(path)])
     assert result.exit_code == 1
-    assert "is no scenario of this version" in result.output
+    assert "not a scenario of this version" in result.output
 
 
 def test_a_failing_scenario_is_reduced_and_still_fails_from_its_file(

@@ -187,7 +187,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
     with planted("rounds_not_counted"):
         verdict = run_scenario(scenario)
     assert verdict.violation is not None
-    assert "has taken back what peer" in verdict.violation
+    assert "reverted the contents of peer" in verdict.violation
 
 
 def test_the_work_of_a_run_is_waited_for() -> None:
@@ -224,7 +224,7 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
     with planted("residual_paid_twice"):
         verdict = run_scenario(scenario)
     assert verdict.violation is not None
-    assert "it owes what may have been paid" in verdict.violation
+    assert "residual may have been paid" in verdict.violation
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))

@@ -1,8 +1,7 @@
-"""What was heard of a run, and what is wrong with it.
+"""The record of a run, its judgement, and the report on it.
 
-* ``record``: everything that was heard in a run, in order. Whether it was well is said by
-  ``judge``.
-* ``judge``: what is wrong with a run, and the report on it.
-* ``plots``: the pictures of a run, drawn by matplotlib as SVG, which a page can hold.
-* ``report``: the report on a run: a JSON file, a page with pictures, and a few lines.
+* ``record``: everything that the harness received from the processes of a run.
+* ``judge``: judges a run: finds what is wrong, and makes the report.
+* ``plots``: plots of a run, drawn by matplotlib as SVG for a page.
+* ``report``: writes the report: a JSON file, a page with plots, and a few lines.
 """

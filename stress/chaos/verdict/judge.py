@@ -1,6 +1,6 @@
-"""What is wrong with a run, and the report on it.
+"""Judges a run: finds what is wrong, and makes the report.
 
-It sees the record only, and none of the code that it judges.
+The judge sees only the record, and none of the code that it judges.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pccl.stress.chaos.verdict.record import Findings, Life, RemovalSeen, RunRec
 from pccl.stress.timeline import MASTER, OF_MASTER, OF_PAIR, FaultKind
 
 _APART = re.compile(r"LINK_BROKEN: peers (\d+) and (\d+) ")
-"""Two members that cannot talk, by their ids."""
+"""The reason of a removal that names two members without a link, by their ids."""
 
 GROWTH_BYTES_MAX = 32 << 20
-"""Resident memory of one process may differ by this much between the beginning and the end: tensors
-of a few MiB come and go, and the allocator keeps some of what they took."""
+"""Maximum growth of the resident memory of a process: the allocator keeps some memory of tensors of
+a few MiB that come and go."""
 
 WARM_S = 60.0
-"""Memory is compared from here on: by then every kind of iteration has been there."""
+"""The judge compares memory from this time on: by then every kind of iteration has run."""
 
 WINDOW_S = 30.0
-"""Over which the median is taken at both ends."""
+"""Length of the first and the last window, whose medians the judge compares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came out.
+    """The result of a judgement.
 
     Attributes:
-        is_ok: whether all promises were kept.
-        report: the object that is written.
+        is_ok: whether the run kept all promises.
+        report: the report as a JSON object.
     """
 
     is_ok: bool
@@ -46,13 +46,13 @@ class Judgement:
 
 
 def judge(record: RunRecord, *, interrupted: bool = False) -> Judgement:
-    """Judge a run that has ended."""
+    """Judge a run that has ended, and make its report."""
     leaks, crashes, false_removals = Findings(), Findings(), Findings()
     for life in record.lives:
         _find_leaks(life, leaks)
         _find_crash(life, crashes)
         if life.hung:
-            record.hangs.texts.append("\n".join([f"{life.label} stands at", *life.said]))
+            record.hangs.texts.append("\n".join([f"{life.label} hangs at", *life.said]))
     for removal in record.removals:
         if not _is_explained(record, removal):
             at_s = removal.at_s - record.began_s
@@ -106,10 +106,10 @@ def judge(record: RunRecord, *, interrupted: bool = False) -> Judgement:
 
 
 def waits(record: RunRecord) -> dict[str, list[float]]:
-    """How long it took until the others went on: fault kind -> seconds.
+    """Return how long other peers waited for a result after each fault: kind -> seconds.
 
-    From each fault to the first operation that committed after it; with several groups concerned:
-    of the last of them.
+    A wait lasts from a fault to the first operation that committed after it. If a fault concerns
+    several groups, the last group counts.
     """
     times: dict[int, list[float]] = {}
     for (group, *_), operation in record.operations.items():
@@ -127,7 +127,7 @@ def waits(record: RunRecord) -> dict[str, list[float]]:
 
 
 def recovery_s(record: RunRecord) -> dict[str, dict[str, float]]:
-    """``waits`` as median, 95th percentile and maximum."""
+    """Return median, 95th percentile and maximum of ``waits``."""
     return {kind: _summary(each) for kind, each in sorted(waits(record).items())}
 
 
@@ -167,7 +167,7 @@ def _summary(times: Sequence[float]) -> dict[str, float]:
 
 
 def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
-    """Whether something was done to that process shortly before, or it was killed."""
+    """Whether a fault or a kill of the process, shortly before, explains ``removal``."""
     slack_s = blame_s(record.timeline)
     for life in record.lives:
         if life.index == removal.index and (life.killed or life.told_to_leave):
@@ -179,10 +179,10 @@ def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
             continue
         fault = done.fault
         if fault.kind in (FaultKind.GARBAGE, FaultKind.JOINERS, *OF_MASTER):
-            continue  # nobody may be removed for these
+            continue  # these explain no removal
         if fault.concerns(removal.index):
             return True
-        # Of two members that cannot talk either may have to go, also the one at the far end.
+        # Of two members without a link, the master may remove either, also the far one.
         pair = _APART.search(removal.text)
         ends = {record.indices.get(int(number)) for number in pair.groups()} if pair else ()
         if fault.kind in OF_PAIR and fault.other is None and fault.peer in ends:
@@ -191,9 +191,9 @@ def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
 
 
 def _may_lose_master(record: RunRecord, at_s: float) -> bool:
-    """Whether a master that knew nothing had begun a run with a newcomer.
+    """Whether a master without stored state may have begun another run at that time.
 
-    It cannot know better until a member of the old run returns; then it takes up that one.
+    It cannot know the old run until a member of that run returns; then it continues the old run.
     """
     slack_s = blame_s(record.timeline)
     return any(
@@ -208,7 +208,7 @@ def _find_crash(life: Life, crashes: Findings) -> None:
         return
     how = "has not ended"
     if life.exit_code is not None:
-        how = f"ended with {life.exit_code}"
+        how = f"ended with exit code {life.exit_code}"
         if life.exit_code < 0:
             how = f"ended by {signal.Signals(-life.exit_code).name}"
     said = "\n".join([*life.said][-30:])
@@ -225,14 +225,14 @@ def _find_leaks(life: Life, leaks: Findings) -> None:
             if ended > began:
                 leaks.add(f"{life.label} (pid {life.pid}): {ended} {what} at its end, not {began}")
     elif life.exit_code == 0:
-        leaks.add(f"{life.label} (pid {life.pid}) ended without saying what it still held")
+        leaks.add(f"{life.label} (pid {life.pid}) ended without a last sample of its resources")
     growth_bytes = _growth(life)
     if growth_bytes > GROWTH_BYTES_MAX:
-        leaks.add(f"{life.label} (pid {life.pid}): grew by {growth_bytes >> 20} MiB")
+        leaks.add(f"{life.label} (pid {life.pid}): memory grew by {growth_bytes >> 20} MiB")
 
 
 def _growth(life: Life) -> int:
-    """Bytes between the medians of its first and last window, after the warm-up."""
+    """Return the growth from the median of the first window to that of the last, in bytes."""
     samples = [each for each in life.samples if not each.ends]
     if not samples:
         return 0

@@ -1,4 +1,4 @@
-"""The pictures of a run, drawn by matplotlib as SVG, which a page can hold."""
+"""Plots of a run, drawn by matplotlib as SVG for a page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MARKS_MAX = 1500
 
 
 class PlotLine(NamedTuple):
-    """Points to be joined, ``x`` ascending."""
+    """The points of one line, in the order of ``x``."""
 
     label: str
     points: Sequence[tuple[float, float]]
 
 
 def over_time(lines: Sequence[PlotLine], marks: Sequence[float], x_max: float) -> str:
-    """Steps over seconds, with vertical lines at marks; as SVG."""
+    """Return step lines over seconds, with vertical lines at ``marks``, as SVG."""
     figure, axes = _blank(2.4)
     for line in lines:
         axes.step(*zip(*line.points, strict=True), where="post", label=line.label)
@@ -35,7 +35,7 @@ def over_time(lines: Sequence[PlotLine], marks: Sequence[float], x_max: float) -
 
 
 def dots(values: Mapping[str, Sequence[float]]) -> str:
-    """For each kind its values in seconds as dots in a row; as SVG."""
+    """Return the values of each kind, in seconds, as a row of dots, as SVG."""
     kinds = sorted(values, reverse=True)
     figure, axes = _blank(0.6 + 0.25 * max(len(kinds), 1))
     for row, kind in enumerate(kinds):
@@ -45,7 +45,7 @@ def dots(values: Mapping[str, Sequence[float]]) -> str:
 
 
 def world_sizes(record: RunRecord, seconds: float) -> list[PlotLine]:
-    """Contributors of the operations, in order; equal neighbours are one step."""
+    """Return the contributors of the operations by group; equal neighbours are one step."""
     points: dict[int, list[tuple[float, float]]] = {}
     ordered = sorted(record.operations.items(), key=lambda item: item[1].at_s)
     for (group, *_), operation in ordered:
@@ -60,7 +60,7 @@ def world_sizes(record: RunRecord, seconds: float) -> list[PlotLine]:
 
 
 def rates(record: RunRecord, seconds: float) -> PlotLine:
-    """Operations per second, in bins."""
+    """Return the operations per second, in bins."""
     width_s = max(1.0, seconds / BINS_MAX)
     counts = Counter(
         int((each.at_s - record.began_s) / width_s)
@@ -72,8 +72,8 @@ def rates(record: RunRecord, seconds: float) -> PlotLine:
 
 
 def _blank(height: float) -> tuple[Any, Any]:
-    """An empty figure and its axes, drawn without a display; matplotlib types half of it."""
-    # Imported here: only a page needs it, and an installation may lack it.
+    """Return an empty figure and its axes, without a display; matplotlib is only partly typed."""
+    # Imported here, because only a page needs matplotlib, which may not be installed.
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(10, height), layout="constrained")
@@ -81,7 +81,7 @@ def _blank(height: float) -> tuple[Any, Any]:
 
 
 def _svg(figure: Any) -> str:
-    """The element alone, which HTML takes without the declarations of a file; text stays text."""
+    """Return only the SVG element of a figure, as HTML needs it; text stays text."""
     matplotlib: Any = importlib.import_module("matplotlib")  # typed in part only
     found, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none"}):

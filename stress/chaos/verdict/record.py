@@ -1,4 +1,4 @@
-"""Everything that was heard in a run, in order. Whether it was well is said by ``judge``."""
+"""``RunRecord``: everything that the harness received from a run; ``judge`` judges it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pccl.stress.chaos.events import (
 from pccl.stress.timeline import MASTER, STANDBY, Timeline, TimelineFault
 
 SAID_LINES_MAX = 200
-"""Last lines of a process's complaints that are kept."""
+"""Number of last output lines that the record keeps of a process."""
 
 FINDINGS_MAX = 50
-"""Of a kind that are kept in words; all are counted."""
+"""Number of findings of a kind that the record keeps in words; it counts all of them."""
 
 HANDED_OVER = frozenset({"GOODBYE"})
-"""Causes of a removal that the peer itself asked for."""
+"""Causes of a removal for which the peer itself asked."""
 
 
 @dataclass(slots=True)
@@ -35,19 +35,19 @@ class Life:
     """One process, from its start to its end.
 
     Attributes:
-        index: of the process; ``MASTER`` or ``STANDBY``.
+        index: index of the process; ``MASTER`` or ``STANDBY``.
         pid: its process id.
-        began_s: when it was started.
-        ended_s: when it was heard to have ended.
-        exit_code: how; a signal's number below zero.
-        killed: by us; its end says nothing.
-        told_to_leave: by us; it has to end well.
-        comes_back: after it was killed, somebody takes its place.
-        progress_s: when it last had a result, or any other sign that all is well.
-        first_result_s: when it had its first result.
-        result_s: when it had its last one.
-        joined_s: when it became a member first.
-        samples: the first, and the newest ones.
+        began_s: time of its start.
+        ended_s: time at which the harness heard of its end.
+        exit_code: its exit code; below zero: number of the signal that killed it.
+        killed: whether the harness killed it, so that its end proves nothing.
+        told_to_leave: whether the harness told it to leave; it must end with 0.
+        comes_back: whether a new process takes its place after a kill.
+        progress_s: time of its last result, or of another sign that all is well.
+        first_result_s: time of its first result.
+        result_s: time of its last result.
+        joined_s: time at which it first became a member.
+        samples: samples of its resources, in order.
     """
 
     index: int
@@ -69,7 +69,7 @@ class Life:
 
     @property
     def label(self) -> str:
-        """What people read."""
+        """Name of the process for people."""
         names = {MASTER: "master", STANDBY: "standby"}
         return names.get(self.index, f"peer {self.index}")
 
@@ -79,8 +79,8 @@ class Operation:
     """One reduce that committed.
 
     Attributes:
-        at_s: when the first member had the result.
-        contributors: as that one was told.
+        at_s: time at which the first member had the result.
+        contributors: contributors in the first reported outcome.
     """
 
     at_s: float
@@ -89,7 +89,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class RemovalSeen:
-    """Somebody was removed from the run, by what the master or he himself says."""
+    """The removal of a peer from the run, as the master or the peer reports it."""
 
     at_s: float
     index: int
@@ -98,7 +98,7 @@ class RemovalSeen:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A fault that was carried out, between these times."""
+    """A fault that was carried out between these times."""
 
     fault: TimelineFault
     began_s: float
@@ -107,31 +107,31 @@ class Done:
 
 @dataclass(slots=True)
 class Findings:
-    """Things that are wrong, of one kind: all are counted, some kept in words."""
+    """Errors of one kind: all are counted, some are kept in words."""
 
     count: int = 0
     texts: list[str] = field(default_factory=list[str])
 
     def add(self, text: str) -> None:
-        """One more."""
+        """Count an error, and keep its text if there is room."""
         self.count += 1
         if len(self.texts) < FINDINGS_MAX:
             self.texts.append(text)
 
 
 class RunRecord:
-    """Everything that was heard in a run; all times are those of ``time.monotonic``.
+    """Everything that the harness received from a run; all times are those of ``time.monotonic``.
 
     Args:
-        timeline: what was planned.
+        timeline: the plan of the run.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.began_s = 0.0
-        """When all members were there."""
+        """Time at which all members had joined."""
         self.ended_s = 0.0
-        """When the run was told to end."""
+        """Time at which the harness told the run to end."""
         self.lives: list[Life] = []
         self.done: list[Done] = []
         self.skipped: Counter[str] = Counter()
@@ -144,7 +144,7 @@ class RunRecord:
         self.failures: Counter[str] = Counter()
         self.removals: list[RemovalSeen] = []
         self.lost_masters: list[RemovalSeen] = []
-        """Members that were told that their master is gone for good."""
+        """Members that got ``MasterLost``."""
         self.wrong_values = Findings()
         self.damaged_inputs = Findings()
         self.hangs = Findings()
@@ -152,14 +152,14 @@ class RunRecord:
         self.indices: dict[int, int] = {}
         """Id of a peer -> index of the process that had it last."""
         self._announced: list[tuple[Announced, int | None]] = []
-        """Removals, and who had the id then: a master without state gives ids anew."""
+        """Announced removals, and the index that had the id then: a blank master reuses ids."""
 
     def group_of(self, index: int) -> int:
-        """The group of a process."""
+        """Return the group of a process."""
         return index % self.timeline.groups
 
     def add(self, life: Life, event: Event) -> str | None:
-        """Add what a process has told; returns what is worth a line, if anything is."""
+        """Add an event of a process; return a line to show, or None."""
         match event:
             case Reduced():
                 return self._add_result(life, event)
@@ -188,7 +188,7 @@ class RunRecord:
         return None
 
     def finish(self, now: float) -> None:
-        """Nothing more will be heard."""
+        """End the record, because the harness will hear nothing more."""
         self.ended_s = self.ended_s or now
         for each, known in self._announced:
             cause = each.text.partition(":")[0]
@@ -197,11 +197,11 @@ class RunRecord:
                 self.removals.append(RemovalSeen(each.at, index, each.text))
 
     def newest(self, index: int) -> Life | None:
-        """The last process of an index."""
+        """Return the last process of an index."""
         return next((life for life in reversed(self.lives) if life.index == index), None)
 
     def ended_lives(self) -> Iterable[Life]:
-        """Those that ended."""
+        """Return the processes that ended."""
         return (life for life in self.lives if life.exit_code is not None)
 
     def without_result(self, living: Iterable[Life], since_s: float) -> list[Life]:
@@ -223,7 +223,7 @@ class RunRecord:
         ]
 
     def quiet_s(self, life: Life, now_s: float) -> float:
-        """How long a peer has been without progress although nothing was wrong with itself."""
+        """Return the seconds since a peer's last progress or last fault, whichever is later."""
         if life.index < 0:
             return 0.0
         ends = (done.ended_s for done in self.done if done.fault.concerns(life.index))

@@ -1,4 +1,4 @@
-"""The report on a run: a JSON file, a page with pictures, and a few lines."""
+"""Writes the report on a run: a JSON file, a page with plots, and a few lines."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ pre { white-space: pre-wrap; background: #f3f4f6; padding: .6rem }
 
 
 def write_json(judgement: Judgement, path: Path) -> None:
-    """Write the report as one object.
+    """Write the report as a JSON object.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.write_text(json.dumps(judgement.report, indent=2) + "\n")
 
 
 def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
-    """Write the report as one page that needs nothing else.
+    """Write the report as one self-contained HTML page.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     report = judgement.report
     seconds = max(1.0, record.ended_s - record.began_s)
@@ -71,8 +71,8 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
         f"<details><summary>Faults</summary><pre>{escape(chr(10).join(faults))}</pre></details>",
         "<h2>Operations per second</h2>",
         over_time([rates(record, seconds)], marks, seconds),
-        "<h2>Recovery</h2><p>Seconds from a fault to the first operation of the others that "
-        "committed after it.</p>",
+        "<h2>Recovery</h2><p>Seconds from a fault to the next operation of the other peers that "
+        "committed.</p>",
         dots(waits(record)),
         _table("fault", ["count", "median", "p95", "max"], report["recovery_s"]),
     ]
@@ -84,7 +84,7 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
 
 
 def show(judgement: Judgement, console: Console) -> None:
-    """Say how it went."""
+    """Print a summary of the report."""
     report = judgement.report
     if report["recovery_s"]:
         table = Table("fault", "count", "recovery median", "p95", "max")
@@ -103,7 +103,7 @@ def show(judgement: Judgement, console: Console) -> None:
 
 
 def headline(report: Mapping[str, Any]) -> str:
-    """What it was, in a line."""
+    """Return peers, seed, duration, faults and operations of a run in one line."""
     faults = sum(report["faults"].values())
     return (
         f"{report['peers']} peers, seed {report['seed']}, {report['seconds']:.0f} s, "

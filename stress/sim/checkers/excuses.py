@@ -1,8 +1,8 @@
-"""What was done to whom: which causes of a removal the faults of a run can have brought about.
+"""``Excuses``: records what faults did, and decides which removals that explains.
 
-Faults tell it what they do when they strike. A live process may be removed only if something was
-done to itself, to its connections, or to the master; and by a deadline only if nothing moved for
-about as long. So a verdict must name the culprit that was planted, and nobody else.
+Faults report here what they do when they strike. The master may remove a live process only if a
+fault hit the process, its connections or the master. It may remove a process by a deadline only if
+no data moved for about as long. So it must remove the victim of a fault, and no other process.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ _PAIR = re.compile(r"peers (\d+) and (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """Something that befell one process, or what is between two."""
+    """A fault of one process, or of the connections between two processes."""
 
     a: str
     b: str
-    """The other one; the same as ``a``: all of its connections."""
+    """The other host; the same as ``a``: all connections of ``a``."""
     since_ns: int
     until_ns: int
 
     def touches(self, a: str, b: str) -> bool:
-        """Whether it concerns what is between these two."""
+        """Whether the fault concerns the connections between ``a`` and ``b``."""
         if self.a == self.b:
             return self.a in (a, b)
         return {self.a, self.b} == {a, b}
 
     def lasted_s(self, since_ns: int, now_ns: int) -> float:
-        """For how long of that time."""
+        """Return how many seconds of the given time the fault lasted."""
         begin, end = max(self.since_ns, since_ns), min(self.until_ns, now_ns)
         return max(0, end - begin) / NS_PER_S
 
 
 class Excuses:
-    """Everything that has been done to the processes of one run.
+    """Records the faults of one run, and decides which failures they explain.
 
     Args:
-        timing: their deadlines.
-        latency_ns: the longest way between two of them.
-        now_ns: the present.
+        timing: deadlines of the processes.
+        latency_ns: longest one-way latency between two processes.
+        now_ns: returns the virtual time.
     """
 
     def __init__(self, timing: Timing, latency_ns: int, now_ns: Callable[[], int]) -> None:
@@ -63,70 +63,69 @@ class Excuses:
         self._flips: list[_Trouble] = []
         self._lags_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
-        """For how long the links of a host were slow in one go, at most."""
+        """Host -> longest time for which one fault made its links slow."""
         self._shut: set[str] = set()
         self.is_master_gone = False
-        """There will be no master any more."""
+        """Whether a fault killed the master, and no new one will start."""
         self.masters_died = False
-        """The standby has to take over, and waits for ever if too few members are left."""
+        """Whether the standby may have to take over, and may never get enough members for that."""
         self.majority_died = False
-        """Half of the members or more are dead at once, and there is a standby: nobody goes on."""
+        """Whether, in a run with a standby, half or more of the members died at once."""
         self.masters_divided = False
-        """Members may move to the standby, and the first master keep the others for a while.
-
-        Those stand still without a fault of their own, and may find that the run went on."""
+        """Whether members may follow the standby while the first master keeps the rest for a while.
+        The rest waits without a fault of its own, and may find that the run continued elsewhere."""
         self.master_restarted = False
-        """Another incarnation has begun: links are planned anew."""
+        """Whether the master was restarted; the new one plans the links again."""
         self.master_blank = False
-        """A master has started that knew of no run; a run that it begins gives way to an older
-        one."""
+        """Whether a master started with an empty store. If it begins a run, that run gives way to
+        an older one."""
 
     # -- what faults do ------------------------------------------------------------------------
 
     def broken(self, end: SimConnection) -> None:
-        """A connection ends."""
+        """Record that a fault ended the connection of ``end``."""
         self._note(end.local.host, end.remote.host, 0)
 
     def deadened(self, end: SimConnection) -> None:
-        """A connection delivers nothing any more and does not end; others of the pair live on."""
+        """Record that one connection delivers nothing more, but does not end; others still work."""
         patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
         self._note(end.local.host, end.remote.host, round(patience_s * NS_PER_S))
 
     def silenced(self, a: str, b: str, duration_ns: int) -> None:
-        """Nothing moves between two hosts, one way at least."""
+        """Record that no data moves between two hosts, in one direction at least."""
         self._note(a, b, duration_ns)
 
     def paused(self, host: str, duration_ns: int) -> None:
-        """The process there does not run."""
+        """Record that the process on ``host`` does not run."""
         self._note(host, host, duration_ns)
 
     def slowed(self, host: str, lag_ns: int) -> None:
-        """The process there does everything late."""
+        """Record that the process on ``host`` does everything up to ``lag_ns`` late."""
         self._lags_ns[host] += lag_ns
 
     def shut(self, host: str) -> None:
-        """Nobody can dial this host: two such never have a link."""
+        """Record that no host can dial ``host``; two such hosts never have a link."""
         self._shut.add(host)
 
     def are_apart(self, *hosts: str | None) -> bool:
-        """Whether neither of two hosts can dial the other."""
+        """Whether neither of two ``hosts`` can dial the other."""
         return self._shut.issuperset(hosts)
 
     def flipped(self, end: SimConnection) -> None:
-        """What has arrived on a connection was damaged: it is closed, and made again at once."""
+        """Record damaged data at ``end``: the connection closes, and a peer dials it again."""
         since_ns = self._now_ns()
         self._flips.append(_Trouble(end.local.host, end.remote.host, since_ns, since_ns))
 
     def garbled(self, a: str, b: str, duration_ns: int) -> None:
-        """What passes between two hosts is damaged, again and again.
+        """Record that data between two hosts is damaged again and again.
 
-        Longer than a fraction of the time in which connections are to come back, that is silence.
+        From a quarter of ``resume_s`` on, this counts as silence.
         """
         if duration_ns >= self._timing.ns(self._timing.resume_s) // 4:
             self._note(a, b, duration_ns)
 
     def narrowed(self, a: str, b: str, duration_ns: int) -> None:
-        """Little moves between two hosts."""
+        """Record that little data moves between two hosts."""
         for host in (a, b):
             self._narrow_ns[host] = max(self._narrow_ns.get(host, 0), duration_ns)
 
@@ -135,31 +134,31 @@ class Excuses:
         a, b = (MASTER_NAME if host in MASTERS else host for host in (a, b))
         self._troubles.append(_Trouble(a, b, since_ns, since_ns + duration_ns))
 
-    # -- what they excuse ----------------------------------------------------------------------
+    # -- what faults explain -------------------------------------------------------------------
 
     def removal(
         self, host: str, cause: RemovalCause, why: str, host_of: Callable[[int], str | None]
     ) -> bool:
-        """Whether the living process on ``host`` may have been removed for this.
+        """Whether faults explain that the master removed the living process on ``host``.
 
         Args:
-            host: where it runs.
-            cause: what the master says.
-            why: in words; they name others by their ids.
-            host_of: where the peer of an id runs.
+            host: host of the process.
+            cause: cause that the master names.
+            why: explanation of the master, which names other peers by id.
+            host_of: returns the host of a peer id; None: unknown id.
         """
         timing = self._timing
         with_master = self._any(host, MASTER_NAME)
         match cause:
             case RemovalCause.GOODBYE:
-                return False  # whoever leaves does it himself
+                return False  # only a peer itself says goodbye
             case RemovalCause.CONTROL_LOST:
                 lost = with_master or self.is_master_gone or self.masters_divided
                 return lost or self._resumed_late(host)
             case RemovalCause.CONNECTIONS_LOST:
                 accuser = self._accuser(why, host_of)
-                # A restarted master plans links anew, and some are given up for a moment. Members
-                # of one of two masters drop those whom it has removed.
+                # A restarted master plans links again, and peers drop some of them meanwhile. With
+                # two masters, members drop peers that their own master removed.
                 lanes = (
                     self.master_restarted
                     or self.masters_divided
@@ -172,7 +171,7 @@ class Excuses:
             case RemovalCause.SILENT:
                 return self._stood_still(host, MASTER_NAME, timing.deadline_s, master=False)
             case RemovalCause.STATE_CONFLICT:
-                return False  # they all have the same, or take what they get
+                return False  # all hold the same, or accept what they receive
             case RemovalCause.CROWDED_OUT:
                 return False  # no simulated run has so many newcomers
             case RemovalCause.TOO_SLOW:
@@ -185,7 +184,7 @@ class Excuses:
                 named = ({host_of(int(number)) for number in pair} for pair in _PAIR.findall(why))
                 other = next((ends - {host} for ends in named if host in ends), {None}).pop()
                 if other is None:
-                    return False  # nobody says whom it could not talk to
+                    return False  # the master names no pair with this peer
                 touched = self._any(host, other) or self.are_apart(host, other)
                 # After the second damaged lane in a row a link counts as down.
                 since_ns = self._now_ns() - timing.ns(timing.link_s)
@@ -193,7 +192,7 @@ class Excuses:
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
                 return touched or damaged or self.masters_divided
             case RemovalCause.UNREACHABLE:
-                # Its neighbour may be dead, and the master not have heard of that.
+                # Its neighbour may be dead without the master knowing.
                 neighbour = self._accuser(why, host_of)
                 return (
                     self.are_apart(host, neighbour)
@@ -205,9 +204,9 @@ class Excuses:
                 )
 
     def lost_master(self, host: str) -> bool:
-        """Whether the process on ``host`` may say that it has lost its master.
+        """Whether faults explain that the process on ``host`` reports a lost master.
 
-        One that was restarted waits for members to return before it speaks for the run.
+        A restarted master waits for members to return before it answers for the run.
         """
         if self.master_blank or self.may_stay_without_master:
             return True
@@ -221,33 +220,33 @@ class Excuses:
 
     @property
     def until_ns(self) -> int:
-        """When everything is over that has been done so far; it may lie ahead."""
+        """End of the last recorded fault, in ns; it may lie in the future."""
         return max((trouble.until_ns for trouble in self._troubles), default=0)
 
     def undialable(self, host: str) -> bool:
-        """Whether dials of this host may have failed."""
+        """Whether faults explain that dials of ``host`` failed."""
         troubled = self._troubles or self._flips or self._lags_ns or self._narrow_ns
         return host in self._shut or bool(troubled)
 
     @property
     def was_master_restarted(self) -> bool:
-        """Whether another incarnation had to find out what the one before had decided."""
+        """Whether a new master had to find out what the old one had decided."""
         return self.master_restarted or self.master_blank or self.masters_died
 
     @property
     def may_lack_majority(self) -> bool:
-        """Whether a master with a standby may have to begin a term with whoever is left."""
+        """Whether, in a run with a standby, a majority of the members may be gone."""
         return self.masters_died or self.majority_died
 
     @property
     def may_stay_without_master(self) -> bool:
-        """Whether it may be in vain to look for one again."""
+        """Whether a peer may look for a master in vain."""
         return self.is_master_gone or self.may_lack_majority
 
     def _resumed_late(self, host: str) -> bool:
-        """Whether a damaged connection to the master may have been made again too late.
+        """Whether ``host`` may have restored a damaged connection to the master too late.
 
-        The peer has to hear of the end, dial, and answer in two steps of the handshake.
+        The peer has to notice the end, dial, and answer in two steps of the handshake.
         """
         lag_s = (self._lags_ns[host] + self._lags_ns[MASTER_NAME]) / NS_PER_S
         damaged = any(flip.touches(host, MASTER_NAME) for flip in self._flips)
@@ -259,13 +258,13 @@ class Excuses:
     def _stood_still(
         self, host: str, other: str | None, wanted_s: float, *, master: bool = True
     ) -> bool:
-        """Whether nothing may have moved between the two (None: any other peer) for about so long.
+        """Whether faults may have stopped the data between two hosts for about ``wanted_s``.
 
         Args:
-            host: one of the two.
-            other: the other one.
-            wanted_s: the deadline.
-            master: whether it counts if the master itself stood still.
+            host: one of the two hosts.
+            other: the other host; None: any other peer.
+            wanted_s: the deadline, in seconds.
+            master: whether faults of the master itself count.
         """
         now_ns, timing = self._now_ns(), self._timing
         slack_s = timing.heartbeat_s + 3 * timing.tick_s + 8 * self._latency_ns / NS_PER_S

@@ -1,6 +1,6 @@
-"""Any two living members of a group can talk again once all faults are over.
+"""``LinkCheckers``: checks that living members have links once all faults are over.
 
-Each member looks at its own links before it says goodbye, whatever algorithm its calls have used.
+Each member checks its own links before it says goodbye, whatever algorithm its calls used.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.process import PeerProcess
 
 _LOOK_NS = NS_PER_S // 4
-"""Between two looks at a link that is down."""
+"""Time between two checks of a missing link."""
 
 
 class LinkCheckers:
-    """Looks at both ends of every link.
+    """Checks both ends of every link.
 
     Args:
         timing: deadlines of all processes.
-        done: what is counted.
-        now_ns: the present.
-        quiet_since_ns: when the last fault was over, which may lie ahead.
-        processes: all that there are, dead ones too.
+        done: counts of the run.
+        now_ns: returns the virtual time.
+        quiet_since_ns: returns the end of the last fault, which may lie in the future.
+        processes: returns all processes, also dead ones.
         are_apart: whether neither of two hosts can ever dial the other.
     """
 
@@ -45,14 +45,14 @@ class LinkCheckers:
         self._processes = processes
         self._are_apart = are_apart
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
-        """A dial into nothing that began before the faults were over ends, and then another one,
-        whose greeting is lost with a connection that was already dead."""
+        """Time for two dials that fail after the faults: one that began earlier, and one whose
+        greeting is lost with another dead connection."""
 
     async def check(self, process: PeerProcess, sleep: Sleep) -> None:
-        """A member is about to leave: wait until all of its links are up, for a bounded time.
+        """Wait until all links of a member that is about to leave are up, for a bounded time.
 
         Raises:
-            Violation: one stays down.
+            Violation: a link stays down.
         """
         began_ns = self._now_ns()
         waited = False
@@ -63,14 +63,14 @@ class LinkCheckers:
                 names = ", ".join(f"{other.name} (peer {other.peer})" for other in down)
                 raise Violation(
                     f"{process.name} (peer {process.peer}) has no link to {names}, although "
-                    f"nothing has gone wrong for {(self._now_ns() - since_ns) / NS_PER_S:.1f} s"
+                    f"no fault has struck for {(self._now_ns() - since_ns) / NS_PER_S:.1f} s"
                 )
             await sleep(_LOOK_NS)
         self._done["links that came back late"] += waited
         self._done["links at the end"] += len(self._partners(process))
 
     def _partners(self, process: PeerProcess) -> list[PeerProcess]:
-        """The living members that have this one in their group, and that it has in its own."""
+        """Return the living members that have ``process`` in their group, and are in its group."""
         return [
             other
             for other in self._processes()

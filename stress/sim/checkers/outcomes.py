@@ -1,13 +1,13 @@
-"""What must hold in every run, written apart from the code that it checks.
+"""``Checkers``: checks results, outcomes, inputs, memory and membership in every run.
 
 * A result equals the fold over the contributors that its outcome names, and is the same for all.
-* An operation has one outcome. One that is committed names all who began it as contributors, also
-  those who were lost since.
+* An operation has one outcome. A committed operation names all peers that began it as contributors,
+  also peers that were lost since.
 * Inputs are intact after every failure, and separate inputs always.
-* Nothing is written into a buffer after its call has returned.
+* The library writes nothing into a buffer after its call has returned.
 * Living members have a link to each other when they leave a run whose faults are over.
-* Whoever was inside hears that the place in the run is lost, from every call and handle.
-* Nobody is removed without a cause: nobody who is alive, unless something was done to him.
+* If a process loses its place in the run, every call and handle tells its caller.
+* The master removes a living process only if a fault explains the removal.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 Sleep = Callable[[int], Coroutine[Any, Any, None]]
-"""Lets so many nanoseconds of virtual time pass."""
+"""Waits for a number of nanoseconds of virtual time."""
 
 
 async def _pass(process: PeerProcess, sleep: Sleep) -> None:
-    """Nobody judges."""
+    """Check nothing."""
 
 
 class Violation(AssertionError):
@@ -49,7 +49,7 @@ class Violation(AssertionError):
 
 
 class InRun(NamedTuple):
-    """An operation, and its run: a master that knows of none begins another, with the same ids."""
+    """An operation and its run: a master that knows no run begins a new one, with the same ids."""
 
     run: bytes
     operation: OperationId
@@ -60,7 +60,7 @@ class InRun(NamedTuple):
 
 @dataclass(slots=True)
 class _Returned:
-    """A buffer whose call has returned, and what was in it then."""
+    """A buffer whose call has returned, and its content at that time."""
 
     who: str
     what: str
@@ -69,20 +69,19 @@ class _Returned:
 
 
 class Checkers:
-    """Hears of everything that the processes of one run do and see."""
+    """Checks everything that the processes of one run do and see."""
 
     def __init__(self, scenario: Scenario, excuses: Excuses) -> None:
         self.reduces = 0
         self.aborts = 0
         self.done: Counter[str] = Counter()
-        """What callers were told: broadcasts, barriers and handles that succeeded, and errors;
-        and how many lanes were cut."""
+        """Counts by name: calls that succeeded, errors that callers got, lanes that were cut."""
         self.state: StateCheckers | None = None
-        """Of shared state; None: there is none."""
+        """Checks shared state; None: the run has none."""
         self.training: TrainingCheckers | None = None
-        """Of processes that train; None: they don't."""
+        """Checks processes that train; None: they do not train."""
         self.before_goodbye: Callable[[PeerProcess, Sleep], Coroutine[Any, Any, None]] = _pass
-        """Judges the links of a process that has finished and is still a member."""
+        """Checks the links of a process that has finished and is still a member."""
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._weights: dict[tuple[InRun, PeerId], float] = {}
@@ -92,31 +91,31 @@ class Checkers:
         self._outcomes: dict[
             InRun, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
         ] = {}
-        """How each has ended, and who was told so, under which id."""
+        """Operation -> outcome, and the processes that received it, with their ids."""
         self._returned: list[_Returned] = []
         self._excuses = excuses
         self._addresses: dict[tuple[bytes, PeerId], Address] = {}
-        """Where the process of each id of each run listens: every process has a port of its own."""
+        """Run and id -> address of the process: every process has its own port."""
         self._admitted: dict[tuple[bytes, PeerId], tuple[int, int]] = {}
-        """How many members a run had when it admitted each of them, and how many had gone."""
+        """Run and id -> members of the run at its admission, and peers removed before."""
         self._gone: Counter[bytes] = Counter()
-        """Peers removed, by run."""
+        """Run -> number of removed peers."""
         self._left_behind: set[tuple[bytes, PeerId]] = set()
-        """Living members that a restarted master without a standby went on without."""
+        """Run and id of living members without which a restarted master continued (no standby)."""
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
-        """Of which run the process that listens there takes itself for a member, and under which
-        id; None: of none, or it is dead."""
+        """Run and id of which the process at an address believes to be a member; None: it is in no
+        run, or dead."""
         self.follows: Callable[[Address], int] = lambda address: 0
-        """The term of the master that the process that listens there follows."""
+        """Term of the master that the process at an address follows."""
         self.waits: Callable[[Address], bool] = lambda address: True
-        """Whether anybody but the process that listens there is in a call."""
+        """Whether any process except the one at an address is in a call."""
 
     # -- results -------------------------------------------------------------------------------
 
     def posted(
         self, operation: InRun, peer: PeerId, content: Array | None, weight: float | None = None
     ) -> None:
-        """A peer lends ``content`` (a copy of the input; a barrier has none) to an operation."""
+        """Record that ``peer`` began an operation with ``content``, a copy of its input."""
         self._entered.add((operation, peer))
         if weight is not None:
             self._weights[operation, peer] = weight
@@ -126,19 +125,19 @@ class Checkers:
     def given(
         self, operation: InRun, contributors: tuple[PeerId, ...]
     ) -> list[tuple[Array, float]]:
-        """What each of them has put into a weighted average, and its weight."""
+        """Return the input and weight of each contributor to a weighted average."""
         return [
             (self._inputs[operation, peer], self._weights[operation, peer]) for peer in contributors
         ]
 
     def began_intact(self, who: str, operation: InRun, peer: PeerId, original: Array) -> None:
-        """A call returned: its last attempt began with what the caller had given to the first."""
+        """Check that the last attempt of a call began with the input of the first one."""
         own = self._inputs.get((operation, peer))
         if own is not None and own.tobytes() != original.tobytes():
             raise Violation(f"{who}: an attempt before {operation} has changed the input")
 
     def was_interrupted(self, operation: InRun) -> None:
-        """A member was lost while an operation moved data."""
+        """Record that a member was lost while ``operation`` moved data."""
         self._interrupted.add(operation)
 
     def outcome(
@@ -148,20 +147,20 @@ class Checkers:
         peer: PeerId,
         outcome: tuple[bool, tuple[PeerId, ...]],
     ) -> None:
-        """A member is told how an operation has ended: whether committed, and who contributed.
+        """Check an outcome that a member received: whether committed, and the contributors.
 
-        A master that is restarted may decide anew what only the dead have seen. The same holds for
-        a member that was frozen and did not come back to it, if there is no standby. It wakes up,
-        reads the last words of the master before, and then hears that it was removed.
+        A restarted master may change an outcome that only dead processes have seen. Without a
+        standby, the same holds for a frozen member that did not return to it in time. That member
+        wakes up, reads the last messages of the old master, and then hears that it was removed.
         """
         committed, contributors = outcome
         if operation not in self._outcomes and operation in self._interrupted:
             self.done["repaired" if committed else "not repaired"] += 1
         entered = {peer for entered, peer in self._entered if entered == operation}
-        if operation.operation.tag == SYNC_TAG:  # of which those who are left are told
+        if operation.operation.tag == SYNC_TAG:  # its outcome names only members that are left
             entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
-            raise Violation(f"{operation} of {entered} was committed for {contributors}")
+            raise Violation(f"{operation} was begun by {entered}, but committed for {contributors}")
         if (operation.run, peer) in self._left_behind:
             return
         known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
@@ -178,12 +177,12 @@ class Checkers:
         if alive or address in seen_by:
             others = ", ".join(alive)
             raise Violation(
-                f"{operation} ended as {known} for {others}, and for {address} as {outcome}"
+                f"{operation} ended as {known} for {others}, but for {address} as {outcome}"
             )
         self._outcomes[operation] = (outcome, {address: peer})
 
     def known_committed(self, run: bytes, term: int) -> Iterator[OperationId]:
-        """The operations that any member that follows this master was told to be committed."""
+        """Yield the committed operations that a follower of the master of ``term`` knows of."""
         for operation, ((committed, _), seen_by) in self._outcomes.items():
             seen = committed and operation.run == run
             if seen and any(
@@ -200,7 +199,7 @@ class Checkers:
         slot: Slot,
         result: Array,
     ) -> None:
-        """A call returned with a result, in that run."""
+        """Check the result of a call that returned in ``run``."""
         self.reduces += 1
         operation, contributors = InRun(run, outcome.operation), outcome.contributors
         content = result.tobytes()
@@ -214,16 +213,16 @@ class Checkers:
                 self.done["weighted"] += 1
                 weights = [self._weights[operation, peer] for peer in contributors]
             if list(outcome.weights) != weights:
-                raise Violation(f"{who}: weights of {operation} are {weights}, not {outcome}")
+                raise Violation(f"{who}: {operation} has weights {weights}, not {outcome}")
             for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, weights, result):
                 values = [own[wrong] for own in inputs]
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
-                    f"{result[wrong]!r}, of {values!r} with weights {weights}"
+                    f"{result[wrong]!r}, from inputs {values!r} with weights {weights}"
                 )
             self._results[operation] = (contributors, content)
         elif known != (contributors, content):
-            raise Violation(f"{who}: {operation} differs from what another member got")
+            raise Violation(f"{who}: the result of {operation} differs from another member's")
 
     def _wrong(
         self,
@@ -234,7 +233,7 @@ class Checkers:
         weights: list[float],
         result: Array,
     ) -> list[int]:
-        """The indices at which a result cannot be right."""
+        """Return the indices at which a result cannot be right."""
         divisor = None
         if weights:
             inputs, divisor = weighed(inputs, weights)
@@ -253,25 +252,25 @@ class Checkers:
         root: int,
         result: Array,
     ) -> None:
-        """A broadcast returned: everybody has what the root had."""
+        """Check that a broadcast that returned gave the values of its root."""
         self.done["broadcast"] += 1
         if result.tobytes() != self._inputs[operation, contributors[root]].tobytes():
-            raise Violation(f"{who}: {operation} did not bring what rank {root} had")
+            raise Violation(f"{who}: {operation} did not give the values of its root, rank {root}")
 
     def passed_barrier(self, who: str, operation: InRun, contributors: tuple[PeerId, ...]) -> None:
-        """A barrier returned: everybody had come to it."""
+        """Check that all contributors had entered a barrier that returned."""
         self.done["barrier"] += 1
         for peer in contributors:
             if (operation, peer) not in self._entered:
-                raise Violation(f"{who}: {operation} was passed without peer {peer}")
+                raise Violation(f"{who}: {operation} returned before peer {peer} entered it")
 
     def failed(self, who: str, buffer: Array, original: Array) -> None:
-        """A call raised; its input must be what it was."""
+        """Check that a call that raised left its input unchanged."""
         self.aborts += 1
         self.untouched(who, buffer, original)
 
     def untouched(self, who: str, buffer: Array, original: Array) -> None:
-        """An input must be what it was."""
+        """Check that an input is unchanged."""
         if buffer.tobytes() != original.tobytes():
             wrong = np.flatnonzero(buffer != original)
             raise Violation(f"{who}: input damaged in {len(wrong)} of {len(buffer)} elements")
@@ -279,13 +278,13 @@ class Checkers:
     # -- memory --------------------------------------------------------------------------------
 
     def returned(self, who: str, what: str, buffer: Array) -> None:
-        """A call has returned: nobody but the caller may write into ``buffer`` from now on."""
+        """Watch ``buffer``, because its call returned: now only the caller may write into it."""
         self._returned.append(_Returned(who, what, buffer, buffer.tobytes()))
         if len(self._returned) > 256:
             self._look(self._returned.pop(0))
 
     def look_at_memory(self) -> None:
-        """Look at every buffer whose call has returned."""
+        """Check that the library wrote into no watched buffer, and into no shared state."""
         for entry in self._returned:
             self._look(entry)
         if self.state is not None:
@@ -298,17 +297,17 @@ class Checkers:
     # -- membership ----------------------------------------------------------------------------
 
     def registered(self, run: bytes, peer: PeerId, host: str, port: int) -> None:
-        """The master of a run has given an id to the process that listens there."""
+        """Record that the master of a run gave an id to the process that listens there."""
         self._addresses[run, peer] = Address(host, port)
 
     def admitted(self, run: bytes, peer: PeerId, world_size: int) -> None:
-        """The master of a run has made it a member, one of so many."""
+        """Record that the master of a run admitted ``peer`` as one of ``world_size`` members."""
         self._admitted[run, peer] = world_size, self._gone[run]
 
     def joined(self, who: str, run: bytes, peer: PeerId, seen: int, min_peers: int) -> None:
-        """A process that wanted so many hears that it is a member, and sees so many.
+        """Check that a process that asked for ``min_peers`` members was admitted to as many.
 
-        Fewer only if they have gone since the master admitted it.
+        It may see fewer members only if some have left since its admission.
         """
         world_size, gone_before = self._admitted[run, peer]
         gone = self._gone[run] - gone_before
@@ -319,15 +318,15 @@ class Checkers:
             )
 
     def removed(self, run: bytes, peer: PeerId, why: str) -> None:
-        """The master of a run has removed a peer."""
+        """Check that faults explain a removal by the master of a run."""
         self._gone[run] += 1
         address = self._addresses[run, peer]
         if self.believes(address) != (run, peer):
-            return  # killed, gone by itself, or it has another id by now: nobody has lost a place
+            return  # it was killed, has left, or has another id by now: it lost no place
         cause = RemovalCause[why.split(":")[0]]
         waits = self.waits(address) or self._excuses.masters_divided
         if cause is RemovalCause.SILENT and "awaited" in why and not waits:
-            raise Violation(f"peer {peer} ({address.host}) was removed, and nobody waited: {why}")
+            raise Violation(f"peer {peer} ({address.host}) was removed, but no peer waited: {why}")
         if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
@@ -335,43 +334,43 @@ class Checkers:
             self._left_behind.add((run, peer))
 
     def undialable(self, run: bytes, peer: PeerId, why: str) -> None:
-        """The master of a run says that nobody can dial a peer."""
+        """Check that faults explain why the master of a run calls ``peer`` undialable."""
         address = self._addresses[run, peer]
         if self.believes(address) == (run, peer) and not self._excuses.undialable(address.host):
-            raise Violation(f"peer {peer} ({address.host}) can be dialled, and is told: {why}")
+            raise Violation(f"peer {peer} ({address.host}) is dialable, but the master says: {why}")
         self.done["undialable"] += 1
 
     def removed_together(self, lost: int, left: int) -> None:
-        """A master that has a standby has removed so many at once that had not said goodbye."""
+        """Note that a master with a standby removed ``lost`` peers at once; ``left`` remain."""
         if lost >= left and lost:
             self._excuses.majority_died = True
 
     def not_removed(self, peer: PeerId, waited_s: float) -> None:
-        """A busy master lets others wait for a silent peer for longer than the deadline."""
-        raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, and a member")
+        """Raise ``Violation``: a busy master kept a silent peer for longer than the deadline."""
+        raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, but a member")
 
     def may_raise(self, host: str, error: PCCLError) -> None:
-        """The process there has lost its place, or found none."""
+        """Check that faults explain a ``MasterLost`` of the process on ``host``."""
         if isinstance(error, MasterLost) and not self._excuses.lost_master(host):
-            raise Violation(f"{host} has lost its master, which lives: {error}")
+            raise Violation(f"{host} reports a lost master, but no fault explains that: {error}")
 
     @property
     def nobody_to_join(self) -> bool:
-        """Whether there may be no master any more that admits anybody."""
+        """Whether the run may have no master any more that admits newcomers."""
         return self._excuses.may_stay_without_master
 
     def handles_told(self, who: str, failures: list[PCCLError]) -> None:
-        """These are the failures of calls and handles of one step, in that order.
+        """Check the failures of the calls and handles of one step, in that order.
 
-        A lost place ends all that were open, and all that was launched before a caller was told.
+        A lost place fails all open operations, and all launches before a caller hears of it.
         """
         losses = {type(error) for error in failures if isinstance(error, Evicted | MasterLost)}
         if len(losses) > 1:
-            raise Violation(f"{who} lost its place in two ways: {failures}")
+            raise Violation(f"{who} lost its place for two different reasons: {failures}")
         if losses and len(failures) > 1:
             self.done["handles told of a loss"] += 1
         if any(isinstance(error, NotConnected) for error in failures) and not losses:
-            raise Violation(f"{who} was not told how it has lost its place: {failures}")
+            raise Violation(f"{who} got NotConnected, but no reason for its lost place: {failures}")
 
     def _host_of(self, run: bytes, peer: int) -> str | None:
         address = self._addresses.get((run, PeerId(peer)))

@@ -1,9 +1,9 @@
-"""What compression leaves out of rounds is made good once, written apart from the code it checks.
+"""``ResidualCheckers``: checks that members pay back the rounding error of rounds once.
 
-* What a round has brought is what its contributors have put in, and what they had owed before it,
-  less what each of them owes after it.
-* Nobody owes anything else in its next round: residuals advance when a round is committed, stay
-  when it is not, and are forgotten by who was told something else at first, or nothing.
+* The result of a round is the sum of its contributions, plus the residuals of the contributors
+  before it, minus their residuals after it.
+* A residual advances when its process sees the round committed, and otherwise stays. A process
+  forgets its residual if the ledger contradicts what it saw.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ Floats = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
 _TOLERANCE = 2.0**-18
-"""Of float32 arithmetic, as a share of the largest value; a residual is larger by far."""
+"""Error of float32 arithmetic, relative to the largest value; residuals are far larger."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """One fragment of one process."""
+    """The residual of one fragment of one process."""
 
     owed: Floats | None = None
-    """After the last round that it has seen committed; None: nothing."""
+    """Residual after the last round that the process saw committed; None: no residual."""
     is_void: bool = False
-    """Whether that is not what it owes: the last round has ended otherwise than it had seen."""
+    """Whether ``owed`` is void, because the last round ended otherwise than the process saw."""
     may_be_void: bool = False
-    """Whether it may have been forgotten: rounds that it had seen are gone with their run."""
+    """Whether ``owed`` may be void, because rounds that the process saw are gone with their run."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """What is known of one that is committed."""
+    """A committed round."""
 
     result: Wide
     weight: float
-    """Of an average contributor."""
+    """Mean weight of a contributor."""
     missing: set[PeerId]
-    """Who has not said yet what it owes."""
+    """Contributors whose new residual is not known yet."""
     changes: list[Wide] = field(default_factory=list[Wide])
 
 
 class ResidualCheckers:
-    """Hears of every round that is compressed.
+    """Checks the residuals of every compressed round.
 
     Args:
-        done: counts what was checked.
+        done: counts of the run.
     """
 
     def __init__(self, done: Counter[str]) -> None:
         self._done = done
         self._accounts: dict[tuple[int, int], _Account] = {}
-        """By axis and fragment."""
+        """Axis and fragment -> residual."""
         self._seen: dict[tuple[int, int], dict[int, bool]] = {}
-        """Likewise, by number of the round: whether it was seen to be committed."""
+        """Axis and fragment -> number of a round -> whether the process saw it committed."""
         self._rounds: dict[InRun, _Round] = {}
 
     def begins(self, who: str, axis: int, fragment: int, number: int, owed: Floats | None) -> None:
-        """A process puts work into a round, and this is what it owes from before."""
+        """Check the residual ``owed`` that a process brings into a round."""
         self._seen.setdefault((axis, fragment), {})[number] = False
         account = self._account(axis, fragment)
         is_void = account.is_void or (account.may_be_void and owed is None)
         expected = None if is_void else account.owed
         if not _are_equal(owed, expected):
-            words = "what may have been paid" if account.is_void else "not what was left out last"
-            raise Violation(f"{who}: it owes {words} in round {number}: {owed} and not {expected}")
+            words = "may have been paid" if account.is_void else "is wrong"
+            raise Violation(f"{who}: residual {words} in round {number}: {owed}, not {expected}")
         account.owed, account.is_void, account.may_be_void = owed, False, False
 
     def failed(self, who: str, axis: int, fragment: int, owed: Floats | None) -> None:
-        """It has not seen the round committed, and owes this."""
+        """Check that a round that the process did not see committed left its residual unchanged."""
         if not _are_equal(owed, self._account(axis, fragment).owed):
-            raise Violation(f"{who}: what it owed was changed by a round that it has not seen end")
+            raise Violation(f"{who}: a round that it did not see committed changed its residual")
 
     def alone(self, axis: int, fragment: int, number: int) -> None:
-        """There was nobody to reduce with: the work is applied as it is."""
+        """Record a round of a process that was alone, and applied its work as it was."""
         self._seen.setdefault((axis, fragment), {})[number] = True
 
     def returned(
@@ -95,18 +95,18 @@ class ResidualCheckers:
         total: Wide,
         owed: Floats | None,
     ) -> None:
-        """It has seen the round committed, and owes this now.
+        """Check the residual of a process that saw a round committed.
 
         Args:
-            who: has.
-            axis: its places.
-            fragment: of the round.
-            number: of the round.
-            operation: its reduce.
-            peer: its id there.
-            parts: what each contributor has put in, and its weight.
-            total: the average times all weights.
-            owed: what it owes.
+            who: name of the process.
+            axis: its axis.
+            fragment: fragment of the round.
+            number: number of the round.
+            operation: reduce of the round.
+            peer: id of the process in it.
+            parts: input and weight of each contributor.
+            total: the average times the sum of the weights.
+            owed: new residual of the process.
         """
         account = self._account(axis, fragment)
         change = _wide(account.owed, len(total)) - _wide(owed, len(total))
@@ -123,7 +123,7 @@ class ResidualCheckers:
             known = self._rounds[operation] = _Round(total - exact, mean, set(parts))
         known.missing.discard(peer)
         known.changes.append(change)
-        # Who has done nothing owes nothing either: what it has rounded for others is lost.
+        # A process without work has no residual, and its rounding errors for others are lost.
         all_pay = all(np.any(part) for part, _ in parts.values())
         if not known.missing and all_pay:
             self._check(who, operation, known, float(np.abs(total).max(initial=1.0)))
@@ -132,17 +132,17 @@ class ResidualCheckers:
         made_good = known.weight * sum(known.changes, start=np.zeros(len(known.result)))
         off = float(np.abs(known.result - made_good).max(initial=0.0))
         if off > _TOLERANCE * size * len(known.changes):
-            raise Violation(f"{who}: {off} of {operation} is neither in the result nor owed")
+            raise Violation(f"{who}: {off} of {operation} is in neither result nor residuals")
         self._done["residuals checked"] += 1
 
     def settled(self, axis: int, fragment: int, applied: dict[int, bool], *, gone: bool) -> None:
-        """A process is back in the run.
+        """Record that a process has returned to the run.
 
         Args:
-            axis: its places.
-            fragment: which.
-            applied: of rounds that it had not merged, whether its work is in the run.
-            gone: whether the run lacks rounds that it had.
+            axis: its axis.
+            fragment: the fragment.
+            applied: number of a round that it had not merged -> whether its work is in the run.
+            gone: whether the run lacks rounds that the process had.
         """
         seen = self._seen.pop((axis, fragment), {})
         account = self._account(axis, fragment)

@@ -1,13 +1,13 @@
-"""What must hold of shared state in every run, written apart from the code that it checks.
+"""``StateCheckers``: checks the synchronization of shared state.
 
-* After a synchronization all have, byte by byte, what one of them had when it made the call, with
-  the same revision and lineage. What may differ is that of a source, or the own.
-* After a failure every tensor is what it was, and so are revision and lineage. Nobody writes into
-  a tensor before the outcome, or after the call.
-* The elected revision and contents are those of the rule, and what the master expects is what the
-  last synchronization has left that any member knows of.
-* As many bytes come as there are in the pieces that differ.
-* ``verify`` tells whether contents differ, and names a tensor that does.
+* After a synchronization all members hold, byte by byte, what one of them held when it made the
+  call, with the same revision and lineage. Tensors that may differ come from a source, or stay.
+* A failure changes no tensor, revision or lineage. The library writes into a tensor neither before
+  the outcome nor after the call.
+* The elected revision and contents follow the rule. The master expects the result of the last
+  synchronization that any member knows of.
+* A member receives as many bytes as its differing pieces have.
+* ``verify`` reports whether contents differ, and names a tensor that differs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SENDS = SharedStateSyncStrategy.SEND_ONLY
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a member had when it made the call."""
+    """The offer and contents of a member when it made the call."""
 
     offer: Offer
     contents: Contents
@@ -53,17 +53,17 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class _Attempts:
-    """Those of one call."""
+    """The attempts of one call."""
 
     contents: list[Contents]
-    """What its process had in each."""
+    """Contents of the process at each attempt."""
     wanted: set[tuple[bytes, bytes | None]]
-    """What it was to have in the end, as the members were told."""
+    """Elected digests: of tensors that must be equal, and of tensors that may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a process had when it made a call."""
+    """Contents, revision and lineage of a process when it made a call."""
 
     contents: Contents
     revision: int
@@ -71,13 +71,13 @@ class Before:
 
     @staticmethod
     def of(state: SimState) -> Before:
-        """Copy it."""
+        """Copy contents, revision and lineage of ``state``."""
         return Before(state.contents(), state.revision, state.lineage)
 
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """What a master's machine was asked, and what it has answered."""
+    """The input and the answer of one election on a master's machine."""
 
     offers: Sequence[tuple[PeerId, Offer]]
     expected: Expected
@@ -86,14 +86,13 @@ class Election:
 
 
 class StateCheckers:
-    """Hears of everything that the processes of one run do with shared state.
+    """Checks everything that the processes of one run do with shared state.
 
     Args:
-        syncs: what they have.
-        done: counts what has happened.
-        known: tells which committed operations of a run any member knows of that follows the master
-            of a term.
-        may_part: for a while there may be two masters, one of which can commit nothing.
+        syncs: the shared state, and how members synchronize it.
+        done: counts of the run.
+        known: returns the committed operations of a run that a follower of a term's master knows.
+        may_part: whether the run may have two masters for a while, one of which can commit nothing.
     """
 
     def __init__(
@@ -110,51 +109,51 @@ class StateCheckers:
         self._known = known
         self._given: dict[InRun, dict[PeerId, _Given]] = {}
         self._calls: dict[str, _Attempts] = {}
-        """The last call of each process."""
+        """Process -> attempts of its last call."""
         self._revisions: dict[str, int] = {}
-        """The revision that each process offered last."""
+        """Process -> revision that it offered last."""
         self._needed: dict[str, bool] = {}
-        """Whether each process had anything to receive in the last synchronization that began."""
+        """Process -> whether it lacked contents in the last synchronization that began."""
         self._results: dict[InRun, tuple[int, Contents]] = {}
-        """Revision and shared contents of what was committed."""
+        """Committed synchronization -> revision and shared contents."""
         self._groups: dict[tuple[bytes, PeerId], int] = {}
         self._states: list[SimState] = []
         self._elections: list[Election] = []
-        """That nobody has judged yet."""
+        """Elections that ``judge`` has not checked yet."""
 
     # -- memory ----------------------------------------------------------------------------------
 
     def owns(self, state: SimState) -> None:
-        """A process has it."""
+        """Watch the shared state of a process."""
         self._states.append(state)
 
     def look_at(self, state: SimState) -> None:
-        """Nobody but its process may have written into it."""
+        """Check that only its own process has written into ``state``."""
         if not state.is_lent_in_place and not state.is_intact:
-            raise Violation(f"{state.holder}: its shared state was written behind its back")
+            raise Violation(f"{state.holder}: the library wrote into its shared state after a call")
 
     def look_at_memory(self) -> None:
-        """Look at every state there was."""
+        """Check the shared state of every process that ever ran."""
         for state in self._states:
             self.look_at(state)
 
     # -- the election ----------------------------------------------------------------------------
 
     def calls(self, name: str) -> None:
-        """A process is about to make a call."""
+        """Record that a process is about to make a call."""
         self._calls[name] = _Attempts([], set())
 
     def offered(
         self, name: str, operation: InRun, peer: PeerId, offer: Offer, contents: Contents
     ) -> None:
-        """A member takes part with these contents."""
+        """Record the offer and contents with which a member takes part."""
         self._given.setdefault(operation, {})[peer] = _Given(offer, contents)
         self._groups[operation.run, peer] = operation.operation.group
         self._calls[name].contents.append(contents)
         self._revisions[name] = offer.revision
 
     def begun(self, name: str, peer: PeerId, elected: Elected) -> None:
-        """A member is told what is elected, perhaps something else than before."""
+        """Record the elected contents that a member received; a later attempt may elect others."""
         extra = elected.extra if peer in elected.outdated and elected.extra_sources else None
         self._calls[name].wanted.add((elected.content, extra))
         needy = peer in elected.behind or peer in elected.outdated
@@ -162,7 +161,7 @@ class StateCheckers:
 
     @contextmanager
     def hear_elections(self) -> Generator[None]:
-        """Note what the machines of all masters elect."""
+        """Record the elections of all masters while the block runs."""
 
         def elect_and_tell(
             offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int
@@ -175,66 +174,66 @@ class StateCheckers:
             yield
 
     def take_elections(self) -> list[Election]:
-        """Those since the last call."""
+        """Return the elections since the last call of this method."""
         taken, self._elections = self._elections, []
         return taken
 
     def judge(self, run: bytes, term: int, election: Election) -> None:
-        """The master of a run has held an election."""
+        """Check an election that the master of a run held."""
         offers, expected, verdict = election.offers, election.expected, election.verdict
         if not self._may_part:
             self._check_expected(run, term, offers[0][0], expected)
         contents = {offer.content for _, offer in offers}
         if offers[0][1].purpose is SyncPurpose.VERIFY:
             if isinstance(verdict, Elected) is not (len(contents) == 1):
-                raise Violation(f"of {len(contents)} different contents verify says {verdict}")
+                raise Violation(f"for {len(contents)} different contents verify says {verdict}")
             return
         right = _winner([offer for _, offer in offers], expected, election.commits)
         if right is None or isinstance(verdict, Unavailable):
             if right is not None or not isinstance(verdict, Unavailable):
-                raise Violation(f"{right} should be elected of {offers}, and is {verdict}")
+                raise Violation(f"{right} should win among {offers}, but the result is {verdict}")
             return
         revision, content = right
         if isinstance(verdict, Differ):
             sends = {offer.content for _, offer in offers if offer.strategy is _SENDS}
             surprised = any(o.unchanged and o.content != content for _, o in offers)
             if len(sends) < 2 and not surprised:
-                raise Violation(f"no conflict in {offers}, but {verdict}")
+                raise Violation(f"{offers} have no conflict, but the result is {verdict}")
             return
         has = [peer for peer, offer in offers if offer.content == content]
         sources = {peer for peer, offer in offers if peer in has and offer.strategy != _RECEIVES}
         behind = {peer for peer, _ in offers if peer not in has}
         found = (verdict.revision, verdict.content, set(verdict.sources), set(verdict.behind))
         if found != (revision, content, sources, behind):
-            raise Violation(f"revision {revision} should be elected of {offers}, not {verdict}")
+            raise Violation(f"revision {revision} should win among {offers}, not {verdict}")
 
     def _check_expected(self, run: bytes, term: int, member: PeerId, expected: Expected) -> None:
-        """What nobody knew who came back may be forgotten by a master that was restarted."""
+        """Check what the master expects; after a restart it may lack what no member still knows."""
         group = self._groups[run, member]
         known = (o for o in self._known(run, term) if InRun(run, o) in self._results)
         newest = max((o for o in known if o.group == group), key=_place, default=None)
         lineage = expected.lineage
         if lineage is None:
             if newest is not None:
-                raise Violation(f"the master has forgotten {newest}")
+                raise Violation(f"the master does not know {newest}, but a member does")
             return
         if newest is not None and lineage.run == run and _place(lineage.operation) < _place(newest):
-            raise Violation(f"the master expects what follows {lineage}, and not {newest}")
+            raise Violation(f"the master expects the successor of {lineage}, not of {newest}")
         result = self._results.get(InRun(lineage.run, lineage.operation))
         if result is not None and expected.revision != result[0] + 1:
-            raise Violation(f"{expected} is expected after revision {result[0]}")
+            raise Violation(f"the master expects {expected} after revision {result[0]}")
 
-    # -- what callers are told -------------------------------------------------------------------
+    # -- results of callers --------------------------------------------------------------------
 
     def out_of_step(self, name: str) -> None:
-        """A synchronization that this process had left was committed: it must resynchronize."""
+        """Check that a process that must resynchronize had contents to receive."""
         if not self._needed.get(name, True):
             raise Violation(f"{name} must resynchronize, but had nothing to receive")
 
     def synchronized(
         self, who: str, run: bytes, peer: PeerId, info: SharedStateSyncInfo, state: SimState
     ) -> None:
-        """A synchronization has returned to the process that has this state."""
+        """Check a synchronization that returned to the process with this state."""
         tensors = self._syncs.tensors
         outcome = outcome_of(info)
         operation, elected = InRun(run, outcome.operation), outcome.elected
@@ -243,45 +242,45 @@ class StateCheckers:
         if (state.revision, state.lineage) != (elected.revision, Lineage(*operation)):
             raise Violation(
                 f"{who}: after {operation} it has revision {state.revision} of {state.lineage}, "
-                f"and {elected.revision} was elected"
+                f"but revision {elected.revision} was elected"
             )
         common = shared(now, tensors)
         known = self._results.setdefault(operation, (elected.revision, common))
         if known != (elected.revision, common):
-            raise Violation(f"{who}: {operation} has left something else there than elsewhere")
+            raise Violation(f"{who}: {operation} gave other contents than on another member")
         sources = [
             one.contents
             for one in given.values()
             if one.offer.content == elected.content and one.offer.strategy is not _RECEIVES
         ]
         if common not in [shared(contents, tensors) for contents in sources]:
-            raise Violation(f"{who}: {operation} has brought what nobody had")
+            raise Violation(f"{who}: {operation} gave contents that no source held")
         keeps = mine.offer.strategy is _SENDS or mine.offer.unchanged
         if keeps and common != shared(mine.contents, tensors):
-            raise Violation(f"{who}: {operation} has changed what was to be kept")
+            raise Violation(f"{who}: {operation} changed contents that it should keep")
         extras = [free(mine.contents, tensors)]
         if peer in elected.outdated:
             heirs = (given[heir].contents for heir in elected.extra_sources if heir in given)
             theirs = [free(contents, tensors) for contents in (*sources, *heirs)]
-            extras = theirs + ([] if elected.extra_sources else extras)  # no such source is left
+            extras = theirs + ([] if elected.extra_sources else extras)  # no source of them is left
         if free(now, tensors) not in extras:
-            raise Violation(f"{who}: {operation} has brought, or not, what may differ")
+            raise Violation(f"{who}: {operation} gave wrong contents of tensors that may differ")
         self._check_bytes(who, info, state, now)
         self._count(info)
 
     def unwritten(self, who: str, before: Contents, state: SimState) -> None:
-        """A call has returned that does not write into the tensors."""
+        """Check that joining the run left the tensors unchanged."""
         if state.contents() != before:
-            raise Violation(f"{who}: its tensors were written before it was admitted")
+            raise Violation(f"{who}: the library wrote into its tensors before its admission")
 
     def _check_bytes(
         self, who: str, info: SharedStateSyncInfo, state: SimState, now: Contents
     ) -> None:
-        """No attempt fetches again what one before has fetched."""
+        """Check that no attempt fetched a piece again that an earlier attempt had fetched."""
         attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
             return
-        if not attempts.contents:  # the call before, which it had left, was committed
+        if not attempts.contents:  # the previous call, which it left, was committed
             self._done["sync returned when called again"] += 1
             attempts.contents.append(now)
         size = self._syncs.piece_bytes
@@ -297,14 +296,14 @@ class StateCheckers:
             if info.rx_bytes <= differing:
                 return
         if info.attempts > 1 and info.rx_bytes < differing:
-            # A piece whose sender has gone while it came counts for nobody, and is there all the
-            # same if it was read into the tensor itself: the next attempt finds it.
+            # A piece whose sender was lost meanwhile is not counted. If the peer read it into the
+            # tensor itself, the next attempt finds it there.
             self._done["found in place"] += 1
             return
         if info.rx_bytes != differing:
             raise Violation(
-                f"{who}: {differing} bytes were to be fetched in {outcome_of(info).operation}, and "
-                f"{info.rx_bytes} have come"
+                f"{who}: {differing} bytes differed in {outcome_of(info).operation}, and it got "
+                f"{info.rx_bytes}"
             )
 
     def _count(self, info: SharedStateSyncInfo) -> None:
@@ -315,33 +314,33 @@ class StateCheckers:
         done["wrong piece"] += info.wrong_pieces
 
     def survived(self, info: SharedStateSyncInfo, *, lost: bool, restarted: bool) -> None:
-        """What has happened in the course of one that is committed."""
+        """Count a committed synchronization that lost a member, or whose master was restarted."""
         self._done["sync repaired"] += lost and info.rx_bytes > 0
         self._done["sync under a restarted master"] += restarted
 
     def unavailable(self) -> None:
-        """A call was told that nobody has, or gives, what is needed."""
+        """Count a call that failed because no member has or sends the needed contents."""
         self._done["StateUnavailable"] += 1
 
     def unchanged(
         self, who: str, state: SimState, before: Before, why: BaseException | None
     ) -> None:
-        """A call has raised, or has only compared: everything is what it was."""
+        """Check that a call that raised, or only compared, left everything unchanged."""
         is_lent, state.is_lent_in_place = state.is_lent_in_place, False
         now = Before.of(state)
         if is_lent:
             before = Before(now.contents, before.revision, before.lineage)
         if now != before:
-            raise Violation(f"{who}: a call without success has changed its shared state: {why!r}")
+            raise Violation(f"{who}: a call without a result changed its shared state: {why!r}")
         state.returned()
 
     def verified(self, who: str, run: bytes, info: SharedStateSyncInfo) -> None:
-        """A comparison has found no difference."""
+        """Check a comparison that found no difference."""
         self._done["verified"] += 1
         outcome = outcome_of(info)
         operation = InRun(run, outcome.operation)
         tensors = self._syncs.tensors
-        # Who was lost before the outcome need not have been looked at.
+        # The library need not compare a member that was lost before the outcome.
         contents = {
             shared(one.contents, tensors)
             for one in self._given[operation].values()
@@ -350,37 +349,37 @@ class StateCheckers:
         lost = len(outcome.elected.sources) < len(self._given[operation])
         everybody = {shared(one.contents, tensors) for one in self._given[operation].values()}
         if len(contents) != 1 or (len(everybody) > 1 and not lost):
-            raise Violation(f"{who}: {operation} found no difference, and there is one")
+            raise Violation(f"{who}: {operation} found no difference, but contents differ")
 
     def mismatch(self, who: str, operation: InRun, error: StateMismatch, *, clean: bool) -> None:
-        """A call was told that contents differ.
+        """Check the ``StateMismatch`` of a call that found different contents.
 
         Args:
-            who: told so.
-            operation: the last one that it has begun.
-            error: what it was told.
-            clean: whether they can't.
+            who: name of the process.
+            operation: last operation that the process began.
+            error: error that the call raised.
+            clean: whether the contents cannot differ.
         """
         self._done["state mismatch"] += 1
         if clean:
-            raise Violation(f"{who} was told of a difference that cannot be: {error}")
+            raise Violation(f"{who} got a mismatch, but contents cannot differ: {error}")
         if not error.tensor:
             self._done["state mismatch without a name"] += 1
             return
         index = int(error.tensor[1:])
         found = {one.contents[index] for one in self._given[operation].values()}
-        if len(found) < 2 and not self._done["liar"]:  # a liar may be the one that was compared
+        if len(found) < 2 and not self._done["liar"]:  # a liar may have sent wrong digests
             raise Violation(f"{who}: {error.tensor} does not differ in {operation}: {error}")
 
 
 def outcome_of(info: SharedStateSyncInfo) -> SyncResult:
-    """The operation that a synchronization was."""
+    """Return the outcome of a synchronization."""
     assert info.outcome is not None
     return info.outcome
 
 
 def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int, bytes] | None:
-    """The revision and the contents that must be elected; None: there is nothing."""
+    """Return the revision and contents that must win the election; None: no offer may win."""
     standing = [offer for offer in offers if offer.strategy is not _RECEIVES]
     wanted = (expected.revision, expected.lineage, False)
     valid = [o for o in standing if (o.revision, o.lineage, o.stale) == wanted]
@@ -407,7 +406,7 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
 def _held_before(
     offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
 ) -> list[Offer]:
-    """Offers of the last synchronization's members, if all lack what was committed since."""
+    """Return the offers of the last synchronization's members, if all lack a later commit."""
     theirs = [offer for offer in offers if offer.lineage == expected.lineage]
     held = [offer for offer in theirs if offer in standing]
     if not expected.revision or not held or not all(offer.stale for offer in theirs):

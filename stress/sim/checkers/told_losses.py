@@ -1,7 +1,7 @@
-"""``ToldLosses``: whether the callers of one process hear that its place in the run is lost.
+"""``ToldLosses``: checks that callers hear when their process lost its place in the run.
 
-Written apart from the code that it checks: it knows who was told from what calls have raised, and
-from which handles were looked at.
+It is independent of the code that it checks: it only looks at calls that raised, and at handles
+that callers waited for.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from pccl.stress.sim.checkers.outcomes import Violation
 
 
 class ToldLosses:
-    """What the callers of one process were told.
+    """Counts the callers of one process that heard of a lost place.
 
     Args:
-        who: its name.
+        who: name of the process.
     """
 
     def __init__(self, who: str) -> None:
         self._who = who
         self._told: Counter[tuple[bytes, PeerId]] = Counter()
-        """By run and id: how many callers were told that this incarnation has lost its place."""
+        """Run and id of a lost place -> number of callers that heard of it."""
         self._launched: set[int] = set()
-        """Calls for which nobody waits."""
+        """Detached calls, for which no caller waits."""
         self._tells: dict[int, tuple[bytes, PeerId]] = {}
-        """Such calls that have a loss for their outcome -> whose."""
+        """Detached call that failed by a loss -> run and id of the lost place."""
 
     def saw(self, engine: PeerEngine, event: PeerEvent, effects: list[PeerEffect]) -> None:
-        """The machine of ``engine`` has handled an event.
+        """Check an event that the machine of ``engine`` handled, and its effects.
 
         Raises:
-            Violation: a caller was told less than what has happened.
+            Violation: a call goes on after the loss, or raised before any caller heard of it.
         """
         machine = engine.machine
         me = machine.run, machine.peer
@@ -61,7 +61,7 @@ class ToldLosses:
             if isinstance(effect, RaiseCall):
                 self._raised(effect, me, is_lost=machine.standing is Standing.LOST)
         if machine.standing is Standing.LOST and not isinstance(event, Close) and len(engine.calls):
-            raise Violation(f"{self._who}: it has lost its place, and calls go on: {event}")
+            raise Violation(f"{self._who}: it lost its place, but calls go on: {event}")
 
     def _raised(self, effect: RaiseCall, me: tuple[bytes, PeerId], *, is_lost: bool) -> None:
         if isinstance(effect.error, MembershipError):
@@ -70,4 +70,4 @@ class ToldLosses:
             else:
                 self._told[me] += 1
         elif is_lost and isinstance(effect.error, NotConnected) and not self._told[me]:
-            raise Violation(f"{self._who}: nobody was told of its loss before {effect}")
+            raise Violation(f"{self._who}: no caller heard of its loss before {effect}")

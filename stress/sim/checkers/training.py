@@ -1,18 +1,16 @@
-"""What must hold when processes train, written apart from the code that it checks.
+"""``TrainingCheckers``: checks rounds, synchronizations and the work of processes that train.
 
-* After a round all members of it hold the same outer parameters and the same ledger, bit for bit:
-  those before it, less what the contributors that its outcome names have put in. Its number is the
-  one after the last.
-* After a synchronization all hold what one of them had: what the steady members have, those that
-  were never cut off since they came; if there is none, nobody has gone on from there. Only that the
-  steady members had opened a round may be taken back: others have what all had before, and nobody
-  has put work in yet. While there is the same master, nobody who has never been in the run makes it
-  begin anew.
-* No inner step is in any outer parameters more than once, whoever has made it.
-* Who ends with a period, and was not cut off since its last inner step, has no work left.
-* Every inner step of a process that lives is, in each fragment, in the outer parameters that it
-  has taken over, or in flight, or still between its base and its parameters; or it was made while
-  a round was under way that it merged, and given up for what came of that, as the mode has it.
+* After a round all its members hold the same outer parameters and ledger, bit for bit. These are
+  the old parameters, minus the work of the contributors in the outcome. Round numbers have no gaps.
+* After a synchronization all members hold what one of them held. They hold the contents of the
+  steady members, which were not cut off since they joined. Without a steady member, they do not go
+  back to older contents. A synchronization may only revert an opened round, to which no member has
+  contributed. As long as the master lives, no newcomer begins the run again.
+* No outer parameters contain an inner step twice.
+* A process that ends with a period, and was not cut off since its last step, has no work left.
+* Every inner step of a live process counts once in each fragment. It is in the outer parameters
+  that the process merged, in its work in flight, or in the difference of base and parameters. Or
+  the process gave it up by merging a round that was under way during the step, as the mode allows.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ from pccl.stress.sim.workloads.toy_model import (
 from pccl.stress.sim.workloads.training_plan import TrainingPlan
 
 _ROUNDS_TOLD = 16
-"""Of so many rounds the ledger tells whose work is in them."""
+"""Number of rounds whose contributors the ledger lists."""
 
 Contents = tuple[bytes, ...]
-"""Of outer parameters by fragment, and of the ledger."""
+"""Bytes of the outer parameters by fragment, and of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What a member comes with to a synchronization.
+    """What a member offers in a synchronization.
 
     Attributes:
-        contents: what it holds.
-        line: that it has been in without interruption since the last one; None: in none.
+        contents: contents that it holds.
+        line: line in which it is steady since the last synchronization; None: it is not steady.
     """
 
     contents: Contents
@@ -63,20 +61,20 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds, and the line that it is in; 0: in none."""
+    """Contents that a process holds, and the line that it is in; 0: no line."""
 
     contents: Contents
     line: int = 0
 
 
 class TrainingCheckers:
-    """Hears of everything that the processes of one run train.
+    """Checks the training of all processes of one run.
 
     Args:
-        training: what they do.
-        axes: as many processes may there be.
-        done: counts what has happened.
-        excuses: what was done to the master.
+        training: the plan of the training.
+        axes: maximum number of processes.
+        done: counts of the run.
+        excuses: tells what faults did to the master.
     """
 
     def __init__(
@@ -88,43 +86,43 @@ class TrainingCheckers:
         self._excuses = excuses
         self.residuals = ResidualCheckers(done)
         self._made: list[Whole] = []
-        """By axis: the digits of the inner steps that its process has made."""
+        """By axis: digits of the inner steps that the process made."""
         self._given_up: dict[tuple[int, int], Whole] = {}
-        """By axis and fragment."""
+        """Axis and fragment -> digits of the work that the process gave up."""
         self._in_doubt: dict[int, int] = {}
-        """By axis: the round that its process reduces, or was cut off in."""
+        """Axis -> round that the process reduces, or in which it was cut off."""
         self._merged: dict[tuple[int, int], Whole] = {}
-        """Likewise: the work in the outer parameters that its process has taken over last."""
+        """Axis and fragment -> own work in the outer parameters that the process merged last."""
         self._offered: dict[InRun, dict[PeerId, Offered]] = {}
         self._synced: dict[InRun, tuple[Contents, int]] = {}
-        """What came of each, and the line that it belongs to."""
+        """Synchronization -> elected contents, and their line."""
         self._advanced: dict[bytes, tuple[int, int]] = {}
-        """Run -> term and view in which a revision above 0 was first synchronized, as far as the
-        master must know."""
+        """Run -> term and view of the first synchronization above revision 0 that the master must
+        know."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
-        """Before and after."""
+        """Reduce of a round -> contents before and after the round."""
         self._parents: dict[Contents, Contents] = {}
         self._by_line: dict[tuple[int, int], Contents] = {}
-        """By line and number of a round, what it came to."""
+        """Line and number of a round -> contents after it."""
         self._steady: dict[tuple[bytes, PeerId], int] = {}
-        """The line that each member is in, by its run and id."""
+        """Run and id of a member -> line in which it is steady."""
         self._lines = 0
-        """Whenever a run begins, or goes on without any steady member, another one begins."""
+        """Number of lines; a new one begins with a run, and when no steady member is left."""
 
-    # -- what all have -----------------------------------------------------------------------------
+    # -- rounds and lines --------------------------------------------------------------------------
 
     def claim_axis(self) -> int:
-        """A process begins to train."""
+        """Return the axis of a process that begins to train."""
         self._made.append(np.zeros(PLACES, np.int64))
         assert len(self._made) <= self.axes
         return len(self._made) - 1
 
     def master_restarted(self) -> None:
-        """It knows what those know who are left."""
+        """Record that the new master knows only what the remaining members know."""
         self._advanced.clear()
 
     def offered(self, operation: InRun, peer: PeerId, contents: Contents) -> None:
-        """A member takes part in a synchronization with this."""
+        """Record the contents with which a member takes part in a synchronization."""
         line = self._steady.get((operation.run, peer))
         self._offered.setdefault(operation, {})[peer] = Offered(contents, line)
 
@@ -137,30 +135,30 @@ class TrainingCheckers:
         revision: int,
         contents: Contents,
     ) -> int:
-        """A synchronization of these returned to one of them.
+        """Check a synchronization of ``members`` that returned to ``peer``.
 
         Returns:
-            The line that all are in now: it goes on as long as there is a steady member.
+            The line of all members now: the line of the steady members, or else a new one.
         """
         self._done["training sync"] += 1
         offered = self._offered[operation]
         if contents not in (one.contents for one in offered.values()):
-            raise Violation(f"{who}: nobody had what came of {operation}")
+            raise Violation(f"{who}: {operation} gave contents that no member held")
         if operation not in self._synced:
             line = self._line(who, operation, {peer: offered[peer] for peer in members}, contents)
             self._synced[operation] = contents, line
             place = operation.operation.term, operation.operation.view
             advanced = self._advanced.get(operation.run)
-            # Who was frozen may hear of its beginning when others, without it, have come further.
+            # A frozen member may hear of the beginning when other members have advanced.
             begun_anew = advanced is not None and not revision and place >= advanced
             if begun_anew and not self._excuses.may_lack_majority:
-                raise Violation(f"{who}: {operation} has begun the run anew")
+                raise Violation(f"{who}: {operation} began the run again")
             if revision:
                 self._advanced.setdefault(operation.run, place)
         known, line = self._synced[operation]
         if known != contents:
-            raise Violation(f"{who}: {operation} brought others something else")
-        self._steady[operation.run, peer] = line  # who is cut off comes back under another id
+            raise Violation(f"{who}: {operation} gave other members other contents")
+        self._steady[operation.run, peer] = line  # after a cut it gets another id
         return line
 
     def _line(
@@ -170,11 +168,11 @@ class TrainingCheckers:
         for peer, one in offered.items():
             had, now = _closed(one.contents), _closed(contents)
             if one.line is not None and contents not in (one.contents, had):
-                raise Violation(f"{who}: {operation} has taken from peer {peer} what it had")
+                raise Violation(f"{who}: {operation} changed the contents of steady peer {peer}")
             if not steady and had != now and self._descends(had, now):
-                raise Violation(f"{who}: {operation} has taken back what peer {peer} had")
+                raise Violation(f"{who}: {operation} reverted the contents of peer {peer}")
         if len(steady) > 1:
-            raise Violation(f"{who}: members of {operation} come from lines {steady}")
+            raise Violation(f"{who}: steady members of {operation} have lines {steady}")
         self._done["round called off"] += any(
             one.line is not None and one.contents != contents for one in offered.values()
         )
@@ -190,15 +188,15 @@ class TrainingCheckers:
         before: Held,
         outer: ToyOuter,
     ) -> None:
-        """A round is over.
+        """Check a round that a process applied.
 
         Args:
-            who: has applied it.
-            operation: its reduce; None: it was alone.
-            number: of the round.
-            contributed: what those have put in whom the outcome names.
-            before: what it held before.
-            outer: what it holds now.
+            who: name of the process.
+            operation: reduce of the round; None: the process was alone.
+            number: number of the round.
+            contributed: work of each contributor in the outcome.
+            before: contents and line before the round.
+            outer: outer parameters after it.
         """
         self._done["round" if operation else "round alone"] += 1
         after, was = outer.contents(), before.contents
@@ -206,9 +204,9 @@ class TrainingCheckers:
             was,
             after,
         ):
-            raise Violation(f"{who}: not alike before or after round {number} ({operation})")
+            raise Violation(f"{who}: contents differ before or after round {number} ({operation})")
         if (_number(was), _number(after)) != (number, number + 1):
-            raise Violation(f"{who}: round {number} made {_number(after)} of {_number(was)}")
+            raise Violation(f"{who}: round {number} led to {_number(after)} from {_number(was)}")
         known = self._by_line.setdefault((before.line, number), after)
         if known != after and not self._excuses.was_master_restarted:
             raise Violation(f"{who}: round {number} of line {before.line} has two outcomes")
@@ -218,7 +216,7 @@ class TrainingCheckers:
             if index == fragment:
                 expected -= sum(contributed, start=np.zeros_like(expected))
             if expected.tobytes() != values.tobytes():
-                raise Violation(f"{who}: round {number} has not taken away what was contributed")
+                raise Violation(f"{who}: round {number} did not subtract the contributed work")
             self._check_once(who, index, values)
         self._parents.setdefault(_closed(after), _closed(was))
 
@@ -227,44 +225,44 @@ class TrainingCheckers:
             applied = -values[places_of(axis)]
             if np.any(applied & ~made):
                 raise Violation(
-                    f"{who}: fragment {fragment} has work of axis {axis} in it that was not done, "
+                    f"{who}: fragment {fragment} contains work of axis {axis} that was not done, "
                     f"or twice: {applied.tolist()} of {made.tolist()}"
                 )
 
-    # -- what one has ------------------------------------------------------------------------------
+    # -- one process -------------------------------------------------------------------------------
 
     def stepped(self, axis: int, number: int) -> None:
-        """A process has made an inner step."""
+        """Record an inner step of a process."""
         place, value = digit(number, self._training.digits)
         self._made[axis][place] += value
 
     def reduces(self, axis: int, number: int) -> None:
-        """A process puts work into a round."""
+        """Record that a process puts work into a round."""
         self._in_doubt[axis] = number
 
     def saw_end(self, axis: int) -> None:
-        """It has seen the round committed."""
+        """Record that a process saw its round committed."""
         self._in_doubt.pop(axis, None)
 
     def given_up(self, who: str, axis: int, fragment: int, work: Whole) -> None:
-        """A process has merged a round, and what it has done since it began is left out."""
+        """Record ``work`` that a process gave up when it merged a round: the steps during it."""
         own = work[places_of(axis)]
         steps = sum(bin(int(value)).count("1") for value in own)
         if steps > self._training.delay:
-            raise Violation(f"{who}: {steps} inner steps were given up for one round")
+            raise Violation(f"{who}: it gave up {steps} steps for one round, more than the delay")
         self._given_up[axis, fragment] = self._left_out(axis, fragment) + own
 
     def accounts(self, who: str, replica: ToyReplica, fragment: int, common: Whole) -> None:
-        """A process holds these outer parameters of a fragment: is all its work somewhere?"""
+        """Check that no work of a process is lost or counted twice in a fragment."""
         missing = self._missing(replica, fragment, common)
         if np.any(missing):
             raise Violation(
-                f"{who}: of fragment {fragment} is lost, or there twice: {missing.tolist()}"
+                f"{who}: work in fragment {fragment} is lost or twice there: {missing.tolist()}"
             )
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 
     def finished(self, who: str, replica: ToyReplica) -> None:
-        """A process has ended with a period, and was there since its last step."""
+        """Check that a process that ended with a period, and was not cut off, has no work left."""
         self._done["finished"] += 1
         for fragment, part in enumerate(replica.parts):
             if np.any(part.work()):
@@ -278,26 +276,25 @@ class TrainingCheckers:
         now: Held,
         taken: dict[int, Whole],
     ) -> None:
-        """A process came (back) into the run, and has anchored its work to what is there.
+        """Check a process that joined or rejoined the run, and moved its work to the new contents.
 
-        The line may have ended meanwhile, because no member was left that was not cut off. What
-        this process had merged, and the line that it is in now lacks, is lost then; what it had not
-        merged is not. Nor, where a master was started anew, need a line hold what only those have
-        seen that it went on without. And what was in flight so long ago that the ledger does not
-        tell any more counts as applied.
+        Its line may have ended, because no steady member was left. Then the work that it had merged
+        may be lost, but no other work. After a restart of the master, a line may also lack rounds
+        that only the members left behind have seen. Work in flight counts as applied if it is too
+        old for the ledger.
 
         Args:
-            who: did.
-            replica: its own.
-            before: what it held before.
-            now: what it holds now.
-            taken: what it had in flight, by number of the round.
+            who: name of the process.
+            replica: its local parameters.
+            before: contents and line before the entry.
+            now: contents and line after it.
+            taken: its work in flight, by number of the round.
         """
         self._done["entered"] += 1
         gone = not self._descends(_closed(now.contents), _closed(before.contents))
         if gone and before.line == now.line and not self._excuses.was_master_restarted:
             raise Violation(
-                f"{who}: what it held before round {_number(before.contents)} is gone, and the "
+                f"{who}: the run lost its contents of round {_number(before.contents)}; the "
                 f"members go on with round {_number(now.contents)}"
             )
         self._done["run given up"] += gone
@@ -340,7 +337,7 @@ class TrainingCheckers:
         number: int,
         taken: dict[int, Whole],
     ) -> dict[int, bool]:
-        """Whether what was in flight is in the outer parameters, or counts as that."""
+        """Return for each round in flight whether its work is applied, or counts as applied."""
         mine = places_of(replica.axis)
         return {
             old: old + _ROUNDS_TOLD < number or not np.any(work[mine] & ~-common[mine])
@@ -361,7 +358,7 @@ class TrainingCheckers:
         work = sum(flying, start=replica.parts[fragment].work())
         mine = places_of(replica.axis)
         if np.any(work[: mine.start]) or np.any(work[mine.stop :]):
-            raise Violation(f"axis {replica.axis}: it carries work of others")
+            raise Violation(f"axis {replica.axis}: it carries work of other processes")
         there: Whole = work[mine] - common[mine] + self._left_out(replica.axis, fragment)
         return self._made[replica.axis] - there
 
@@ -370,7 +367,7 @@ class TrainingCheckers:
 
 
 def contribution(content: npt.NDArray[Any], weight: float) -> Whole:
-    """What a member has put in, from what it gave to the reduce."""
+    """Return the work of a member, from its input to the reduce and its weight."""
     return whole(content.astype(np.float64) * weight)
 
 
@@ -379,7 +376,7 @@ def _number(contents: Contents) -> int:
 
 
 def _closed(contents: Contents) -> Contents:
-    """The same before the round was opened."""
+    """Return ``contents`` as they were before the members opened the round."""
     record = np.frombuffer(contents[-1], np.int64).copy()
     ledger = Ledger(record)
     if ledger.is_open:

@@ -1,21 +1,18 @@
-"""What goes wrong in a simulated run: each fault is data, and a script that strikes.
+"""Faults of a simulated run: each is a dataclass with a script that carries it out.
 
-* ``base``: what every fault is: fields that are drawn from a seed and written into a file, and a
-  script that runs on a stage.
-* ``phases``: how a fault waits until a process is in a phase of its life.
-* ``kills``: a process is killed, as by SIGKILL, in a phase of its life; perhaps another takes its
-  place.
-* ``processes``: processes that stop, slow down, are interrupted, leave, or come in numbers.
-* ``master``: the master dies; another incarnation, or a standby, takes up the run, or nobody does.
-* ``state``: what goes wrong with shared state: liars, and what strikes while it is being fetched.
+* ``base``: base classes of faults; a seed draws their fields, and a file can store them.
+* ``phases``: lets a fault wait until a process is in a phase of its life.
+* ``kills``: kills a process in a phase of its life; perhaps a new process takes its place.
+* ``processes``: faults of processes: they stop, slow down, are interrupted, leave, or join.
+* ``master``: kills the master; a new one, a standby or no master continues the run.
+* ``state``: faults of shared state: liars, and faults that strike during a fetch.
 * ``garbage``: a hostile connection: a stranger sends bytes to a port of the run.
-* ``connections``: one connection is reset, forgotten or stalled; or nobody can dial a process.
-* ``between``: what befalls everything between a process and another one, or all others.
-* ``divide``: the first master lives and is cut off from some members, in a phase of what they do
-  together.
-* ``corrupt``: bits flip on the way: in one portion of what arrives, or in many for a while.
-* ``draws``: which faults a seed draws, and how many of each.
+* ``connections``: faults of one connection, and processes that no other process can dial.
+* ``between``: faults of all connections between one process and another, or all others.
+* ``divide``: cuts a living first master off from some members, in a phase of their work.
+* ``corrupt``: flips bits in one portion of arriving data, or in many for a while.
+* ``draws``: which kinds of fault a seed draws, and how many of each.
 
-All are what TCP really shows: inside a connection no byte is lost, doubled or reordered. Flipped
-bits, which a relay brings about, have a mix of their own.
+All faults are such as TCP really shows: no connection loses, doubles or reorders a byte. Flipped
+bits, which a relay may cause, have their own mix.
 """

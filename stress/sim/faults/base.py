@@ -1,4 +1,4 @@
-"""What every fault is: fields that are drawn from a seed and written into a file, and a script."""
+"""The base classes of faults: a seed draws their fields, and a file can store them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 MS = NS_PER_S // 1000
 
 MASTER = -1
-"""The index of the master, where a fault names a process."""
+"""Index of the master in faults that name a process."""
 
 Script = Iterator[int] | None
-"""What a fault does: it yields how long it waits before it goes on; None: it has done all."""
+"""The steps of a fault: it yields the ns to wait before the next step; None: no steps are left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a fault is drawn for."""
+    """The properties of a run that faults are drawn for."""
 
     peers: int
     stop_ns: int
@@ -36,24 +36,24 @@ class Ground:
     timing: Timing
 
     def instant(self, rng: Random) -> int:
-        """Some time of the run."""
+        """Draw a time of the run, in ns."""
         return rng.randrange(self.stop_ns)
 
     def peer(self, rng: Random) -> int:
-        """The index of some peer."""
+        """Draw the index of a peer."""
         return rng.randrange(self.peers)
 
     def process(self, rng: Random) -> int:
-        """The index of some process, often the master's."""
+        """Draw the index of a process, often the master's."""
         return MASTER if rng.random() < 0.3 else self.peer(rng)
 
     def pair(self, rng: Random) -> tuple[int, int]:
-        """The indices of two processes."""
+        """Draw the indices of two processes."""
         a, b = rng.sample(range(-1, self.peers), 2)
         return a, b
 
     def duration(self, rng: Random) -> int:
-        """From far below every deadline to far above."""
+        """Draw a duration in ns, from far below every deadline to far above."""
         timing = self.timing
         return round(
             NS_PER_S
@@ -72,7 +72,7 @@ class Ground:
 
 
 class LifePhase(enum.Enum):
-    """What a process was doing when it was killed."""
+    """What a process is doing, for example when a fault kills it."""
 
     CONNECTING = "connecting"
     ROUND = "round"
@@ -82,7 +82,7 @@ class LifePhase(enum.Enum):
     OTHER = "other"
     SYNC = "sync"
     FETCHING = "fetching"
-    """Shared state."""
+    """It fetches shared state."""
 
 
 # -- fields ---------------------------------------------------------------------------------------
@@ -90,11 +90,11 @@ class LifePhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What the type of a field says besides.
+    """A mark in the type of a field, which says how to draw the field.
 
     Attributes:
-        how: draws its value; None: the class draws it together with others.
-        names: whether it names processes, by their indices.
+        how: draws the value; None: the class draws it together with other fields.
+        names: whether the value holds indices of processes.
     """
 
     how: Callable[[Ground, Random], Any] | None = None
@@ -102,17 +102,17 @@ class Drawn:
 
 
 def one_of(*choices: Any) -> Drawn:
-    """Each of these as often as it is given."""
+    """Draw one of ``choices``, which may contain a value several times."""
     return Drawn(lambda ground, rng: rng.choice(choices))
 
 
 def below(limit: int) -> Drawn:
-    """An integer from 0 up to ``limit``, without it."""
+    """Draw an integer from 0 to ``limit - 1``."""
     return Drawn(lambda ground, rng: rng.randrange(limit))
 
 
 def chance(probability: float) -> Drawn:
-    """True so often."""
+    """Draw True with this probability."""
     return Drawn(lambda ground, rng: rng.random() < probability)
 
 
@@ -121,16 +121,16 @@ Duration = Annotated[int, Drawn(Ground.duration)]
 Peer = Annotated[int, Drawn(Ground.peer, names=True)]
 Process = Annotated[int, Drawn(Ground.process, names=True)]
 OtherProcess = Annotated[int | None, Drawn(names=True)]
-"""None: everybody else."""
+"""None: all other processes."""
 Members = Annotated[tuple[int, ...], Drawn(names=True)]
 Choice = Annotated[int, below(1 << 16)]
-"""Which of those that there are, modulo their number."""
+"""Index into the candidates, modulo their number."""
 Seed = Annotated[int, below(1 << 32)]
 
 
 @cache
 def _drawn(fault: type[Fault]) -> Mapping[str, Drawn]:
-    """The fields of a kind of fault that say how they are drawn, in order."""
+    """Return the marks of the fields of a kind of fault, in order of the fields."""
     hints = get_type_hints(fault, include_extras=True)
     return {
         name: mark
@@ -145,11 +145,11 @@ class Fault(ABC):
     """One thing that goes wrong in a run."""
 
     kind: ClassVar[str] = ""
-    """Its name in scenarios, summaries and files; empty: it is only a base of others."""
+    """Name in scenarios, summaries and files; empty for a base class."""
     calm: ClassVar[bool] = False
-    """Whether it may cost nobody who lives its place."""
+    """Whether no living process may lose its place because of this fault."""
     keeps_majority: ClassVar[bool] = False
-    """Whether a run with a standby must go on: no member is gone without a word."""
+    """Whether a run with a standby must continue, because no member is lost without a goodbye."""
     needs_standby: ClassVar[bool] = False
     """Whether the run must have a second master."""
 
@@ -161,7 +161,7 @@ class Fault(ABC):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; ``given``: what of its fields is drawn already."""
+        """Draw a fault. ``given``: fields that are drawn already."""
         for name, mark in _drawn(cls).items():
             if name not in given and mark.how is not None:
                 given[name] = mark.how(ground, rng)
@@ -169,22 +169,22 @@ class Fault(ABC):
 
     @abstractmethod
     def plant(self, stage: Stage) -> None:
-        """Schedule it; called when all processes are there, at time 0."""
+        """Schedule the fault. The runner calls this at time 0, when all processes exist."""
 
     @property
     def ends_ns(self) -> int:
-        """When what it does by itself is over (its consequences may last); 0: at once."""
+        """End of the fault in ns, without its consequences; 0: it takes no time."""
         times = ("when_ns", "duration_ns", "back_after_ns")
         return sum(getattr(self, name, None) or 0 for name in times)
 
     @property
     def starts(self) -> int:
-        """How many processes it starts at most."""
+        """Maximum number of processes that the fault starts."""
         return 0
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The processes that it names (-1: the master)."""
+        """Indices of the processes that the fault names; -1: the master."""
         found: list[int] = []
         for name in (name for name, mark in _drawn(type(self)).items() if mark.names):
             named: int | tuple[int, ...] | None = getattr(self, name)
@@ -197,21 +197,21 @@ class Fault(ABC):
 
 @dataclass(frozen=True)
 class TimedFault(Fault):
-    """One that strikes at a time."""
+    """A fault that strikes at a given time."""
 
     when_ns: Instant
 
     def plant(self, stage: Stage) -> None:
-        """Schedule it."""
+        """Schedule the fault."""
         stage.at(self.when_ns, lambda: play(stage, self.strike(stage)))
 
     @abstractmethod
     def strike(self, stage: Stage) -> Script:
-        """It is time."""
+        """Carry out the fault, and return its further steps, if any."""
 
 
 def play(stage: Stage, script: Script) -> None:
-    """Go on with the script of a fault, each time that it has waited for."""
+    """Run the script of a fault until its next wait, and schedule the rest."""
     wait_ns = None if script is None else next(script, None)
     if wait_ns is not None:
         stage.at(stage.now_ns() + wait_ns, play, stage, script)

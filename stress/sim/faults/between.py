@@ -1,4 +1,4 @@
-"""What befalls everything between a process and another one, or all others."""
+"""Faults of all connections between one process and another, or all others."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _Spell = Annotated[int, one_of(100 * MS, 1000 * MS, 4000 * MS)]
 
 @dataclass(frozen=True)
 class BetweenFault(TimedFault):
-    """A fault of the connection between ``peer`` and ``other``."""
+    """A fault of all connections between ``peer`` and ``other``."""
 
     peer: Process
     other: OtherProcess
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one: its sides first."""
+        """Draw a fault, its two processes first."""
         if not given:
             given["peer"], given["other"] = ground.pair(rng)
         return super().draw(rng, ground, **given)
@@ -52,7 +52,7 @@ class Bandwidth(BetweenFault, kind="bandwidth", calm=True, keeps_majority=True):
     duration_ns: _Spell
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Narrow the link, then widen it."""
+        """Limit the rate, and lift the limit after a while."""
         stage.struck(self)
         for other in stage.others(self.peer, self.other):
             stage.excuses.narrowed(stage.name(self.peer), other, self.duration_ns)
@@ -65,20 +65,20 @@ class Bandwidth(BetweenFault, kind="bandwidth", calm=True, keeps_majority=True):
 
 
 def _extra_ns(ground: Ground, rng: Random) -> int:
-    """The longest is well below every deadline."""
+    """Draw an extra latency in ns; the longest is well below every deadline."""
     longest_ns = round(ground.timing.dial_s * 1000 / 16) * MS
     return rng.choice((min(10 * ground.latency_ns, longest_ns), longest_ns // 4, longest_ns))
 
 
 @dataclass(frozen=True)
 class Delay(BetweenFault, kind="delay", calm=True, keeps_majority=True):
-    """Whatever leaves in either direction between two processes takes ``extra_ns`` more."""
+    """Data in either direction between two processes takes ``extra_ns`` longer, for a while."""
 
     extra_ns: Annotated[int, Drawn(_extra_ns)]
     duration_ns: _Spell
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Lengthen the link, then shorten it."""
+        """Lengthen the latency, and restore it after a while."""
         stage.struck(self)
         routes = stage.routes(self.peer, self.other)
         for route in routes:
@@ -89,13 +89,13 @@ class Delay(BetweenFault, kind="delay", calm=True, keeps_majority=True):
 
     @property
     def ends_ns(self) -> int:
-        """When the last byte that it delays has arrived."""
+        """Time in ns at which the last delayed byte has arrived."""
         return super().ends_ns + self.extra_ns
 
 
 @dataclass(frozen=True)
 class Partition(BetweenFault, kind="partition"):
-    """Nothing moves between ``peer`` and ``other``. Nothing is lost: it arrives afterwards."""
+    """No data moves between ``peer`` and ``other``. No data is lost: it arrives after the fault."""
 
     one_way: ClassVar[bool] = False
 
@@ -103,13 +103,13 @@ class Partition(BetweenFault, kind="partition"):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; sometimes a peer is alone."""
+        """Draw a fault; sometimes it cuts a peer off from all other processes."""
         peer, other = ground.pair(rng)
         alone = rng.random() < 0.25 and peer >= 0
         return super().draw(rng, ground, peer=peer, other=None if alone else other)
 
     def strike(self, stage: Stage) -> None:
-        """Let nothing through for so long."""
+        """Stop the data for ``duration_ns``."""
         stage.struck(self)
         name = stage.name(self.peer)
         for other in stage.others(self.peer, self.other):
@@ -119,20 +119,20 @@ class Partition(BetweenFault, kind="partition"):
 
 @dataclass(frozen=True)
 class OneWayPartition(Partition, kind="partition_one_way", one_way=True):
-    """Nothing arrives at ``other`` from ``peer``; the other way works."""
+    """No data arrives at ``other`` from ``peer``; the other direction works."""
 
 
-# -- the connections that there are ---------------------------------------------------------------
+# -- open connections ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PairFault(BetweenFault):
-    """One that befalls each connection between the two; new ones are not concerned."""
+    """A fault of each open connection between two processes; new connections work."""
 
     duration_ns: Duration
 
     def strike(self, stage: Stage) -> None:
-        """Do it to each."""
+        """Apply the fault to each connection."""
         stage.struck(self)
         name, others = stage.name(self.peer), stage.others(self.peer, self.other)
         for end in list(stage.network.ends):
@@ -141,12 +141,12 @@ class PairFault(BetweenFault):
 
     @abstractmethod
     def _befall(self, stage: Stage, end: SimConnection) -> None:
-        """Do it to the connection of which ``end`` is at ``peer``."""
+        """Apply the fault to one connection, whose end at ``peer`` is ``end``."""
 
 
 @dataclass(frozen=True)
 class PairReset(PairFault, kind="pair_reset"):
-    """They are reset at both ends."""
+    """Both ends of the connections are reset."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.broken(end)
@@ -155,7 +155,7 @@ class PairReset(PairFault, kind="pair_reset"):
 
 @dataclass(frozen=True)
 class PairStall(PairFault, kind="pair_stall"):
-    """They stand still in both directions for a while."""
+    """The connections stall in both directions for a while."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
@@ -165,7 +165,7 @@ class PairStall(PairFault, kind="pair_stall"):
 
 @dataclass(frozen=True)
 class PairHalfOpen(PairFault, kind="pair_half_open"):
-    """``other`` has lost them, and ``peer`` is not told until it sends."""
+    """``other`` loses the connections, and ``peer`` does not learn that until it sends."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)

@@ -1,4 +1,4 @@
-"""One connection is reset, forgotten or stalled; or nobody can dial a process."""
+"""Faults of one connection (reset, forgotten, stalled), and processes that no process can dial."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConnectionFault(TimedFault):
-    """One that befalls the ``choice``-th connection of the run, at one or both of its ends."""
+    """A fault of the ``choice``-th connection of the run, at one or both of its ends."""
 
     lanes_only: ClassVar[bool] = False
-    """Whether it befalls only connections between peers."""
+    """Whether it strikes only connections between peers."""
 
     choice: Choice
 
     def strike(self, stage: Stage) -> None:
-        """Choose one, and do it."""
+        """Choose a connection, and apply the fault."""
         ends = stage.lane_ends() if self.lanes_only else list(stage.network.ends)
         if ends:
             stage.struck(self)
@@ -40,7 +40,7 @@ class ConnectionFault(TimedFault):
 
     @abstractmethod
     def _befall(self, stage: Stage, end: SimConnection) -> None:
-        """Do it to the connection of which ``end`` is one."""
+        """Apply the fault to the connection that has the end ``end``."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Reset(ConnectionFault, kind="reset"):
 
 @dataclass(frozen=True)
 class Cut(Reset, kind="cut", calm=True, keeps_majority=True, lanes_only=True):
-    """Reset a lane between two peers; the link's other lanes live on."""
+    """Reset a lane between two peers; the other lanes of the link still work."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.checkers.done["lane cut"] += 1
@@ -63,9 +63,9 @@ class Cut(Reset, kind="cut", calm=True, keeps_majority=True, lanes_only=True):
 
 @dataclass(frozen=True)
 class DeadLane(ConnectionFault, kind="dead_lane", lanes_only=True):
-    """A lane delivers nothing more one way; new connections between the two work.
+    """A lane delivers nothing more in one direction; new connections of the pair work.
 
-    One of its number takes its place once somebody finds out.
+    Once a peer finds out, a new lane of the same number replaces it.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
@@ -75,7 +75,7 @@ class DeadLane(ConnectionFault, kind="dead_lane", lanes_only=True):
 
 @dataclass(frozen=True)
 class HalfOpen(ConnectionFault, kind="half_open"):
-    """One end of any connection is told that it is lost; the other hears when it sends."""
+    """One end of any connection learns that it is lost; the other end learns it when it sends."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)
@@ -84,9 +84,9 @@ class HalfOpen(ConnectionFault, kind="half_open"):
 
 @dataclass(frozen=True)
 class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
-    """A box on the way forgets a lane and drops all that belongs to it.
+    """A box on the way forgets a lane, and drops all packets of the lane.
 
-    One end gives the lane up. The other end is told nothing, also when it sends.
+    One end gives the lane up. The other end never learns that, even if it sends.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
@@ -98,7 +98,7 @@ class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
 
 @dataclass(frozen=True)
 class StreamStall(ConnectionFault, kind="stall"):
-    """Hold up what one end of any connection sends, for a while; others of the pair go on."""
+    """Stall the data that one end of any connection sends; other connections of the pair work."""
 
     duration_ns: Duration
 
@@ -108,16 +108,16 @@ class StreamStall(ConnectionFault, kind="stall"):
 
 
 def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
-    """Often a single process, to which all others have links then."""
+    """Draw the peers; often a single one, to which all other processes still have links."""
     count = 1 if rng.random() < 0.5 else rng.randint(1, ground.peers)
     return tuple(sorted(rng.sample(range(ground.peers), count)))
 
 
 @dataclass(frozen=True)
 class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
-    """Processes behind a firewall or NAT, from the start to the end, whichever run there.
+    """Processes behind a firewall or NAT, from the start to the end, also after a restart.
 
-    They dial others, and nobody can dial them.
+    They can dial others, but no process can dial them.
     """
 
     peers: Annotated[tuple[int, ...], Drawn(_some_peers, names=True)]
@@ -125,7 +125,7 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     """Whether a dial is refused; otherwise it is never answered."""
 
     def plant(self, stage: Stage) -> None:
-        """Shut their ports."""
+        """Shut the ports of the processes."""
         stage.struck(self)
         for index in self.peers:
             name = stage.name(index)

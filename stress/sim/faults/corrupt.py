@@ -1,7 +1,7 @@
-"""Bits flip on the way: in one portion of what arrives, or in many for a while.
+"""Flips bits on the way: in one portion of arriving data, or in many for a while.
 
-A TCP checksum lets some through, and a relay that changes bytes makes it anew. A flipped bit may
-cost a connection, which is then made again; never a value, an input, or a member's place.
+A TCP checksum misses some flips, and a relay that changes bytes computes a new one. A flipped bit
+may cost a connection, which is then made again, but no value, no input, and no member's place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOR_EVER_NS = 1 << 62
 
 
 class OnWire(enum.Enum):
-    """What the bytes were part of."""
+    """The kind of data that damaged bytes belong to."""
 
     HANDSHAKE = "handshake"
     CONTROL = "control"
@@ -45,7 +45,7 @@ _OF_A_LANE = {
 
 
 def on_wire(stage: Stage, end: SimConnection) -> OnWire | None:
-    """What arrives at ``end`` belongs to; None: nobody of the run reads there."""
+    """Return the kind of data that arrives at ``end``; None: no process of the run reads it."""
     if isinstance(end.receiver, Greeting):
         return OnWire.HANDSHAKE
     if isinstance(end.receiver, ControlStream):
@@ -57,7 +57,7 @@ def on_wire(stage: Stage, end: SimConnection) -> OnWire | None:
 
 
 def flipped(data: memoryview, rng: Random, bits: int) -> memoryview:
-    """``data`` with so many different bits flipped, or all that it has."""
+    """Return a copy of ``data`` with ``bits`` different bits flipped, or all that it has."""
     changed = bytearray(data)
     for bit in rng.sample(range(8 * len(changed)), min(bits, 8 * len(changed))):
         changed[bit // 8] ^= 1 << bit % 8
@@ -65,12 +65,12 @@ def flipped(data: memoryview, rng: Random, bits: int) -> memoryview:
 
 
 def flipped_in(kind: str, where: OnWire) -> str:
-    """How a summary counts what was flipped."""
+    """Return the name under which a summary counts flipped bits."""
     return f"{kind} in {where.value}"
 
 
 class _Noise:
-    """Flips bits of what arrives; one that is added to a network."""
+    """Flips bits of arriving data; adds itself to the network."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Noise:
         stage.network.noises.append(self)
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """Flip bits of the data if ``hits`` chooses it; end when the time is over."""
+        """Return ``data``, with flipped bits if ``hits`` chooses it; end when the time is over."""
         stage = self._stage
         if self._over or stage.now_ns() >= self._until_ns:
             stage.network.noises.remove(self)
@@ -108,7 +108,7 @@ class _Noise:
 
 @dataclass(frozen=True)
 class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
-    """Flip bits in one portion: the ``skip``-th that arrives somewhere as part of ``where``."""
+    """Flip bits in one portion of data of the kind ``where``, after ``skip`` such portions."""
 
     where: OnWire
     skip: Annotated[int, one_of(0, 0, 1, 3, 10)]
@@ -116,14 +116,14 @@ class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; most greetings are exchanged at the beginning."""
+        """Draw a fault; in handshakes it often strikes early, because most greetings come then."""
         where = rng.choice(tuple(OnWire))
         early = where is OnWire.HANDSHAKE and rng.random() < 0.7
         when_ns = 0 if early else ground.instant(rng)
         return super().draw(rng, ground, when_ns=when_ns, where=where)
 
     def strike(self, stage: Stage) -> None:
-        """Wait for it."""
+        """Wait for the portion, and flip its bits."""
         skips = self.skip
 
         def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
@@ -137,18 +137,18 @@ class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
 
 @dataclass(frozen=True)
 class CorruptLine(BetweenFault, kind="corrupt_line"):
-    """For a while bits flip in a share of what passes between ``peer`` and ``other``."""
+    """For a while bits flip in a share of the data between ``peer`` and ``other``."""
 
     share: float
-    """Of the portions that arrive, on old connections and new ones."""
+    """Share of the arriving portions, on old and new connections."""
     bytes_min: int
-    """Shorter ones pass: on many a bad line greetings do, and segments do not."""
+    """Shorter portions pass: many bad lines damage segments, but let greetings pass."""
     duration_ns: Duration
     seed: Seed
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; often of a single pair."""
+        """Draw a fault, often of a single pair."""
         peer, other = ground.pair(rng)
         return super().draw(
             rng,
@@ -160,7 +160,7 @@ class CorruptLine(BetweenFault, kind="corrupt_line"):
         )
 
     def strike(self, stage: Stage) -> None:
-        """Begin."""
+        """Start to flip bits."""
         stage.struck(self)
         one, others = stage.name(self.peer), stage.others(self.peer, self.other)
         pairs = {(one, other) for other in others} | {(other, one) for other in others}

@@ -1,8 +1,8 @@
-"""The first master lives and is cut off from some members, in a phase of what they do together.
+"""Cuts a living first master off from some members, in a phase of their work.
 
-They look for another master, and their standby may take up the run while the first one still has
-the other members. One member may lag: what the others send reaches it late, and after the cut not
-at all, so that it is not done when they are; and its caller leaves.
+These members look for another master, and the standby may take over the run. Meanwhile the first
+master still has the other members. One member may lag: data reaches it late, and after the cut not
+at all. So it is not done when the other members are, and its caller leaves.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DIVIDED_IN = (
     LifePhase.DONE,
     LifePhase.SYNC,
 )
-"""What the process that triggers it is doing."""
+"""Phases in which ``trigger`` may be when the fault strikes."""
 
 _MEMBERS_MIN = 3
-"""Of fewer no majority can be cut off that leaves somebody with the first master."""
+"""With fewer members, a cut of a majority leaves the first master no member."""
 
 
 @dataclass(frozen=True)
 class Divide(Fault, needs_standby=True):
-    """Cut ``cut`` off from the first master once ``trigger`` is in ``phase``."""
+    """Cuts the members ``cut`` off from the first master once ``trigger`` is in ``phase``."""
 
     trigger: Peer
     phase: LifePhase
@@ -44,16 +44,16 @@ class Divide(Fault, needs_standby=True):
     """Which time it enters the phase (from 0)."""
     cut: Members
     lagging: OtherProcess
-    """The member that hears the others late, and then not at all; None: all go on."""
+    """The member that receives data late, and then not at all; None: no member lags."""
     late_ns: int
-    """How much later than the others it hears them."""
+    """Extra latency of data to the lagging member, before the cut."""
     leaves_after_ns: int
-    """When its caller leaves, after the cut."""
+    """Time from the cut until the lagging member's caller leaves."""
     duration_ns: int
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; most last long enough for the standby to take over."""
+        """Draw a fault; most last long enough for the standby to take over."""
         order = rng.sample(range(ground.peers), ground.peers)
         left = 1 if rng.random() < 0.6 else rng.randrange(1, ground.peers)
         if ground.peers < _MEMBERS_MIN:
@@ -74,7 +74,7 @@ class Divide(Fault, needs_standby=True):
         )
 
     def plant(self, stage: Stage) -> None:
-        """Wait for the phase."""
+        """Delay the data to the lagging member, and wait for the phase."""
         for route in self._routes_to_lagging(stage):
             route.extra_ns += self.late_ns
         PhaseWatch(
@@ -113,7 +113,7 @@ class Divide(Fault, needs_standby=True):
             seat.process.host.run(seat.workload.interrupt)
 
     def _others(self, stage: Stage) -> list[str]:
-        """The hosts of the members at the start, the lagging one aside."""
+        """Return the hosts of the initial members, without the lagging one."""
         return [stage.name(i) for i in range(stage.scenario.peers) if i != self.lagging]
 
     def _routes_to_lagging(self, stage: Stage) -> list[HostRoute]:
@@ -123,12 +123,12 @@ class Divide(Fault, needs_standby=True):
         return [stage.network.route(other, lagging) for other in self._others(stage)]
 
     def _cut(self, stage: Stage, name: str) -> None:
-        """What becomes of the connections of the process there, before nothing moves any more."""
+        """Change the connections of the host ``name`` just before its data stops."""
 
 
 @dataclass(frozen=True)
 class MasterHalfOpen(Divide, kind="master_half_open"):
-    """The members are told that their connections are lost; the first master is not."""
+    """The members learn that their connections are lost; the first master does not."""
 
     def _cut(self, stage: Stage, name: str) -> None:
         for end in list(stage.network.ends):
@@ -139,4 +139,4 @@ class MasterHalfOpen(Divide, kind="master_half_open"):
 
 @dataclass(frozen=True)
 class MasterCutOff(Divide, kind="master_cut_off"):
-    """Neither side is told; each finds out by the other one's silence."""
+    """Neither side learns of the cut, except by the silence of the other side."""

@@ -1,4 +1,4 @@
-"""Which faults a seed draws, and how many of each."""
+"""Which kinds of fault a seed draws, and how many of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pccl.stress.sim.faults import (
 from pccl.stress.sim.faults.base import Fault, Ground
 
 _CALM = 0.35
-"""The share of runs in which nobody who lives may lose his place."""
+"""Share of runs in which no living process may lose its place."""
 
 Draws = dict[type[Fault], tuple[int, ...]]
-"""From which counts the seed draws, by kind of fault."""
+"""Kind of fault -> counts from which a seed draws."""
 
 PLAIN: Draws = {
     kills.Kill: (0, 0, 1, 1, 1, 2, 2, 3),
@@ -61,19 +61,19 @@ OF_STATE: Draws = {
     state.FetchInterrupt: (0, 0, 0, 0, 1),
     state.FetchMaster: (0, 0, 0, 0, 0, 1),
 }
-"""Likewise, where there is shared state."""
+"""Further faults of runs with shared state."""
 
 OF_MASTERS: Draws = {
     divide.MasterHalfOpen: (1, 1, 2),
     divide.MasterCutOff: (0, 1, 1),
 }
-"""How the first of two masters is cut off from members, where both live; some are in every run."""
+"""Faults that cut members off from the first of two living masters; each run has at least one."""
 
 OF_BITS: Draws = {
     corrupt.Corrupt: (1, 2, 4, 8),
     corrupt.CorruptLine: (0, 0, 1, 2),
 }
-"""What is damaged on the way, where anything is; something is in each run."""
+"""Faults that damage data on the way; each run has at least one."""
 
 KINDS: dict[str, type[Fault]] = {
     fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS)
@@ -81,14 +81,14 @@ KINDS: dict[str, type[Fault]] = {
 
 
 def kinds(draws: Draws) -> tuple[str, ...]:
-    """Their names."""
+    """Return the names of the kinds in ``draws``."""
     return tuple(fault.kind for fault in draws)
 
 
 def draw_faults(
     draws: Draws, seed: int, ground: Ground, *, also_if_calm: bool = False
 ) -> tuple[Fault, ...]:
-    """Draw the faults of ``seed``; every kind has a generator of its own."""
+    """Draw the faults of ``seed``; every kind has its own random generator."""
     calm = Random(f"{seed}/calm").random() < _CALM and not also_if_calm
     faults: list[Fault] = []
     for fault, counts in draws.items():

@@ -1,4 +1,4 @@
-"""A hostile connection: somebody who does not belong to the run sends bytes to one of its ports."""
+"""A hostile connection: a stranger sends bytes to a port of the run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 _DIAL_S = 1.0
 _STAYS_NS = 2 * NS_PER_S
-"""How long it stays connected, if nobody throws it out."""
+"""How long the stranger stays connected, unless the process closes the connection."""
 
 
 class Rubbish(enum.Enum):
-    """What it sends."""
+    """What the stranger sends."""
 
     NOISE = "noise"
     TRUNCATED = "truncated"
-    """Half an opening, and silence."""
+    """Part of an opening, then silence."""
     STRANGER = "stranger"
-    """A good opening with ids that nobody has; then noise."""
+    """A valid opening with ids that no process has; then noise."""
     BAD_MESSAGE = "bad message"
-    """A good opening of a newcomer; then a message that is none."""
+    """A valid opening of a newcomer; then bytes that are no message."""
     IMPOSTOR = "impostor"
-    """It says that it is a member that comes back, and then goodbye. It does not know the token."""
+    """The claim to be a member that returns, without its token; then a goodbye."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
     peer: Process
     what: Rubbish
     seed: Seed
-    """Of the bytes."""
+    """Seed of the bytes."""
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; only the master takes anybody for a member that comes back."""
+        """Draw a fault; an impostor dials the master, because only the master accepts returns."""
         what = rng.choice((*Rubbish, Rubbish.IMPOSTOR))
         peer = MASTER if what is Rubbish.IMPOSTOR else ground.process(rng)
         return super().draw(rng, ground, peer=peer, what=what)
 
     def strike(self, stage: Stage) -> None:
-        """Begin."""
+        """Start the attack."""
         address = stage.address(self.peer)
         stage.struck(self)
         stage.spawn(self._attack(stage, address))
@@ -63,12 +63,12 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
         try:
             connection = await stage.stranger().dial(address, _DIAL_S)
         except LinkError:
-            return  # nobody listens there (any more)
+            return  # no process listens there (any more)
         attacker = _Attacker(connection, *self._bytes(Random(self.seed)))
         stage.at(stage.now_ns() + _STAYS_NS, attacker.leave)
 
     def _bytes(self, rng: Random) -> tuple[bytes, bytes]:
-        """What it sends at once, and what after the answer."""
+        """Return the bytes to send at once, and the bytes to send after an answer."""
         noise = rng.randbytes(rng.choice((1, 8, 80, 500, 5000)))
         if self.what is Rubbish.NOISE:
             return noise, b""
@@ -96,7 +96,7 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
 
 
 class _Attacker:
-    """Sends what it has, reads whatever comes, and does not care."""
+    """Sends its bytes, and ignores all data that arrives."""
 
     def __init__(self, connection: Connection, data: bytes, rest: bytes) -> None:
         self._connection = connection
@@ -107,21 +107,21 @@ class _Attacker:
         self.writable()
 
     def leave(self) -> None:
-        """Go without a word."""
+        """Abort the connection."""
         self._connection.abort()
 
     def get_buffer(self) -> memoryview:
-        """Memory that nobody reads."""
+        """Return memory whose content is ignored."""
         return self._sink
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Send the second part: the other side has answered."""
+        """Send the second part, because the other side has answered."""
         self._data += self._rest
         self._rest = b""
         self.writable()
 
     def writable(self) -> None:
-        """Send as much as the network takes."""
+        """Send as much as the network accepts."""
         while self._data:
             taken = self._connection.send([self._data])
             self._data = self._data[taken:]

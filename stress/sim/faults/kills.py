@@ -1,4 +1,4 @@
-"""A process is killed, as by SIGKILL, in a phase of its life; perhaps another takes its place."""
+"""Kills a process, as SIGKILL does, in a phase of its life; perhaps a new one takes its place."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Kill(Fault, kind="kill", calm=True):
     occurrence: Annotated[int, one_of(0, 0, 1, 3)]
     """Which time it enters the phase (from 0)."""
     delay_ns: int
-    """How long after that."""
+    """Time from the entry into the phase to the kill."""
     back_after_ns: int | None = None
-    """When a new process on the same machine joins; None: never."""
+    """Time until a new process on the same machine joins; None: no new process."""
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one."""
+        """Draw a fault."""
         phase = rng.choice(_TARGETS)
         if phase is LifePhase.OTHER:
             delay_ns = ground.instant(rng)
@@ -48,11 +48,11 @@ class Kill(Fault, kind="kill", calm=True):
         return super().draw(rng, ground, phase=phase, delay_ns=delay_ns)
 
     def plant(self, stage: Stage) -> None:
-        """Schedule it, or wait for the phase."""
+        """Schedule the kill, or wait for the phase."""
         if self.phase is LifePhase.OTHER:
             stage.at(self.delay_ns, self._strike, stage, stage.seats[self.peer])
         else:
-            in_gather = self.phase is LifePhase.GATHER  # it lasts, and has begun when it is seen
+            in_gather = self.phase is LifePhase.GATHER  # the watch sees a gather after its start
             wait_ns = self.delay_ns % 1000 if in_gather else self.delay_ns
             PhaseWatch(
                 stage,
@@ -72,12 +72,12 @@ class Kill(Fault, kind="kill", calm=True):
 
     @property
     def ends_ns(self) -> int:
-        """A phase has no time."""
+        """End of the fault in ns; the unknown time of a phase counts as 0."""
         return (self.back_after_ns or 0) + (self.delay_ns if self.phase is LifePhase.OTHER else 0)
 
     @property
     def starts(self) -> int:
-        """The one that takes its place, if any."""
+        """1 if a new process takes the place of the victim, else 0."""
         return self.back_after_ns is not None
 
 

@@ -1,4 +1,4 @@
-"""The master dies; another incarnation, or a standby, takes up the run, or nobody does."""
+"""Faults that kill the master; a new one, a standby or no master continues the run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 _PATIENCE_NS = NS_PER_S
-"""How long a takeover waits for a moment in which everybody is a member."""
+"""How long a takeover waits until all living processes are members."""
 
 
 @dataclass(frozen=True)
 class MasterDeath(TimedFault, kind="master_death"):
-    """No other one comes."""
+    """The master dies, and no new one starts."""
 
     def strike(self, stage: Stage) -> None:
-        """Kill it."""
+        """Kill the master."""
         stage.struck(self)
         stage.excuses.is_master_gone = True
         stage.kill_master()
@@ -30,7 +30,7 @@ class MasterDeath(TimedFault, kind="master_death"):
 
 @dataclass(frozen=True)
 class MasterRestart(TimedFault, kind="master_restart", calm=True):
-    """A new one starts on the same address after a while; it has kept what it had stored."""
+    """The master dies. After a while a new one starts at its address, with the stored data."""
 
     blank: ClassVar[bool] = False
 
@@ -38,12 +38,12 @@ class MasterRestart(TimedFault, kind="master_restart", calm=True):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; it is back before anybody gives the run up."""
+        """Draw a fault; the new master starts before any peer gives up the run."""
         away_s = rng.choice((0.0, 0.001, rng.uniform(0.01, 1.0), ground.timing.master_lost_s / 4))
         return super().draw(rng, ground, back_after_ns=1 + round(away_s * NS_PER_S))
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Kill it, and start another."""
+        """Kill the master, and start a new one."""
         if stage.kill_master():
             stage.struck(self)
             yield self.back_after_ns
@@ -52,7 +52,7 @@ class MasterRestart(TimedFault, kind="master_restart", calm=True):
 
 @dataclass(frozen=True)
 class BlankMasterRestart(MasterRestart, kind="master_restart_blank", blank=True):
-    """The new one knows nothing: its directory is lost."""
+    """The master dies, and its directory is lost. A new one starts without stored data."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Takeover(TimedFault, kind="standby", calm=True, keeps_majority=True, needs
     """The master dies for good, and its standby takes over."""
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Kill it once the standby can take over."""
-        # What has just begun, or what nobody has told the standby of, it can't take over.
+        """Kill the master once the standby can take over."""
+        # A standby cannot take over a run that has just begun, or that it does not know.
         while not (stage.everybody_is_member() and stage.standby_knows):
             if stage.now_ns() >= self.when_ns + _PATIENCE_NS:
                 return

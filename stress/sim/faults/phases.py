@@ -1,4 +1,4 @@
-"""How a fault waits until a process is in a phase of its life."""
+"""``PhaseWatch``: lets a fault wait until a process is in a phase of its life."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from pccl.stress.sim.stage import Seat, Stage
 
 _POLLS_MAX = 400
-"""How often to look whether an operation has come to its phase (it may be aborted before)."""
+"""Maximum number of checks whether an operation reached the phase; it may abort before."""
 
 
 class PhaseWatch:
-    """Calls ``strike(seat)`` once, when its process enters a phase for the n-th time.
+    """Calls ``strike(seat)`` once, when a process enters a phase for the n-th time.
 
-    That a process gathers or fetches, its machine does not hear: from the start of the operation on
-    the process is looked at again and again.
+    The machine has no event for the start of a gather or a fetch. So the watch checks the process
+    again and again from the start of the operation.
 
     Args:
-        stage: the run.
-        peer: the index of the process; None: any.
-        phase: what it has to be doing; not OTHER.
-        occurrence: which time (from 0). A gather is always the first.
-        strike: what to do then; of what is looked for, it is called some time after it has begun.
+        stage: the stage of the run.
+        peer: index of the process; None: any process.
+        phase: phase to wait for; not OTHER.
+        occurrence: number of the entry into the phase, from 0. A gather is always the first.
+        strike: called with the seat; for a gather or fetch some time after its start.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class PhaseWatch:
         self._peer = peer
         self._phase = phase
         self._left = 0 if phase is LifePhase.GATHER else occurrence
-        """How many times are to be let pass; negative: it has struck."""
+        """Number of entries still to skip; negative: ``strike`` was called."""
         self._strike = strike
         stage.watch(self._on_event)
 
     def _on_event(self, seat: Seat, event: PeerEvent) -> None:
-        """A peer's machine has handled an event: is it time?"""
+        """Handle an event of a peer's machine: check whether it enters the phase."""
         if self._left < 0 or self._peer not in (None, seat.index):
             return
         entered = _phase_entered(event, seat)
@@ -76,7 +76,7 @@ class PhaseWatch:
             self._strike(seat)
 
     def _look(self, seat: Seat, operation: OperationId | None, polls: int) -> None:
-        """Check whether the phase is here; ``operation``: the synchronization that would fetch."""
+        """Check whether the phase has begun. ``operation``: the synchronization that may fetch."""
         stage = self._stage
         over = operation is not None and operation not in seat.process.engine.exchange.sessions
         if self._left < 0 or not seat.alive or over:
@@ -99,7 +99,7 @@ def _phase_entered(event: PeerEvent, seat: Seat) -> LifePhase | None:
         case ControlMessage(msg.OperationStarted()):
             return LifePhase.REDUCE_SCATTER
         case ReduceCall() if seat.process.life_phase() is LifePhase.REDUCE_SCATTER:
-            return LifePhase.REDUCE_SCATTER  # its data has gone ahead
+            return LifePhase.REDUCE_SCATTER  # it sent its data early
         case ReduceDone():
             return LifePhase.DONE
         case _:

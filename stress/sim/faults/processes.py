@@ -1,4 +1,4 @@
-"""Processes that stop, slow down, are interrupted, leave, or come in numbers."""
+"""Faults of processes: they stop, slow down, are interrupted, leave, or join in numbers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Freeze(TimedFault, kind="freeze"):
-    """As by SIGSTOP: nothing runs in the process, and its kernel goes on.
+    """Freezes a process, as SIGSTOP does; its kernel continues.
 
-    What arrives is kept, and acknowledged up to the window. A call into C that holds the
-    interpreter lock looks the same from outside.
+    The kernel stores arriving data, and acknowledges it up to the window. A call into C that holds
+    the interpreter lock looks the same from outside.
     """
 
     peer: Process
     duration_ns: Duration
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Freeze, then thaw."""
+        """Freeze the process, and thaw it after a while."""
         host = stage.host(self.peer)
         if host.alive:
             stage.struck(self)
@@ -49,15 +49,15 @@ class Freeze(TimedFault, kind="freeze"):
 
 @dataclass(frozen=True)
 class ClockPause(TimedFault, kind="clock_pause"):
-    """A whole machine sleeps: nothing runs, nothing reaches it or leaves it."""
+    """A whole machine sleeps: no process runs, and no data reaches or leaves it."""
 
     peer: Process
     duration_ns: Duration
     clock_stands: Annotated[bool, chance(0.5)]
-    """The monotonic clock does not count the sleep (Linux, macOS); or it does (a paused VM)."""
+    """Whether the monotonic clock omits the sleep (Linux, macOS), or counts it (a paused VM)."""
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Sleep, then wake up."""
+        """Put the machine to sleep, and wake it up after a while."""
         host = stage.host(self.peer)
         if not host.alive:
             return
@@ -83,7 +83,7 @@ class Slow(TimedFault, kind="slow", calm=True, keeps_majority=True):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; the longest lag is well below every deadline, also of several steps."""
+        """Draw a fault; the longest lag is well below every deadline, even over several steps."""
         timing = ground.timing
         longest_ns = round(min(timing.deadline_s / 4, timing.recovery_s / 10) * 1000) * MS
         lag_ns = rng.choice((MS, 20 * MS, longest_ns // 8, longest_ns))
@@ -91,7 +91,7 @@ class Slow(TimedFault, kind="slow", calm=True, keeps_majority=True):
         return cls(when_ns, peer, lag_ns, rng.randint(5, 25) * max(lag_ns, MS))
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Slow it down, for a while."""
+        """Slow the process down for a while."""
         host = stage.host(self.peer)
         if host.alive:
             stage.struck(self)
@@ -105,20 +105,19 @@ class Slow(TimedFault, kind="slow", calm=True, keeps_majority=True):
 class Load(TimedFault, kind="load"):
     """A process computes without a pause and does everything up to ``lag_ns`` late.
 
-    Its ticks are late for that reason alone, so the load must not put off what they judge. If it
-    is the master, a member that is stopped meanwhile must be removed within the deadline and some
-    slack.
+    Its ticks are late only because of the load, so it must not extend its deadlines. If the busy
+    process is the master, it must remove a stopped member within the deadline and some slack.
     """
 
     peer: Process
     victim: Peer
-    """The member that is stopped meanwhile."""
+    """The member that is stopped during the load."""
     lag_ns: int
     duration_ns: int
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one; it lasts several deadlines."""
+        """Draw a fault that lasts several deadlines."""
         timing = ground.timing
         lag_ns = round(timing.tick_s * rng.choice((1, 2, 4)) * NS_PER_S)
         duration_ns = round(timing.deadline_s * rng.uniform(2.0, 4.0) * NS_PER_S)
@@ -126,7 +125,7 @@ class Load(TimedFault, kind="load"):
         return super().draw(rng, ground, peer=busy, lag_ns=lag_ns, duration_ns=duration_ns)
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Load the one and stop the other, for a while."""
+        """Load one process and stop the other, for a while."""
         host, victim = stage.host(self.peer), stage.host(self.victim)
         if not host.alive:
             return
@@ -146,14 +145,13 @@ class Load(TimedFault, kind="load"):
             victim.thaw()
 
     def _watch(self, stage: Stage, seat: Seat, peer: PeerId, since_ns: int | None) -> None:
-        """Check that the master keeps its word.
+        """Check again and again that the busy master removes the victim in time.
 
         Args:
-            stage: where it happens.
-            seat: the victim's.
-            peer: its id when it was stopped.
-            since_ns: since when it is awaited, and nothing but its silence keeps it; None: it is
-                not.
+            stage: the stage of the run.
+            seat: seat of the victim.
+            peer: id of the victim when it was stopped.
+            since_ns: time since which members wait for the silent victim; None: no member waits.
         """
         timing, now_ns, master = stage.scenario.timing, stage.now_ns(), stage.master
         machine, known = master.server.machine, master.server.machine.membership.peers.get(peer)
@@ -176,30 +174,30 @@ class Load(TimedFault, kind="load"):
 
 @dataclass(frozen=True)
 class Joiners(TimedFault, kind="joiners", calm=True, keeps_majority=True):
-    """So many new processes start at the same time."""
+    """``count`` new processes start at the same time."""
 
     count: Annotated[int, one_of(2, 3, 4, 8)]
 
     def strike(self, stage: Stage) -> None:
-        """Start them."""
+        """Start the processes."""
         stage.struck(self)
         for _ in range(self.count):
             stage.join()
 
     @property
     def starts(self) -> int:
-        """All of them."""
+        """Number of processes that the fault starts."""
         return self.count
 
 
 @dataclass(frozen=True)
 class CallerFault(TimedFault):
-    """One that the caller in a process brings about."""
+    """A fault that the caller in a process causes."""
 
     peer: Peer
 
     def strike(self, stage: Stage) -> None:
-        """Let the caller do it, if it has not ended."""
+        """Let the caller act, unless its application has ended."""
         seat = stage.seats[self.peer]
         if seat.alive and not seat.is_over:
             stage.struck(self)
@@ -207,12 +205,12 @@ class CallerFault(TimedFault):
 
     @abstractmethod
     def _deed(self, seat: Seat) -> Callable[[], None]:
-        """What the caller does."""
+        """Return the action of the caller."""
 
 
 @dataclass(frozen=True)
 class Interrupt(CallerFault, kind="interrupt", calm=True, keeps_majority=True):
-    """Cancel whatever the process waits for at that time, as by Ctrl-C; its calls are repeated."""
+    """Cancel the open calls of a process, as Ctrl-C does; the application repeats them."""
 
     def _deed(self, seat: Seat) -> Callable[[], None]:
         return seat.workload.interrupt
@@ -220,7 +218,7 @@ class Interrupt(CallerFault, kind="interrupt", calm=True, keeps_majority=True):
 
 @dataclass(frozen=True)
 class Leave(CallerFault, kind="leave", calm=True):
-    """``close()`` at some time, whatever goes on."""
+    """Call ``close()`` in a process, whatever calls are open."""
 
     def _deed(self, seat: Seat) -> Callable[[], None]:
         return seat.workload.leave

@@ -1,4 +1,4 @@
-"""What goes wrong with shared state: liars, and what strikes while it is being fetched."""
+"""Faults of shared state: liars, and faults that strike during a fetch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _begins_ns(ground: Ground, rng: Random) -> int:
 
 
 def _lasts_ns(ground: Ground, rng: Random) -> int:
-    """It ends before its victims are given up, if it is their only source."""
+    """Draw a duration in ns; the fault ends before victims without another source are evicted."""
     longest_ns = round(min(ground.timing.progress_s, ground.timing.hold_s) * NS_PER_S / 4)
     return rng.choice((ground.stop_ns, rng.randrange(longest_ns), longest_ns))
 
@@ -52,7 +52,7 @@ class Lies(TimedFault, kind="lies", calm=True, keeps_majority=True):
     duration_ns: Annotated[int, Drawn(_lasts_ns)]
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Lie, then tell the truth again."""
+        """Start to corrupt frames, and stop after a while."""
         stage.struck(self)
         stage.checkers.done["liar"] += 1
         kind = FrameKind.MAP if self.maps else FrameKind.PIECE
@@ -67,24 +67,24 @@ class Lies(TimedFault, kind="lies", calm=True, keeps_majority=True):
 
 @dataclass(frozen=True)
 class FetchFault(Fault):
-    """One that strikes once a process fetches shared state."""
+    """A fault that strikes when a process fetches shared state."""
 
     occurrence: Annotated[int, one_of(0, 0, 1, 3, 6)]
-    """The how many-th time that anybody begins to (from 0)."""
+    """Number of the fetch at which the fault strikes, among all fetches of the run (from 0)."""
     delay_ns: int
-    """How long after that."""
+    """Time from the start of this fetch to the fault."""
     choice: Choice
-    """Whom it concerns."""
+    """Chooses the victim."""
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw one."""
+        """Draw a fault."""
         latency_ns = ground.latency_ns
         delay_ns = rng.choice((0, 1, rng.randrange(latency_ns), rng.randrange(4 * latency_ns)))
         return super().draw(rng, ground, delay_ns=delay_ns)
 
     def plant(self, stage: Stage) -> None:
-        """Wait for that."""
+        """Wait for the fetch."""
 
         def begun(seat: Seat) -> None:
             stage.at(stage.now_ns() + self.delay_ns, lambda: play(stage, self.strike(stage, seat)))
@@ -93,15 +93,15 @@ class FetchFault(Fault):
 
     @abstractmethod
     def strike(self, stage: Stage, fetcher: Seat) -> Script:
-        """It is time."""
+        """Carry out the fault; the process of ``fetcher`` fetches shared state."""
 
     @property
     def ends_ns(self) -> int:
-        """A phase has no time."""
+        """0, because the time of a phase is not known in advance."""
         return 0
 
     def source(self, stage: Stage, fetcher: Seat) -> Seat | None:
-        """Somebody who gives to ``fetcher``."""
+        """Return a living seat that sends shared state to ``fetcher``; None if there is none."""
         peers = {
             view.peer
             for session in fetcher.process.engine.exchange.sessions.values()
@@ -119,10 +119,10 @@ class FetchFault(Fault):
 
 @dataclass(frozen=True)
 class FetchKill(FetchFault, kind="fetch_kill", calm=True):
-    """A source is killed, or who fetches."""
+    """A source or the fetching process is killed."""
 
     def strike(self, stage: Stage, fetcher: Seat) -> None:
-        """Kill it."""
+        """Kill the victim."""
         victim = fetcher if self.choice % 3 == 0 else self.source(stage, fetcher)
         if victim is not None and stage.kill(victim):
             stage.struck(self)
@@ -130,12 +130,12 @@ class FetchKill(FetchFault, kind="fetch_kill", calm=True):
 
 @dataclass(frozen=True)
 class FetchStall(FetchFault, kind="fetch_stall"):
-    """Nothing moves between a source and who fetches for a while."""
+    """No data moves between a source and the fetching process for a while."""
 
     duration_ns: Duration
 
     def strike(self, stage: Stage, fetcher: Seat) -> None:
-        """Hold it up."""
+        """Stop the data."""
         source = self.source(stage, fetcher)
         if source is not None:
             stage.struck(self)
@@ -146,10 +146,10 @@ class FetchStall(FetchFault, kind="fetch_stall"):
 
 @dataclass(frozen=True)
 class FetchInterrupt(FetchFault, kind="fetch_interrupt", calm=True, keeps_majority=True):
-    """The call of who fetches is cancelled, or that of a source."""
+    """The call of the fetching process, or of a source, is cancelled."""
 
     def strike(self, stage: Stage, fetcher: Seat) -> None:
-        """Cancel it."""
+        """Cancel the call."""
         victim = fetcher if self.choice % 2 else self.source(stage, fetcher)
         if victim is not None and victim.alive and not victim.is_over:
             stage.struck(self)
@@ -158,10 +158,10 @@ class FetchInterrupt(FetchFault, kind="fetch_interrupt", calm=True, keeps_majori
 
 @dataclass(frozen=True)
 class FetchMaster(FetchFault, kind="fetch_master", calm=True):
-    """The master is killed; another one starts on its address."""
+    """The master is killed; a new one starts at its address."""
 
     def strike(self, stage: Stage, fetcher: Seat) -> Iterator[int]:
-        """Kill it, and start another."""
+        """Kill the master, and start a new one after a while."""
         if stage.kill_master():
             stage.struck(self)
             yield 1 if self.choice % 2 else NS_PER_S // 2

@@ -1,4 +1,4 @@
-"""Scenarios as JSON, so that a reduced one can be kept and replayed."""
+"""Stores scenarios as JSON, so that a reduced one can be replayed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pccl.stress.timeline import Timeline, TimelineError
 
 
 def to_text(scenario: Scenario) -> str:
-    """The scenario as a JSON object, one option a line."""
+    """Return the scenario as a JSON object, one option per line."""
     return json.dumps(_encode(scenario), indent=1) + "\n"
 
 
 def load(path: Path) -> Scenario:
-    """Read a scenario: one of ours, or a timeline that the harness takes, too.
+    """Read a scenario of the simulator, or a timeline of the chaos harness.
 
     Raises:
-        TimelineError: it cannot be read, or is neither.
+        TimelineError: the file cannot be read, or contains neither.
     """
     try:
         given = json.loads(path.read_text())
     except OSError as error:
         raise TimelineError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise TimelineError(f"{path}: is no JSON: {error}") from error
+        raise TimelineError(f"{path}: not valid JSON: {error}") from error
     if not (isinstance(given, dict) and "slots" in given):
         return from_timeline(Timeline.load(path))
     try:
         return cast("Scenario", _decode(Scenario, given))
     except (KeyError, TypeError, ValueError) as error:
-        raise TimelineError(f"{path}: is no scenario of this version: {error!r}") from error
+        raise TimelineError(f"{path}: not a scenario of this version: {error!r}") from error
 
 
 def _encode(value: Any) -> Any:

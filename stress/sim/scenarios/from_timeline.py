@@ -1,4 +1,4 @@
-"""A timeline, the scenario file of the harness on real processes, as a simulated scenario."""
+"""Turns a timeline, the scenario file of the harness on real processes, into a scenario."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pccl.stress.timeline import FaultKind, Timeline
 from pccl.stress.timeline import TimelineFault as Entry
 
 _ITERATIONS = 300
-"""So many in all, about: a run of hours must not take hours."""
+"""Approximate number of iterations, so that simulating hours does not take hours."""
 
 _SCHEDULER_NS = 200 * MS
-"""The longest that a process without CPU waits for its turn."""
+"""Longest time that a process without CPU waits for its turn."""
 
 
 def from_timeline(timeline: Timeline) -> Scenario:
-    """The scenario in which the same goes wrong at the same time."""
+    """Return the scenario with the same faults at the same times."""
     rng = Random(f"{timeline.seed}/timeline")
     link = timeline.link_spec
-    began_ns = NS_PER_S  # until then all members have come together
+    began_ns = NS_PER_S  # by then all members have joined
     stop_ns = began_ns + _ns(timeline.duration_s)
     types, ops = tuple(DataType), tuple(ReduceOp)
     return Scenario(

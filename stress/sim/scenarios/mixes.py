@@ -1,7 +1,7 @@
-"""The mixes of the simulator: what seeds draw, and what enough of them must not miss.
+"""The mixes of the simulator: what seeds draw, and which faults must strike.
 
-A fault that never strikes proves nothing, so a run of enough seeds in which one of a mix's counts
-is zero fails.
+A fault that never strikes proves nothing. So a run of enough seeds fails if one of its mix's counts
+is zero.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What the seeds of a run draw.
+    """What the seeds of a run draw, and which faults must strike.
 
     Attributes:
-        draw: makes the scenario of a seed.
-        faults: the kinds of fault that must strike.
-        struck_in: what must strike in which phase of a victim's life (see ``in_phase``).
-        killed_in: the phases of life in which processes must be killed.
-        seeds_min: so many seeds are enough for all of it.
+        draw: draws the scenario of a seed.
+        faults: kinds of fault that must strike.
+        struck_in: names of events in a phase of life (see ``in_phase``) that must happen.
+        killed_in: phases of life in which processes must be killed.
+        seeds_min: minimum number of seeds from which on all of this must happen.
     """
 
     draw: Callable[[int], Scenario]
@@ -46,7 +46,7 @@ class Mix:
     seeds_min: int = 200
 
     def missed(self, result: dict[str, Any]) -> list[str]:
-        """What should be in the summary of a run, and is not; empty for a run of too few seeds."""
+        """Return the names with count 0 in a run's summary; empty for too few seeds."""
         if result["seeds"] < self.seeds_min:
             return []
         wanted = {

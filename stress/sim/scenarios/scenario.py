@@ -1,4 +1,4 @@
-"""What a seed means: the options of one simulated run, all drawn from it."""
+"""``Scenario``: the options of one simulated run, all drawn from a seed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, dra
 
 
 class Style(enum.Enum):
-    """How the collectives of one iteration are called."""
+    """How an application calls the collectives of one iteration."""
 
     SEQUENTIAL = "sequential"
     CONCURRENT = "concurrent"
-    """From one task each."""
+    """Each from its own task."""
     HANDLES = "handles"
     """All launched, then waited for in order."""
     MULTIPLE = "multiple"
-    """One call that retries each."""
+    """All in one call, which retries each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Slot:
     weighted: bool = False
 
     def descriptor(self) -> Descriptor:
-        """What is asked of the collective."""
+        """Return the descriptor of the collective."""
         return Descriptor(
             self.data_type,
             self.op,
@@ -79,19 +79,19 @@ class Buckets:
 
     count: int
     compute_ns: int
-    """Between two launches."""
+    """Time between two launches."""
     asks: bool
-    """Whether all ask between two launches if anybody is pending."""
+    """Whether all members ask between two launches if newcomers are pending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One run; what has a default is plainest with it."""
+    """The options of one run; each default is the simplest value."""
 
     seed: int
     peers: int
     late_peers: int = 0
-    """How many of them start only after a while."""
+    """Number of peers that start only after a while."""
     slots: tuple[Slot, ...]
     style: Style = Style.SEQUENTIAL
     segment_bytes: int
@@ -103,61 +103,61 @@ class Scenario:
     """When members begin to vote for the end."""
     faults: tuple[Fault, ...]
     repeats: float = 0.0
-    """Probability that a segment is sent twice, as a sender may that has lost a lane."""
+    """Probability that a link sends a segment twice, like a sender that lost a lane."""
     asks_pending: bool = False
-    """Whether members ask if anybody is pending, and admit only then."""
+    """Whether members first ask if newcomers are pending, and admit only then."""
     groups: int = 1
     """Process i is in group i modulo this."""
     retries: bool = False
-    """Whether the library itself tries again, where a call can be told to."""
+    """Whether calls that have this option retry by themselves."""
     broadcasts: bool = False
     barriers: bool = False
     optimizes: bool = False
     min_peers: int = 1
-    """What those that start early demand of ``connect``, for a while."""
+    """``min_peers`` of the first ``connect`` of each process, which has a time limit."""
     impatience: float = 0.0
     """Probability that a call gets a time budget of a few latencies."""
     mistake: Mistake | None = None
     secured: bool = False
     """Whether the run has a token."""
     drops: bool = False
-    """Whether each iteration launches a reduce whose handle is dropped at once."""
+    """Whether each iteration launches a reduce and drops its handle at once."""
     lanes: int = 1
-    """How many lanes of a link every second process wants; the others leave it to the library."""
+    """Lanes of a link that every second process wants; the other processes have the default."""
     timing: Timing
     settles_ns: int = 0
-    """How long members go on after the last fault, to be all together then (0: not asked)."""
+    """How long members continue after the last fault; then all must be together (0: unchecked)."""
     standby: bool = False
-    """Whether there is a second master."""
+    """Whether the run has a second master."""
     pause_ns: int = 0
     """How long a process computes between two iterations."""
     eager_bytes_max: int = EAGER_BYTES_MAX
-    """The largest tensor that goes ahead in every second process; the others have the default."""
+    """Largest tensor that every second process sends early; the others have the default."""
     syncs: Syncs | None = None
-    """The shared state that members synchronize in each iteration; None: there is none."""
+    """The shared state that members synchronize in each iteration; None: no shared state."""
     training: TrainingPlan | None = None
-    """What processes train, instead of everything else that they do; None: nothing."""
+    """The training, which replaces all other work of the processes; None: no training."""
     buckets: Buckets | None = None
-    """What each iteration launches besides; None: nothing."""
+    """Further reduces that each iteration launches; None: no further reduces."""
 
     @property
     def token(self) -> bytes | None:
-        """The run's secret, if it has one."""
+        """Secret of the run; None: the run has no token."""
         return b"a secret that all of them know" if self.secured else None
 
     @property
     def undisturbed(self) -> bool:
-        """Whether nobody may be removed who was not killed."""
+        """Whether the master may remove only processes that were killed."""
         return all(fault.calm for fault in self.faults)
 
     @property
     def processes_max(self) -> int:
-        """How many may take part, one after the other or at the same time; each has some lives."""
+        """Maximum number of lives in the run: each process may have several."""
         return LIVES_MAX * (self.peers + sum(fault.starts for fault in self.faults))
 
     @property
     def ends_ns(self) -> int:
-        """When members may stop: all faults are over, and forgotten."""
+        """Time at which members may stop: all faults are over, and the settling time has passed."""
         over_ns = max((fault.ends_ns for fault in self.faults), default=0)
         return max(self.stop_ns, over_ns) + self.settles_ns
 
@@ -178,22 +178,22 @@ TIMINGS: dict[str, Timing] = {
     ),
     "patient": Timing(heartbeat_s=2.0, deadline_s=20.0, lane_stall_s=15.0, progress_s=40.0),
 }
-"""The deadlines that a seed draws from."""
+"""Deadlines from which a seed draws."""
 
 _CROWDS = (24, 32, 48, 64)
 
 _TRAINERS_MAX = 6
 _WINDOW_MIN = 4096
-"""Narrower ones, where a map of pieces takes seconds, have a test of their own."""
+"""Smallest window; smaller ones, where a map of pieces takes seconds, have their own test."""
 _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
-"""Their calls are made by a thread that nobody interrupts; who is lied to by all has to give up."""
+"""Excluded: no Ctrl-C reaches a trainer's calls, and lies of all sources end a training."""
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
-"""Both are to live."""
+"""Excluded: in these runs both masters must live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
 _STEPS = 0.15
-"""The share of runs whose iterations launch reduces while they compute."""
+"""Share of runs whose iterations launch reduces while they compute."""
 _LONGER = 4
-"""A round is several calls: a run in which processes train is longer by this factor."""
+"""A training run is longer by this factor, because a round consists of several calls."""
 
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
@@ -255,30 +255,30 @@ def draw(seed: int) -> Scenario:
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
-        # What members may hold differently comes from one of them, which all have to reach.
+        # Tensors that may differ come from one member, which all others must reach.
         faults = (*_one_shut(scenario.faults), *draw_faults(OF_STATE, seed, ground))
-        # After a mistake of one, those who vote would wait for newcomers, who synchronize.
+        # After a mistake, members in a vote would wait for newcomers, which synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
         scenario = _with_buckets(scenario)
     shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, BehindNat)]
-    if max(shut, default=0) > 1:  # a pair of them has no link, whatever a caller names
+    if max(shut, default=0) > 1:  # two of them have no link, whatever a caller names
         slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
-        # Nor is there a ring once more than half of those that are left are such.
+        # And once more than half of the remaining peers are such, no ring exists.
         scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
     if peers in _CROWDS:  # some of so many would always be impatient
         scenario = replace(scenario, impatience=0.0)
-    if scenario.impatience:  # who leaves the last vote early has another one later
+    if scenario.impatience:  # a process that leaves the last vote early has another vote
         scenario = replace(scenario, settles_ns=0)
-    # Elsewhere the others would not come to the call that the culprit waits in.
+    # Otherwise the other members would not make the call in which the culprit waits.
     plain = not scenario.asks_pending and not scenario.optimizes
     return scenario if plain else replace(scenario, mistake=None)
 
 
 def _one_shut(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """The faults, with at most one process that nobody can dial."""
+    """Return the faults, with at most one process that no other process can dial."""
     return tuple(
         replace(one, peers=one.peers[:1]) if isinstance(one, BehindNat) else one for one in faults
     )
@@ -287,7 +287,7 @@ def _one_shut(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 def draw_to_train(seed: int) -> Scenario:
     """Draw the scenario of ``seed`` in which processes train.
 
-    Network, deadlines and faults are drawn as in ``draw``; nobody is impatient, interrupted
+    Network, deadlines and faults are drawn as in ``draw``, but no process is impatient, interrupted
     or lied to.
     """
     plain = draw(seed)
@@ -295,7 +295,7 @@ def draw_to_train(seed: int) -> Scenario:
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
     drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
-    # All are to train together: two that cannot be dialled may never meet.
+    # All must train together, but two undialable processes may never meet.
     faults = _one_shut(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
     return replace(
         plain,
@@ -324,9 +324,9 @@ def draw_to_train(seed: int) -> Scenario:
 
 
 def draw_two_masters(seed: int) -> Scenario:
-    """Draw the scenario of ``seed`` in which the first of two masters is cut off, and lives.
+    """Draw the scenario of ``seed`` in which a living first master is cut off from some members.
 
-    Everything else is drawn as in ``draw``; callers have little time, often.
+    Everything else is drawn as in ``draw``, but callers often have little time.
     """
     plain = draw(seed)
     rng = Random(f"{seed}/two masters")
@@ -354,7 +354,7 @@ def draw_two_masters(seed: int) -> Scenario:
 
 
 def draw_corrupted(seed: int) -> Scenario:
-    """Draw the scenario of ``seed`` in which bits flip on the way, beside all other faults."""
+    """Draw the scenario of ``seed`` in which bits flip on the way, in addition to other faults."""
     plain = draw(seed)
     ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
     flips = draw_faults(OF_BITS, seed, ground, also_if_calm=True)
@@ -362,7 +362,7 @@ def draw_corrupted(seed: int) -> Scenario:
 
 
 def _settling_ns(timing: Timing) -> int:
-    """Long enough for every deadline to pass, and for whoever was removed to come back."""
+    """Return a time in which every deadline passes, and every removed process can return."""
     return round(NS_PER_S * (timing.progress_s + timing.deadline_s + 2 * timing.dial_s))
 
 
@@ -376,15 +376,15 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
 
 
 def _with_buckets(scenario: Scenario) -> Scenario:
-    """In some, peers compute between launches, and one is stopped for longer than the deadline."""
+    """Let peers of some runs compute between launches, and stop one beyond the deadline."""
     rng = Random(f"{scenario.seed}/buckets")
     if rng.random() >= _STEPS:
         return scenario
     compute_ns = rng.choice((scenario.latency_ns, NS_PER_S // 4, NS_PER_S, NS_PER_S))
-    # Elsewhere not all ask: a culprit, or who is alone in a group, waits in another call.
+    # Otherwise not all ask: a culprit, or a peer alone in a group, waits in another call.
     asks = rng.random() < 0.3 and scenario.mistake is None and scenario.groups == 1
     buckets = Buckets(rng.randint(3, 6), compute_ns, asks)
-    step_ns = buckets.count * compute_ns  # so long it may take until the others wait
+    step_ns = buckets.count * compute_ns  # the others may start to wait only then
     when_ns = rng.randrange(scenario.stop_ns + 2 * step_ns)
     duration_ns = round(NS_PER_S * (scenario.timing.deadline_s + rng.uniform(1, 5))) + step_ns
     stop = Freeze(when_ns, rng.randrange(scenario.peers), duration_ns)
@@ -392,14 +392,14 @@ def _with_buckets(scenario: Scenario) -> Scenario:
 
 
 def _draw_weighted(rng: Random, slot: Slot) -> Slot:
-    """Some become weighted averages."""
+    """Turn some slots into weighted averages."""
     if slot.data_type not in _FLOATS or slot.op is _PROD or rng.random() < 0.6:
         return slot
     return replace(slot, op=ReduceOp.AVG, weighted=True)
 
 
 def _draw_way(rng: Random, slot: Slot) -> Slot:
-    """How the values travel."""
+    """Draw algorithm and quantization of a slot."""
     algorithm = rng.choice(_ALGORITHMS)
     wire = rng.choice(_FORMATS)
     quantization = Quantization(wire, rng.choice((8, 32)), rng.random() < 0.3)

@@ -10,7 +10,7 @@ from pccl.stress.sim.runner import Verdict
 from pccl.stress.sim.scenarios.scenario import Scenario
 
 RUNS_MAX = 500
-"""Attempts in all."""
+"""Maximum number of runs in all."""
 
 
 def shrink(
@@ -19,19 +19,19 @@ def shrink(
     """Drop faults, peers, collectives and options, one by one, as long as the violation stays.
 
     Args:
-        scenario: one that fails.
+        scenario: a scenario that fails.
         run: runs a scenario.
-        runs_max: how often at most.
+        runs_max: maximum number of runs.
 
     Returns:
-        What became of the smallest scenario that was found.
+        The verdict of the smallest failing scenario that was found.
 
     Raises:
         ValueError: the scenario does not fail.
     """
     best = run(scenario)
     if best.violation is None:
-        raise ValueError("there is nothing to shrink: no promise is broken")
+        raise ValueError("nothing to shrink: the scenario breaks no promise")
     wanted = _signature(best.violation)
     runs = 1
     while True:
@@ -49,12 +49,12 @@ def shrink(
 
 
 def _signature(violation: str) -> str:
-    """What was violated, whoever did it: without numbers, and only the beginning."""
+    """Return the beginning of a violation, without numbers: the same for any process."""
     return re.sub(r"\W*\d[\w.]*", "#", violation)[:40]
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """The scenarios that are a little smaller, the greatest steps first."""
+    """Yield scenarios that are a little smaller, the greatest steps first."""
     faults = scenario.faults
     if len(faults) > 2:
         half = len(faults) // 2

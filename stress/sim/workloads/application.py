@@ -1,4 +1,4 @@
-"""``Application``: what a simulated process runs on the library, from its start to its end."""
+"""``Application``: the program that a simulated process runs, from its start to its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _PATIENCE_S = 60.0
 
 
 class Application(ABC):
-    """One of one process; it begins anew when the run can't go on for it.
+    """The application of one process; it begins again when it lost its place in the run.
 
     Attributes:
         ended_with: why it stopped; None while it runs.
-        last_vote: the last operation in which members agreed on whether to stop; None: they don't.
+        last_vote: last operation in which members voted on the end; None: they do not vote.
     """
 
     lives_max: ClassVar[int]
-    """How often it begins."""
+    """Maximum number of lives of the process."""
     begins_anew_after: ClassVar[tuple[type[PCCLError], ...]]
 
     def __init__(self, parts: RunParts, process: PeerProcess) -> None:
@@ -39,7 +39,7 @@ class Application(ABC):
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Join, work, stop."""
+        """Join, work and stop; start again after a lost place, up to ``lives_max`` times."""
         for life in range(self.lives_max):
             try:
                 await self._live(life)
@@ -63,24 +63,24 @@ class Application(ABC):
         """Join and work.
 
         Raises:
-            PCCLError: it has lost its place.
+            PCCLError: the process lost its place in the run.
         """
 
     @abstractmethod
     def _is_final(self, error: PCCLError) -> bool:
-        """It has lost its place: whether for good. Otherwise it gets ready to begin anew."""
+        """Whether the process lost its place for good; if not, prepare to begin again."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Cancel the calls that the process is in."""
+        """Cancel the open calls of the process."""
 
     def leave(self) -> None:
-        """Close the communicator, whatever goes on."""
+        """Close the communicator, whatever calls are open."""
         if self._leaving is None:
             self._leaving = self._loop.create_task(self._engine.close())
 
     async def sleep(self, duration_ns: int) -> None:
-        """Let virtual time pass."""
+        """Wait for ``duration_ns`` of the process's clock."""
         woken: asyncio.Future[None] = self._loop.create_future()
         clock = self._process.clock
         clock.call_at_ns(clock.now_ns() + duration_ns, wake, woken)
@@ -88,16 +88,16 @@ class Application(ABC):
 
 
 def patience_s(scenario: Scenario) -> float | None:
-    """How long to try to get into a run, which may lack its majority for ever; None: for ever."""
+    """Return the seconds after which a process stops trying to join; None: it never stops."""
     return _PATIENCE_S if scenario.standby else None
 
 
 def name_of(process: PeerProcess) -> str:
-    """What violations call it."""
+    """Return the name of a process in violations."""
     return f"{process.name} (peer {process.peer})"
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Let whoever waits go on."""
+    """Let the waiting task go on."""
     if not future.done():
         future.set_result(None)

@@ -1,4 +1,4 @@
-"""``SimCalls``: the calls of one process: interrupted by the scenario, short of time, repeated."""
+"""``SimCalls``: makes the calls of one process, with interruptions, time limits and repeats."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _T = TypeVar("_T")
 ATTEMPTS_MAX = 200
 _HASTY_MAX = 20
 _PAUSE_NS = NS_PER_S // 4
-"""After so many failures in a row a caller waits so long each time, and has no time limit any more:
-faults may last a minute, and of many members one would always leave."""
+"""Pause before each attempt after ``_HASTY_MAX`` failures in a row; then calls have no time limit.
+Faults may last a minute, and one of many members would always leave."""
 
 
 class Interrupted(Exception):
-    """The scenario has cancelled the call that the process was in."""
+    """The scenario cancelled the open call of the process."""
 
 
 _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
-"""Failures of a collective that the next call may not have. A broken pair heals at last."""
+"""Failures after which the application repeats a collective; a broken pair heals at last."""
 
 
 class SimCalls:
     """Makes the calls of one process.
 
     Args:
-        parts: of the run.
-        process: whose calls.
-        rng: decides how much time a call has.
-        sleep: lets time pass.
+        parts: shared objects of the run.
+        process: the process.
+        rng: draws the time limits of calls.
+        sleep: waits in virtual time.
     """
 
     def __init__(self, parts: RunParts, process: PeerProcess, rng: Random, sleep: Sleep) -> None:
@@ -57,16 +57,16 @@ class SimCalls:
         self.sleep = sleep
         self._is_hasty = True
         self._open: dict[asyncio.Task[Any], bool] = {}
-        """Those that the process is in -> whether the scenario has interrupted them."""
+        """Open call -> whether the scenario interrupted it."""
 
     def interrupt(self) -> None:
-        """Cancel the calls that the process is in."""
+        """Cancel the open calls of the process."""
         for task in self._open:
             self._open[task] = True
             task.cancel()
 
     def budget_s(self) -> float | None:
-        """Draw how much time the next call has; None: as much as it takes."""
+        """Draw the time limit of the next call, in seconds; None: no limit."""
         if not self._is_hasty or self._rng.random() >= self._scenario.impatience:
             return None
         return self._rng.randint(1, 8) * self._scenario.latency_ns / NS_PER_S
@@ -75,7 +75,7 @@ class SimCalls:
         """Make one call of the engine; the scenario may interrupt it.
 
         Raises:
-            Interrupted: it did.
+            Interrupted: the scenario interrupted the call.
         """
         task = self._loop.create_task(work)
         self._open[task] = False
@@ -89,7 +89,7 @@ class SimCalls:
             del self._open[task]
 
     async def joint(self, kind: RoundKind, patience_s: float | None = None) -> bool:
-        """Make a joint call of the run; repeat it when it was left, as long as patience lasts."""
+        """Make a joint call of the run. If it ends early, repeat it for up to ``patience_s``."""
         began_ns = self._loop.now_ns()
         for attempt in range(ATTEMPTS_MAX):
             await self.pause(attempt)
@@ -101,13 +101,13 @@ class SimCalls:
                 spent_ns = self._loop.now_ns() - began_ns
                 if patience_s is not None and spent_ns >= patience_s * NS_PER_S:
                     raise DeadlineExceeded from error
-        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} attempts of a joint call")
+        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} failed joint calls")
 
     async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
-        """Make a collective until it succeeds.
+        """Repeat a collective until it succeeds.
 
         Raises:
-            PCCLError: it makes no sense to repeat it.
+            PCCLError: repeating the collective makes no sense.
         """
         for number in range(ATTEMPTS_MAX):
             await self.pause(number)
@@ -115,19 +115,19 @@ class SimCalls:
                 return await attempt()
             except (PCCLError, Interrupted) as error:
                 await self.again(error)
-        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} attempts of {what}")
+        raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} failed attempts of {what}")
 
     async def again(self, error: BaseException) -> None:
-        """A collective has failed: get ready to repeat it, or give up.
+        """Prepare to repeat a collective that failed, or give up.
 
         Raises:
-            PCCLError: it makes no sense to repeat it.
+            PCCLError: repeating the collective makes no sense.
         """
         self._done[type(error).__name__] += 1
         if isinstance(error, LockstepError):
             if self._scenario.mistake is None:
-                raise Violation(f"{self._process.name} was accused of a mistake: {error}")
-            await self.joint(RoundKind.UPDATE_TOPOLOGY)  # what the others wait in
+                raise Violation(f"{self._process.name} made no mistake, but got: {error}")
+            await self.joint(RoundKind.UPDATE_TOPOLOGY)  # in which the others wait
         elif not isinstance(error, _REPEATED):
             raise error
 

@@ -1,9 +1,9 @@
-"""What the application of a simulated peer does: the usual loop of a churn-tolerant user.
+"""The application of a simulated peer: the loop of a user who expects churn.
 
-Every iteration: admit newcomers, then a vote for the end, then the scenario's collectives, each
-repeated until it succeeds or the peer is alone. In the vote each member contributes whether its
-time is up, and all stop when anybody's is. Inputs depend on peer and iteration only; what they must
-add up to is the checkers' business.
+Each iteration admits newcomers, votes on the end, and then makes the scenario's collectives. It
+repeats each collective until it succeeds, or the peer is alone. In the vote each member contributes
+whether its time is up, and all stop when any member's time is. Inputs depend on peer and iteration
+only; the checkers compute the expected results.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _BARRIER_TAG = _VOTE_TAG + 2
 _DROPPED_TAG = _VOTE_TAG + 3
 _BUCKET_TAG = _VOTE_TAG + 4
 _TURNS_OF_WAITING = 8
-"""Iterations between the end of the busy part of a run and its end, about."""
+"""Approximate number of iterations between the busy part of a run and its end."""
 _GANG_S = 2.0
-"""How long a newcomer insists on company: those it waits for may have been killed."""
+"""How long a newcomer waits for ``min_peers`` members, because some may have been killed."""
 
 
 _WITHOUT_MASTER = (MasterLost, NotAdmitted, DeadlineExceeded)
 
 
 class Workload(Application):
-    """The application of one peer; ``starts``: it is there from the start."""
+    """The application of one peer. ``starts``: the peer exists from the start of the run."""
 
     lives_max = 40
     begins_anew_after = (*_WITHOUT_MASTER, Evicted, ResyncRequired)
@@ -74,13 +74,13 @@ class Workload(Application):
         self._calls = SimCalls(parts, process, self._rng, self.sleep)
         self._iteration = 0
         self._rejoins = False
-        """The next life begins with ``update_topology`` instead of ``connect``."""
+        """Whether the next life begins with ``update_topology`` instead of ``connect``."""
         self._state: StateWork | None = None
         if parts.scenario.syncs is not None:
             self._state = StateWork(parts, process, self._calls, starts=starts)
 
     def interrupt(self) -> None:
-        """Cancel the calls that the process is in."""
+        """Cancel the open calls of the process."""
         self._calls.interrupt()
 
     async def _live(self, life: int) -> None:
@@ -147,8 +147,8 @@ class Workload(Application):
                 return
 
     async def _admit(self, *, first: bool, rejoined: bool) -> None:
-        # A newcomer's first update_topology is satisfied by the round that admitted it, unless an
-        # update_topology has brought it back; where members ask first, it must not ask either.
+        # The round that admitted a newcomer answers its first update_topology, unless it rejoined
+        # by update_topology. Where members ask first, a newcomer must not ask either.
         if self._scenario.asks_pending:
             admits = not first and await self._calls.joint(RoundKind.PEERS_PENDING)
         else:
@@ -172,7 +172,7 @@ class Workload(Application):
 
     @property
     def _pace_ns(self) -> int:
-        """How long to compute before the next call: who only waits for faults to end is slow."""
+        """Time to compute before the next call, in ns; longer after the busy part of the run."""
         scenario = self._scenario
         waits = self._loop.now_ns() >= scenario.stop_ns
         spare_ns = (scenario.ends_ns - scenario.stop_ns) // _TURNS_OF_WAITING if waits else 0
@@ -186,7 +186,7 @@ class Workload(Application):
         return self._iteration == mistake.iteration + 1
 
     async def _vote(self) -> bool:
-        """Whether any member wants to stop; the same for all."""
+        """Return whether any member wants to stop: the same value on all members."""
         votes = np.array([self._time_is_up], dtype=np.int32)
         slot = Slot(_VOTE_TAG, 1, DataType.INT32, ReduceOp.SUM)
         result = await self._reduce(slot, votes)
@@ -228,7 +228,7 @@ class Workload(Application):
                 task.cancel()
                 task.add_done_callback(_retrieve)
             if isinstance(error, NotConnected) and error.__cause__ is not None:
-                raise error.__cause__ from None  # another one was told of the loss before
+                raise error.__cause__ from None  # another call reported the loss before
             raise
 
     def _input(self, slot: Slot) -> Array:
@@ -237,7 +237,7 @@ class Workload(Application):
     def _request(
         self, slot: Slot, original: Array, *, in_place: bool
     ) -> tuple[ReduceRequest, Array, Array]:
-        """A request on fresh copies of ``original``, with its two buffers."""
+        """Return a request on fresh copies of ``original``, and its two buffers."""
         send = original.copy()
         recv = send if in_place else np.full_like(send, 7)
         weight = draw_weight(slot, self._scenario.seed, self._process.peer, self._iteration)
@@ -251,7 +251,7 @@ class Workload(Application):
         return name_of(self._process)
 
     async def _reduce(self, slot: Slot, original: Array) -> Array | None:
-        """Reduce until it succeeds; None if this peer is alone."""
+        """Repeat a reduce until it succeeds, and return the result; None: this peer is alone."""
         in_place = self._rng.random() < 0.5
 
         async def attempt() -> Array | None:
@@ -271,13 +271,13 @@ class Workload(Application):
         return await self._calls.repeat(attempt, "a reduce")
 
     async def _reduce_buckets(self, buckets: Buckets) -> None:
-        """As a step of data parallelism does: look at no outcome before all are launched."""
+        """Launch all reduces before looking at any outcome, as a step of data parallelism does."""
         tags = range(_BUCKET_TAG, _BUCKET_TAG + buckets.count)
         slots = tuple(Slot(tag, 100, DataType.FLOAT, ReduceOp.SUM) for tag in tags)
         await self._reduce_by_handles(slots, [self._input(slot) for slot in slots], buckets)
 
     async def _compute(self, buckets: Buckets) -> list[PCCLError]:
-        """What comes between two launches; a lost place that a call has told meanwhile."""
+        """Compute between two launches; return the loss of its place if a call reported that."""
         await self.sleep(buckets.compute_ns)
         if buckets.asks:
             try:
@@ -311,10 +311,10 @@ class Workload(Application):
             if self._rng.random() < 0.2:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
             if self._engine.roster is not before:
-                raise Violation(f"{self._who}: the world changed before a handle was waited for")
+                raise Violation(f"{self._who}: the world changed before the wait for a handle")
             try:
                 await self._finish(ticket)
-            except TooFewPeers:  # it had to wait, and the others have gone meanwhile
+            except TooFewPeers:  # it had to wait, and all others left meanwhile
                 self._check_failed(send, recv, original)
             except PCCLError as error:
                 self._check_failed(send, recv, original)
@@ -355,10 +355,10 @@ class Workload(Application):
                 await self._calls.make(self._engine.reduce_many(wanted))
             except PCCLError as error:
                 completed, failure = error.completed_tags, error
-                # Whoever joins again takes over the others' state anyway.
+                # A process that joins again fetches the state anyway.
                 told = isinstance(error, OutcomeUnknown | ResyncRequired | Evicted | MasterLost)
                 if self._engine.machine.needs_resync and not told:
-                    raise Violation(f"{self._who}: out of step, and not told") from error
+                    raise Violation(f"{self._who}: no error says that it is out of step") from error
             except Interrupted as error:
                 completed, failure = (), error
             for (slot, original), (_, send, recv) in zip(waiting, made, strict=True):
@@ -374,7 +374,7 @@ class Workload(Application):
         await self._calls.repeat(attempt, "several reduces")
 
     def _launch_and_drop(self) -> None:
-        """Nobody ever looks at this one; it must disturb nothing."""
+        """Launch a reduce and drop its handle at once, which must disturb no other call."""
         slot = Slot(_DROPPED_TAG, 100, DataType.INT32, ReduceOp.MAX)
         request, _, _ = self._request(slot, self._input(slot), in_place=True)
         try:
@@ -384,7 +384,7 @@ class Workload(Application):
         except PCCLError as error:
             if error.result is not Result.INVALID_ARGUMENT:
                 raise
-            return  # the one before is not over yet
+            return  # the last such reduce is not over yet
         before = self._engine.roster
         self._engine.calls.forget(ticket)
         if self._engine.roster is not before:
@@ -413,12 +413,12 @@ class Workload(Application):
                 self._checkers.was_broadcast(
                     self._who, operation, result.contributors, root, buffer
                 )
-            self._checkers.returned(self._who, f"what {result.operation} brought", buffer)
+            self._checkers.returned(self._who, f"the result of {result.operation}", buffer)
 
         await self._calls.repeat(attempt, "a broadcast")
 
     def _iteration_of_all(self) -> int:
-        """A number that all members of a view agree on (their iterations differ)."""
+        """Return a number on which all members of a view agree; their iterations differ."""
         roster = self._engine.roster
         return roster.view if roster is not None else 0
 

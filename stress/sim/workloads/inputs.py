@@ -1,4 +1,4 @@
-"""What simulated peers put into collectives: it depends on seed, peer, iteration and tag only."""
+"""Inputs of simulated peers to collectives; they depend on seed, peer, iteration and tag only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pccl.stress.sim.scenarios.scenario import Slot
 
 
 def draw_input(slot: Slot, seed: int, peer: int, iteration: int) -> npt.NDArray[Any]:
-    """Values of very different magnitude, so that the order of additions shows."""
+    """Draw values of very different magnitudes, so that a result shows the order of additions."""
     rng = np.random.default_rng([seed, int(peer), iteration, slot.tag])
     dtype = slot.data_type.to_numpy_dtype()
     if np.issubdtype(dtype, np.integer):
@@ -21,12 +21,12 @@ def draw_input(slot: Slot, seed: int, peer: int, iteration: int) -> npt.NDArray[
     if slot.quantization.active:
         return rng.standard_normal(slot.count).astype(dtype)
     scale = 10.0 ** rng.integers(-6, 7, slot.count)
-    with np.errstate(over="ignore"):  # some do not fit into float16: then they are infinite
+    with np.errstate(over="ignore"):  # values too large for float16 become infinite
         return (rng.standard_normal(slot.count) * scale).astype(dtype)
 
 
 def draw_weight(slot: Slot, seed: int, peer: int, iteration: int) -> float:
-    """Of such an input: often of one size, sometimes nothing or very much."""
+    """Draw the weight of an input: often about 1, sometimes 0 or very large."""
     if not slot.weighted:
         return 0.0
     rng = Random("/".join(map(str, (seed, peer, iteration, slot.tag))))

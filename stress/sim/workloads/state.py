@@ -1,8 +1,8 @@
-"""What the application of a simulated peer does with its shared state.
+"""How the application of a simulated peer synchronizes and changes its shared state.
 
-Right after each admission all members synchronize, so that newcomers, whose first call this is,
-find them there. Then all do the same to what they have, as a function of the synchronization.
-Whether they compare their states after it also depends on nothing else: all make the same calls.
+All members synchronize right after each admission, in the first call of newcomers. Then all change
+their state as a function of the synchronization. Whether they compare their states after it also
+depends on the synchronization only, so all make the same calls.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pccl.stress.sim.workloads.calls import ATTEMPTS_MAX, SimCalls
 from pccl.stress.sim.workloads.syncs import Recipe, SimState
 
 _PAUSE_NS = 50 * MS
-"""Before what could not be had is asked for again."""
+"""Pause before the next attempt when no source sends the state."""
 _NOBODY_SENDS = "all members are RECEIVE_ONLY"
 
 
 class StateWork:
-    """One process's part.
+    """Synchronizes and changes the shared state of one process.
 
     Args:
-        parts: of a run that synchronizes.
-        process: where it is done.
+        parts: shared objects of a run that synchronizes.
+        process: the process.
         calls: makes its calls.
-        starts: whether the process is there from the start.
+        starts: whether the process exists from the start.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class StateWork:
         self.state = SimState(syncs, scenario.seed, rng, process.name, is_common=common)
         checkers.owns(self.state)
         self._in_step = False
-        """Whether it has what all have that took part in the last synchronization."""
+        """Whether the process holds what all members of the last synchronization hold."""
 
     def prefetch(self) -> PrefetchRequest | None:
-        """What it fetches before it is admitted; None: nothing."""
+        """Return a request to fetch the state before the admission; None: do not fetch then."""
         if self._prefetch_rng.random() >= self._syncs.prefetches:
             return None
         self.state.has_prefetched = True
         return PrefetchRequest(self.state.memory, FetchedPieces(self.state.memory, 1 << 20))
 
     async def joins(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Join the run; nothing is written into the tensors by that."""
+        """Join the run; check that this does not write into the tensors."""
         before = self.state.contents()
         try:
             await connect()
@@ -80,14 +80,14 @@ class StateWork:
         return name_of(self._process)
 
     def begin_anew(self) -> None:
-        """The process has lost its place, and joins again with what it has."""
+        """Prepare to join again with the present contents, because the process lost its place."""
         self._in_step = self._sends = False
 
     async def run(self) -> None:
-        """Synchronize, compare perhaps, and go on.
+        """Synchronize, perhaps compare, and change the state.
 
         Raises:
-            PCCLError: the process has to begin anew.
+            PCCLError: the process must join again.
         """
         state, rng = self.state, self._rng
         if rng.random() < self._syncs.drifts:
@@ -140,7 +140,7 @@ class StateWork:
             )
             self._in_step = True
             return info
-        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} attempts of a synchronization")
+        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} failed attempts of a synchronization")
 
     @property
     def _strategy(self) -> SharedStateSyncStrategy:
@@ -151,13 +151,13 @@ class StateWork:
         return SharedStateSyncStrategy.RECEIVE_ONLY
 
     async def _after(self, error: Exception) -> None:
-        if isinstance(error, StateMismatch):  # somebody has expected to receive nothing
+        if isinstance(error, StateMismatch):  # a member expected to receive nothing
             self._mismatch(error, clean=not self._syncs.has_drift)
         elif isinstance(error, StateUnavailable):
             self._checkers.unavailable()
             await self._calls.sleep(_PAUSE_NS)
             if _NOBODY_SENDS in str(error):
-                # All that sent are gone: whoever is told so goes on from the same checkpoint.
+                # All senders are gone: each member goes on from the same checkpoint.
                 self._sends = True
                 self.state.load(Random(f"{self._seed}/contents"))
         else:
@@ -166,9 +166,9 @@ class StateWork:
             await self._calls.again(error)
 
     async def _verify(self, synchronized: SharedStateSyncInfo) -> None:
-        """Compare with all others, or don't.
+        """Compare with all other members, or do not, depending on the synchronization.
 
-        Nobody leaves it early: he could not know whether the others go on, and be out of step.
+        No member leaves early, because then it could not know whether the others go on.
         """
         operation = outcome_of(synchronized).operation
         rng = Random(f"{self._seed}/verify/{operation}")
@@ -199,7 +199,7 @@ class StateWork:
             self._checkers.unchanged(self._who, state, before, None)
             self._checkers.verified(self._who, self._process.run, info)
             return
-        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} attempts of a comparison")
+        raise AssertionError(f"{self._who}: {ATTEMPTS_MAX} failed attempts of a comparison")
 
     def _mismatch(self, error: StateMismatch, *, clean: bool) -> None:
         self._checkers.mismatch(self._who, self._process.posted_sync, error, clean=clean)

@@ -1,7 +1,7 @@
 """The shared state of a simulated application: what a seed draws, what a process holds.
 
-What members do to it between two synchronizations depends on the last one alone, so that all who
-took part in that have the same contents again.
+Members change it between two synchronizations depending on the last one only. So all members of
+that synchronization hold the same contents again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 Bytes = npt.NDArray[np.uint8]
 
 Contents = tuple[bytes, ...]
-"""Of all tensors, in order."""
+"""Bytes of all tensors, in order."""
 
 _SHARE = 0.4
-"""Of the seeds that synchronize at all."""
+"""Share of seeds that synchronize at all."""
 
 _CHECKPOINTS = (0, 0, 0, 2, 7)
-"""The revisions that processes start with."""
+"""Revisions with which processes start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One tensor."""
+    """One tensor of the shared state."""
 
     data_type: DataType
     count: int
@@ -47,46 +47,46 @@ class StateTensor:
 
 
 class Recipe(enum.Enum):
-    """Whose contents count."""
+    """Which contents win an election."""
 
     POPULAR = "popular"
     SENDERS = "senders"
-    """Who has synchronized sends, and newcomers receive. Who finds nobody that sends begins with a
-    checkpoint, and sends."""
+    """Members that have synchronized send, and newcomers receive. A member that finds no sender
+    loads a checkpoint, and sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Syncs:
-    """What members synchronize in every iteration, and how. Numbers are probabilities."""
+    """What members synchronize in every iteration, and how. Floats are probabilities."""
 
     tensors: tuple[StateTensor, ...]
     piece_bytes: int
     recipe: Recipe = Recipe.POPULAR
     tracks: bool = False
-    """Whether the library is told what has changed."""
+    """Whether the application tells the library which tensors it changed."""
     in_place: float = 0.0
-    """A first synchronization goes straight into the tensors."""
+    """A first synchronization writes straight into the tensors."""
     drifts: float = 0.0
     """A process changes a byte that it should not."""
     lags: float = 0.0
-    """A process does not do what the others do after a synchronization."""
+    """A process does not change its state after a synchronization, unlike the other members."""
     expects: float = 0.0
     """A member expects to receive nothing."""
     verifies: float = 0.0
-    """A synchronization is followed by a comparison of all members."""
+    """All members compare their states after a synchronization."""
     spoils: float = 0.0
-    """Before that comparison one of them changes a byte."""
+    """One member changes a byte before that comparison."""
     prefetches: float = 0.0
-    """A newcomer fetches what the members hold before it is admitted."""
+    """A newcomer fetches the state before its admission."""
 
     @property
     def has_drift(self) -> bool:
-        """Whether members may come with different contents of the same revision."""
+        """Whether members may offer different contents of the same revision."""
         return self.drifts > 0 or (self.spoils > 0 and self.verifies > 0)
 
 
 def draw_syncs(seed: int) -> Syncs | None:
-    """Draw those of ``seed``; None: it has none."""
+    """Draw the shared state of ``seed``; None: the seed has none."""
     rng = Random(f"{seed}/state")
     if rng.random() >= _SHARE:
         return None
@@ -122,7 +122,7 @@ def draw_syncs(seed: int) -> Syncs | None:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A tensor as the library sees it; the type says what its bytes are."""
+    """A tensor as the library sees it; ``dtype`` says how to read its bytes."""
 
     name: str
     numel: int
@@ -133,7 +133,7 @@ class HeldState:
 
     @property
     def data_ptr(self) -> int:
-        """Where it lies."""
+        """Address of the tensor's memory."""
         address: int = self.tensor.ctypes.data
         return address
 
@@ -142,18 +142,18 @@ class SimState:
     """The shared state of one process.
 
     Args:
-        syncs: what it consists of.
-        seed: of the scenario.
-        rng: of the process.
-        is_common: it starts with what all have that start so; otherwise with contents of its own.
+        syncs: its tensors and options.
+        seed: seed of the scenario.
+        rng: random generator of the process.
+        is_common: whether it starts with the contents that all such processes have, not its own.
 
     Attributes:
-        revision: its version.
-        lineage: the synchronization that it is from.
-        memory: its tensors.
-        holder: who it belongs to, for people.
-        is_lent_in_place: a call is open that may write into the tensors before the outcome.
-        has_prefetched: pieces may be here that the next synchronization need not fetch.
+        revision: revision of the contents.
+        lineage: the synchronization that the contents come from.
+        memory: the tensors, as the library sees them.
+        holder: name of its process, for people.
+        is_lent_in_place: whether an open call may write into the tensors before the outcome.
+        has_prefetched: whether pieces may be here that the next synchronization need not fetch.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class SimState:
         self._seed = seed
         self._rng = rng
         self._syncs = syncs
-        # One byte further than an allocator puts it: nothing is aligned.
+        # One byte after the start of an allocation: no tensor is aligned.
         self._arrays: list[Bytes] = [
             np.zeros(one.nbytes + 1, np.uint8)[1:] for one in syncs.tensors
         ]
@@ -183,35 +183,35 @@ class SimState:
         self.load(Random(f"{seed}/contents") if is_common else rng)
 
     def contents(self) -> Contents:
-        """A copy of all tensors."""
+        """Return a copy of all tensors."""
         return tuple(array.tobytes() for array in self._arrays)
 
     def synchronized(self, revision: int, lineage: Lineage) -> None:
-        """Note the revision and the synchronization."""
+        """Record the revision and the synchronization."""
         self.revision, self.lineage = revision, lineage
 
-    # -- whose memory it is ----------------------------------------------------------------------
+    # -- ownership of the memory ----------------------------------------------------------------
 
     def returned(self) -> Contents:
-        """A call has returned: from now on nobody else may write."""
+        """Record that a call returned: from now on only the process may write."""
         self._settled = self.contents()
         return self._settled
 
     @property
     def is_intact(self) -> bool:
-        """Whether nobody else has written since."""
+        """Whether only the process has written since the last call returned."""
         return self._settled == self.contents()
 
     # -- what the application does ---------------------------------------------------------------
 
     def load(self, rng: Random) -> None:
-        """Begin with other contents."""
+        """Replace the contents by random ones."""
         for array in self._arrays:
             array[:] = np.frombuffer(rng.randbytes(array.size), np.uint8)
         self._changed(range(len(self._arrays)))
 
     def advance(self, operation: OperationId) -> None:
-        """Do what all do that have taken part in this synchronization."""
+        """Change the state as all members of this synchronization do."""
         rng = Random(f"{self._seed}/{operation}/{self.revision}")
         changed: list[int] = []
         for index, (one, array) in enumerate(zip(self._syncs.tensors, self._arrays, strict=True)):
@@ -229,7 +229,7 @@ class SimState:
         self._changed(changed)
 
     def drift(self) -> None:
-        """Change a byte that all should have alike."""
+        """Change a byte that should be equal on all members."""
         candidates = [
             index
             for index, one in enumerate(self._syncs.tensors)
@@ -247,10 +247,10 @@ class SimState:
 
 
 def shared(contents: Contents, tensors: tuple[StateTensor, ...]) -> Contents:
-    """The part that all must have alike."""
+    """Return the tensors that must be equal on all members."""
     return tuple(c for c, one in zip(contents, tensors, strict=True) if not one.may_differ)
 
 
 def free(contents: Contents, tensors: tuple[StateTensor, ...]) -> Contents:
-    """The part that members may have differently."""
+    """Return the tensors that may differ between members."""
     return tuple(c for c, one in zip(contents, tensors, strict=True) if one.may_differ)

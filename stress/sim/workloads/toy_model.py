@@ -1,9 +1,9 @@
-"""The smallest model in which every inner step can be found again.
+"""A minimal model whose parameters show every inner step.
 
-Every process has places of its own in the parameters. Its inner step k takes ``4 ** (k % 8)``
-away from the place number ``k // 8`` of them, in all fragments. Members add up what they have done,
-and the outer step takes that away from the outer parameters. So these tell, digit by digit in base
-4, how often each inner step of each process is in them.
+Every process owns places in the parameters. Its inner step k subtracts ``4 ** (k % 8)`` from its
+place number ``k // 8``, in all fragments. Members add up their work, and the outer step subtracts
+the sum from the outer parameters. So the digits of the outer parameters, in base 4, show how often
+they contain each inner step of each process.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ Whole = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 PLACES = 32
-"""Of each process in each fragment; more inner steps than fit into them do nothing."""
+"""Number of places of each process in each fragment; steps beyond their capacity do nothing."""
 
 _DEVIATION_MAX = 0.05
-"""From a whole number, after an average was multiplied by its weight again."""
+"""Maximum deviation from a whole number of an average times its weight."""
 
 DIGITS = 8
-"""In one place."""
+"""Number of digits in one place."""
 
 CODED_DIGITS = 4
-"""Likewise, where rounds are compressed: what is lost is much less than 1."""
+"""Number of digits if rounds are compressed: then rounding errors are much less than 1."""
 
 _CODED_DEVIATION_MAX = 0.45
 
 
 def digit(step: int, digits: int) -> tuple[int, int]:
-    """Place and value of an inner step; the value is 0 if there is no place left."""
+    """Return place and value of an inner step; the value is 0 if no place is left."""
     place = step // digits
     return (place, 4 ** (step % digits)) if place < PLACES else (0, 0)
 
 
 def places_of(axis: int) -> slice:
-    """Where the work of a process is in a fragment."""
+    """Return the places of a process in a fragment."""
     return slice(axis * PLACES, (axis + 1) * PLACES)
 
 
 def whole(values: npt.NDArray[Any], *, coded: bool = False) -> Whole:
-    """Numbers that must be whole but for roundings.
+    """Round values that are whole numbers, except for rounding errors.
 
     Args:
-        values: they.
+        values: the values, of any shape.
         coded: whether they were compressed.
 
     Raises:
-        AssertionError: one is not.
+        AssertionError: a value is too far from a whole number.
     """
     found: npt.NDArray[np.float64] = np.rint(values)
     deviation = _CODED_DEVIATION_MAX if coded else _DEVIATION_MAX
-    assert np.all(np.abs(values - found) < deviation), "an average of other work"
+    assert np.all(np.abs(values - found) < deviation), "the values are not whole numbers"
     return found.astype(np.int64)
 
 
 class ToyOuter:
-    """The outer parameters of one process, and the ledger: its shared state.
+    """The outer parameters and the ledger of one process: its shared state.
 
     Args:
-        fragments: how many.
-        axes: as many processes may there be.
-        piece_bytes: of the shared state.
+        fragments: number of fragments.
+        axes: maximum number of processes.
+        piece_bytes: size of a piece of the shared state.
 
     Attributes:
-        revision: as of ``State``.
-        lineage: as of ``State``.
-        record: the ledger's memory.
+        revision: as in ``State``.
+        lineage: as in ``State``.
+        record: memory of the ledger.
         ledger: see ``rounds.Outer``.
         values: by fragment, shape (axes * PLACES,).
     """
@@ -95,15 +95,15 @@ class ToyOuter:
         )
 
     def synchronized(self, revision: int, lineage: Lineage) -> None:
-        """Note the revision and the synchronization."""
+        """Record the revision and the synchronization."""
         self.revision, self.lineage = revision, lineage
 
     def contents(self) -> tuple[bytes, ...]:
-        """A copy of everything."""
+        """Return a copy of all outer parameters and the ledger."""
         return tuple(array.tobytes() for array in (*self.values, self.record))
 
     def nothing(self, fragment: int) -> Floats:
-        """A contribution of zeros."""
+        """Return a contribution of zeros."""
         return np.zeros(self.values[fragment].shape, np.float32)
 
     def apply(self, fragment: int, average: Floats) -> float:
@@ -126,13 +126,13 @@ class ToyPart:
     """One fragment of the local parameters; see ``local_trainer.ModelPart``.
 
     Args:
-        axis: which places are the process's own.
-        axes: as many processes may there be.
+        axis: chooses the places of the process.
+        axes: maximum number of processes.
 
     Attributes:
         params: shape (axes * PLACES,).
-        base: the difference to ``params`` is the work that nobody else has.
-        given_up: the work that the last merge has left out.
+        base: the difference to ``params`` is the work since the last exchange.
+        given_up: the work that the last merge dropped.
     """
 
     def __init__(self, axis: int, axes: int) -> None:
@@ -142,31 +142,31 @@ class ToyPart:
         self.given_up = self.params.copy()
 
     def step(self, place: int, value: int) -> None:
-        """Make an inner step."""
+        """Make an inner step: subtract ``value`` at ``place``."""
         self.params[self._axis * PLACES + place] -= value
 
     def work(self) -> Whole:
-        """What was done since the base."""
+        """Return the work since the base."""
         return self.base - self.params
 
     def take(self) -> Whole:
-        """The work since the base; the present parameters become the base."""
+        """Return the work since the base; the present parameters become the base."""
         work = self.work()
         self.base = self.params.copy()
         return work
 
     def put_back(self, work: Whole) -> None:
-        """Count the work as not taken."""
+        """Move the base back, so that ``work`` counts as work since the base again."""
         self.base += work
 
     def merge(self, common: Floats, mixing: float) -> None:
-        """Take over outer parameters and give up the work; nothing is mixed."""
+        """Replace the parameters by outer parameters, and drop the work; nothing is mixed."""
         assert not mixing
         self.given_up = self.work()
         self.params, self.base = whole(common), whole(common)
 
     def anchor(self, common: Any, lost: Iterable[Whole]) -> bool:
-        """Take over outer parameters; keep the work, and what was taken and is lost."""
+        """Take outer parameters as the base, and add the work since the old base and lost work."""
         work = sum(lost, start=self.work())
         self.base = whole(common)
         self.params = self.base - work
@@ -174,13 +174,13 @@ class ToyPart:
 
 
 class ToyReplica:
-    """The local parameters of one process, and where its work was last accounted for.
+    """The local parameters of one process, and its work in flight.
 
     Args:
-        fragments: how many.
-        axis: which places are its own.
-        axes: as many processes may there be.
-        digits: inner steps in one place.
+        fragments: number of fragments.
+        axis: chooses the places of the process.
+        axes: maximum number of processes.
+        digits: number of inner steps in one place.
 
     Attributes:
         parts: by fragment.
@@ -194,7 +194,7 @@ class ToyReplica:
         self.taken: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
-        """Make an inner step."""
+        """Make an inner step in all fragments."""
         place, value = digit(number, self._digits)
         for part in self.parts:
             part.step(place, value)

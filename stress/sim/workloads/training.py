@@ -1,7 +1,7 @@
-"""What a simulated process does that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
+"""The application of a process that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
 
-As in the optimizer wrapper there are two threads, here two tasks: one trains, and one makes the
-joint calls. The model is of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
+Two tasks take the place of the two threads of the optimizer wrapper: one trains, and one makes the
+joint calls. The model consists of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ from pccl.stress.sim.workloads.training_plan import LIVES_MAX
 
 _REFUSALS_MAX = 40
 _TURNS_OF_WAITING = 12
-"""Rounds between the end of the busy part of a run and its end, about."""
+"""Approximate number of rounds between the busy part of a run and its end."""
 
 
 class _Over(Exception):
-    """No more rounds are made here."""
+    """The process makes no more rounds."""
 
 
 class TrainingWorkload(Application):
-    """The application of one process: life after life, each from nothing."""
+    """The application of one process: several lives, each of which starts from nothing."""
 
     lives_max = LIVES_MAX
     begins_anew_after = (MembershipError, DeadlineExceeded)
@@ -88,11 +88,11 @@ class TrainingWorkload(Application):
         return self._checkers.nobody_to_join
 
     def interrupt(self) -> None:
-        """Nothing: calls are made by a thread that hears no Ctrl-C."""
+        """Do nothing, because no Ctrl-C reaches the thread that makes the calls."""
 
 
 class _Life:
-    """From joining the run to the end, or to an error that only a new start mends."""
+    """One life of a process: from joining the run to its end, or to an error that ends the life."""
 
     def __init__(self, parts: RunParts, process: PeerProcess, sleep: Sleep) -> None:
         scenario, training = parts.scenario, parts.scenario.training
@@ -123,7 +123,7 @@ class _Life:
         self._news: deque[RoundCommitted | tuple[Entered, Held, Held]] = deque()
         self._line = 0
         self._held = Held(self._outer.contents())
-        """After the last round or entry."""
+        """Contents and line after the last round or entry."""
         self._reduced: tuple[InRun | None, Contents, list[Whole]] | None = None
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
@@ -134,10 +134,10 @@ class _Life:
         return name_of(self._process)
 
     async def run(self) -> None:
-        """Live.
+        """Join, train and end.
 
         Raises:
-            PCCLError: the run can't go on.
+            PCCLError: the process cannot go on in this run.
         """
         caller = self._loop.create_task(self._make_calls())
         try:
@@ -175,7 +175,7 @@ class _Life:
 
     @property
     def _is_at_end_of_period(self) -> bool:
-        """Whether the last fragment's turn has just begun: here a run ends without a rest."""
+        """Whether the last fragment's round has just begun: ending now leaves no work over."""
         position = self._trainer.pipeline.position()
         return not position["since"] and position["number"] % self._training.fragments == 0
 
@@ -185,7 +185,7 @@ class _Life:
 
     @property
     def _pace_ns(self) -> int:
-        """How long an inner step takes: who only waits for faults to end is slow."""
+        """Duration of an inner step, in ns; longer after the busy part of the run."""
         scenario = self._scenario
         if self._loop.now_ns() < scenario.stop_ns:
             return self._step_ns
@@ -232,7 +232,7 @@ class _Life:
             self._training_checkers.entered(self._who, self._replica, held, now, taken)
 
     def _check_accounts(self) -> None:
-        """At the end: what was not merged any more is in the outer parameters, or not."""
+        """Check at the end that no work is lost, also work in rounds that were not merged."""
         self._hear()
         for number in list(self._replica.taken):
             if number in self._trainer.commits:
@@ -316,10 +316,10 @@ class _Life:
         for _ in range(_REFUSALS_MAX):
             try:
                 await self._engine.connect(request)
-            except NotAdmitted:  # somebody that it can't reach now, perhaps
+            except NotAdmitted:  # perhaps it cannot reach a member now
                 continue
             return
-        raise AssertionError(f"{self._who}: refused {_REFUSALS_MAX} times")
+        raise AssertionError(f"{self._who}: the master refused it {_REFUSALS_MAX} times")
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
@@ -350,7 +350,7 @@ class _Life:
             info = await self._engine.sync(request)
         except PCCLError:
             if outer.contents() != before:
-                raise Violation(f"{self._who}: a failed synchronization has changed it") from None
+                raise Violation(f"{self._who}: a failed synchronization changed it") from None
             raise
         result = info.outcome
         assert result is not None

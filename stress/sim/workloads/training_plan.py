@@ -1,4 +1,4 @@
-"""What processes that train do in a simulated run, all drawn from the seed."""
+"""``TrainingPlan``: how processes train in a simulated run, all drawn from the seed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pccl.stress.sim.workloads.toy_model import CODED_DIGITS, DIGITS
 
 _PIECES = (256, 1024, 8192)
 _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
-"""Fine enough to tell digits apart; what they lose is still much more than float32 does."""
+"""Precise enough to tell digits apart; their rounding errors are still far above float32's."""
 _IS_CODED = 0.25
 _BLOCK = 32
 LIVES_MAX = 2
-"""How often a process trains when the run could not go on for it: then it begins with nothing."""
+"""Maximum number of lives of a process; each life starts from nothing."""
 
 
 class Mode(enum.Enum):
-    """How rounds and inner steps go together."""
+    """How rounds and inner steps overlap."""
 
     SYNCHRONOUS = "synchronous"
-    """Each round is waited for at once."""
+    """The process waits for each round at once."""
     DELAYED = "delayed"
-    """Some inner steps are made meanwhile."""
+    """The process makes some inner steps during a round."""
     ROUND_DELAYED = "one round delayed"
-    """So many that the next round begins."""
+    """The process makes inner steps until the next round begins."""
     STREAMING = "streaming"
     """Several fragments take turns."""
     BUDGET = "time budget"
@@ -36,7 +36,7 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What all processes of the run are told alike."""
+    """The settings of the training, equal on all processes of the run."""
 
     mode: Mode
     fragments: int
@@ -45,34 +45,34 @@ class TrainingPlan:
     delay: int
     min_peers: int
     step_ns: int
-    """What an inner step takes at most; every process has a pace of its own."""
+    """Longest duration of an inner step; every process has its own pace."""
     piece_bytes: int
     wire: WireFormat = WireFormat.NONE
-    """What rounds are compressed with, with error feedback."""
+    """Wire format of the rounds, with error feedback; NONE: no compression."""
 
     @property
     def quantization(self) -> Quantization:
-        """Likewise, as a reduce is told."""
+        """The wire format, as an option of a reduce."""
         return UNQUANTIZED if self.wire is WireFormat.NONE else Quantization(self.wire, _BLOCK)
 
     @property
     def digits(self) -> int:
-        """Inner steps in one place of the model."""
+        """Number of inner steps in one place of the model."""
         return DIGITS if self.wire is WireFormat.NONE else CODED_DIGITS
 
     @property
     def schedule(self) -> Schedule:
-        """What the processes follow."""
+        """The schedule that the processes follow."""
         return Schedule(self.fragments, self.sync_steps, self.sync_s, self.delay)
 
     @property
     def steps_between(self) -> int:
-        """Inner steps between two rounds, about."""
+        """Approximate number of inner steps between two rounds."""
         return max(1, (self.sync_steps or 4) // self.fragments)
 
 
 def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
-    """Draw what processes train, and when they synchronize."""
+    """Draw how processes train, and when they synchronize."""
     rng = Random(f"{seed}/training")
     mode = rng.choice(tuple(Mode))
     fragments, sync_steps, sync_s = 1, rng.choice((1, 2, 4, 6)), 0.0

@@ -49,7 +49,7 @@ def test_values_and_their_order_do() -> None:
 
 
 def test_what_may_show_where_it_lives_is_refused() -> None:
-    with pytest.raises(TypeError, match="a trace can't take a object"):
+    with pytest.raises(TypeError, match="cannot hold a value of type object"):
         digest(Before(1, inner=object()))
 
 
