@@ -20,6 +20,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import (
     Descriptor,
     OperationId,
@@ -152,6 +153,14 @@ class MasterStage:
             self.hear(1, msg.RoundRequest(first), msg.Heartbeat((), (), (first,)))
         return self
 
+    def together(self, *groups: int, masters: int = 1) -> Self:
+        """Peers of these groups, admitted at once: each waits for so many."""
+        for peer, group in enumerate(groups, 1):
+            self.register(peer, len(groups), group, masters)
+            self.link(peer)
+        assert len(self.machine.membership.members()) == len(groups)
+        return self
+
     def blank(self, *standbys: msg.MasterAddress) -> Self:
         """A master that remembers nothing, and whose members may come back."""
         return self.begin(OTHER_RUN, 1, Origin.BLANK, NEXT, standbys, stands_by_for=AFAR)
@@ -197,11 +206,11 @@ class MasterStage:
     # -- words: what peers do --------------------------------------------------------------------
 
     def register(
-        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1
+        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1, host: str = ""
     ) -> list[ev.MasterEffect]:
         """A newcomer registers."""
         self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}"))
-        return self.hear(peer, msg.Register(group, "", 4000 + peer, min_peers, masters))
+        return self.hear(peer, msg.Register(group, host, 4000 + peer, min_peers, masters))
 
     def link(self, peer: int, *others: int) -> list[ev.MasterEffect]:
         """It has links to these, or to all with lower numbers."""
@@ -213,10 +222,12 @@ class MasterStage:
         asked = msg.RoundRequest(RoundId(kind, n))
         return [effect for peer in peers for effect in self.hear(peer, asked)]
 
-    def resume(self, peer: int, connection: int, version: int) -> list[ev.MasterEffect]:
+    def resume(
+        self, peer: int, connection: int, version: int, incumbent: bytes = b""
+    ) -> list[ev.MasterEffect]:
         """A peer comes back on another connection, with the newest roster that it has."""
         self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
-        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version))
+        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version, incumbent))
 
     def start(self, *peers: int, what: OperationId = FIRST) -> list[ev.MasterEffect]:
         """Members ask for the same sum."""
@@ -235,6 +246,8 @@ class MasterStage:
         incumbent: bytes = MASTER,
         masters: int = 1,
         proof: bytes | None = None,
+        ratified: int = 0,
+        expected: Expected = NOTHING_EXPECTED,
     ) -> list[ev.MasterEffect]:
         """A member of the run returns with a report, and has not said its end."""
         connection = connection or peer
@@ -248,9 +261,13 @@ class MasterStage:
             newest,
             rounds,
             incumbent,
+            ratified,
+            expected,
         )
         self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
-        return self.hear(connection, header, *map(msg.KnownRoster, known), *more)
+        return self.hear(
+            connection, header, *(msg.KnownRoster(one, incumbent) for one in known), *more
+        )
 
     def come(self, peer: int, *more: msg.Message, **options: Any) -> list[ev.MasterEffect]:
         """A member of the run returns, and has said everything."""
