@@ -320,9 +320,9 @@ def sent(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, msg.MasterMessag
     return [(one.connection, one.message) for one in effects if isinstance(one, ev.SendTo)]
 
 
-def told(effects: Iterable[ev.MasterEffect], *kinds: type[Kind]) -> list[tuple[int, Kind]]:
+def told(effects: Iterable[ev.MasterEffect], kind: type[Kind]) -> list[tuple[int, Kind]]:
     """The messages of a kind that were sent, with the connection."""
-    return [(where, message) for where, message in sent(effects) if isinstance(message, kinds)]
+    return [(where, message) for where, message in sent(effects) if isinstance(message, kind)]
 
 
 def closed(effects: Iterable[ev.MasterEffect]) -> list[int]:
