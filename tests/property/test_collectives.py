@@ -7,10 +7,8 @@ definition.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,14 +27,13 @@ from pccl.stress.sim.fold import differences, fold, implausible
 from tests.support.memory_ring import (
     ALGORITHMS,
     OPERATION,
+    Array,
     Ring,
     Travelling,
     all_reduce,
     lend,
     random_values,
 )
-
-Array = npt.NDArray[Any]
 
 SCHEDULED = [one for one in Collective if one is not Collective.SYNC]
 """What follows a schedule."""

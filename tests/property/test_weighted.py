@@ -10,7 +10,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,9 +31,15 @@ from pccl.protocol.types import (
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Memory
 from pccl.stress.sim.fold import differences, fold, weighed
-from tests.support.memory_ring import ALGORITHMS, OPERATION, Ring, all_reduce, lend, random_values
-
-Array = npt.NDArray[Any]
+from tests.support.memory_ring import (
+    ALGORITHMS,
+    OPERATION,
+    Array,
+    Ring,
+    all_reduce,
+    lend,
+    random_values,
+)
 
 FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 
