@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.insides import engine_of
 from tests.support.patience import LONG_LIMIT_S
 
 torch = pytest.importorskip("torch")
@@ -68,7 +69,7 @@ def has_been_told_to_stop() -> bool:
 def stop_here(comm: pccl.Communicator, *, until_lost: bool) -> None:
     """Stop as by SIGSTOP; go on when this process has heard that it was removed, or at once."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    machine = comm._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+    machine = engine_of(comm).machine
     while until_lost and machine.standing is not Standing.LOST:
         time.sleep(0.001)
 

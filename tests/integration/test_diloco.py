@@ -21,6 +21,7 @@ import pccl
 from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, StateSynced
 from pccl.errors import Evicted, PCCLError, StateMismatch
+from tests.support.insides import machine_of
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
@@ -125,9 +126,7 @@ class Peers:
 
     def until_registered(self, count: int) -> None:
         """So many peers have got their ids, admitted or not."""
-        server = self.master._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        until(lambda: len(server.machine.membership.peers) == count)
+        until(lambda: len(machine_of(self.master).membership.peers) == count)
 
     def outer_steps(self, rank: int) -> list[OuterStep]:
         return [event for event in self.events[rank] if isinstance(event, OuterStep)]

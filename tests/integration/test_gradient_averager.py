@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.integration.conftest import QUICK, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 
 torch = pytest.importorskip("torch")
@@ -35,10 +37,6 @@ from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.errors import DescriptorMismatch, MasterLost  # noqa: E402
 from pccl.machines.peer.machine import Standing  # noqa: E402
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 SMALL = 200
 """Bytes of a bucket, so that the small model has several."""
 
@@ -442,7 +440,7 @@ def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run], 
     def step(number: int) -> bool:
         comm = peers[number].comm
         if lost == "before the step":
-            machine = comm._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+            machine = engine_of(comm).machine
             run.until(lambda: machine.standing is Standing.LOST)
         elif lost == "told to another call":
             with pytest.raises(MasterLost):

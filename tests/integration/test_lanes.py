@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,8 @@ from pccl import Timing
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import LinkSpec, RelayThread
 from pccl.transports.link import Lane, Link
+from tests.integration.conftest import Array, Run
 from tests.support.ports import free_port
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Array, Run
 
 TIMING = Timing(
     heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, redial_min_s=0.002, redial_max_s=0.02

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
@@ -42,12 +41,10 @@ from pccl.runtime.state.session import StateSession
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.state.upload import StateUpload
 from pccl.shared_state import SharedStateSyncInfo
+from tests.integration.conftest import Array, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S, patient
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 POPULAR, RECEIVE_ONLY, SEND_ONLY = SharedStateSyncStrategy
 PIECE_FLOATS = PIECE_BYTES // 4
 
@@ -783,7 +780,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def session_of(comm: pccl.Communicator) -> StateSession | None:
-    engine = comm._session.engine  # pyright: ignore[reportPrivateUsage]
+    engine = engine_of(comm)
     return next(iter(engine.exchange.sessions.values()), None)
 
 
@@ -861,7 +858,7 @@ def test_who_leaves_while_it_is_put_in_place_has_all_of_it(
     newcomer = run.newcomer()
     run.admit(newcomer.connect)
     giving = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
-    engine = newcomer._session.engine  # pyright: ignore[reportPrivateUsage]
+    engine = engine_of(newcomer)
     theirs = engine._state._hasher  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(PooledHasher, "run", cancelled_before_it_begins)

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,13 +23,11 @@ from pccl.inquiry import RemovalCause, master_status, to_json
 from pccl.protocol.codec import encode
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.messages import StatusRequest
+from tests.integration.conftest import Run
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 
