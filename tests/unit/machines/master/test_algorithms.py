@@ -146,7 +146,7 @@ def test_what_is_asked_for() -> None:
     assert request(largest, "star") == by(STAR, largest, forced=True)
     assert request(largest + 1, "mesh") == by(MESH, largest + 1, forced=True)
     with pytest.raises(
-        ValueError, match="up to 4194304 bytes, and this one has 4194308; take 'mesh'"
+        ValueError, match="up to 4194304 bytes, and this tensor has 4194308; use 'mesh'"
     ):
         request(largest + 1, "star")
 

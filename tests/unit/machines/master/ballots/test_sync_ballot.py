@@ -448,7 +448,7 @@ def test_the_tag_of_shared_state_is_for_shared_state_only(message: msg.PeerMessa
     (closing,) = MasterStage().new(2).hear(1, message)
     assert isinstance(closing, CloseConnection)
     assert closing.connection == 1
-    assert "the tag of" in closing.reason
+    assert "for shared state" in closing.reason
 
 
 def test_answers_that_nobody_asked_for() -> None:
