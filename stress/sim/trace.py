@@ -64,7 +64,7 @@ def values_of(what: object) -> object:
     Raises:
         TypeError: a part has a type whose ``repr`` may depend on its address.
     """
-    return _reader(type(what))(what)
+    return _reader(what.__class__)(what)
 
 
 @cache
@@ -75,7 +75,7 @@ def _reader(kind: type[object]) -> Callable[[Any], object]:
     if issubclass(kind, enum.Enum):
         return lambda what: what.value
     if issubclass(kind, tuple | list):
-        return lambda what: [_reader(type(each))(each) for each in what]
+        return lambda what: [_reader(each.__class__)(each) for each in what]
     if issubclass(kind, BaseException):
         return str
     if issubclass(kind, Mapping):
@@ -85,4 +85,4 @@ def _reader(kind: type[object]) -> Callable[[Any], object]:
     if not is_dataclass(kind):
         raise TypeError(f"a trace cannot hold a value of type {kind.__name__}")
     names = [field.name for field in fields(kind)]
-    return lambda what: [_reader(type(each))(each) for each in map(what.__getattribute__, names)]
+    return lambda what: [_reader(each.__class__)(each) for each in map(what.__getattribute__, names)]
