@@ -64,7 +64,7 @@ def values_of(what: object) -> object:
     Raises:
         TypeError: a part has a type whose ``repr`` may depend on its address.
     """
-    return _reader(what.__class__)(what)
+    return _reader(type(what))(what)
 
 
 @cache
