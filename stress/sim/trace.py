@@ -68,7 +68,7 @@ def values_of(what: object) -> object:
 
 
 @cache
-def _reader(kind: type[object]) -> Callable[[Any], object]:
+def _reader(kind: Any) -> Callable[[Any], object]:
     """Return the function that reads the content of values of type ``kind``."""
     if kind in _PLAIN:
         return lambda what: what
