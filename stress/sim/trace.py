@@ -64,7 +64,8 @@ def values_of(what: object) -> object:
     Raises:
         TypeError: a part has a type whose ``repr`` may depend on its address.
     """
-    return _reader(type(what))(what)
+    kind: Any = type(what)
+    return _reader(kind)(what)
 
 
 @cache
