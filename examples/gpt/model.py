@@ -94,7 +94,7 @@ class GPT(nn.Module):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Draw the initial weights. Those that add to the residual stream shrink with the depth."""
+        """Draw the initial weights; layers before a residual sum get smaller ones with depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # the norms keep their initial values

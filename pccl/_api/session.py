@@ -105,7 +105,7 @@ class Session:
             with suppress(RuntimeError):  # closed by another thread just now
                 self._io.loop.call_soon_threadsafe(self.engine.calls.forget, ticket)
 
-    # -- carrying them out -----------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -142,7 +142,7 @@ class Session:
             else:
                 self._io.call(lambda: self.engine.calls.left_failed(error))
 
-    # -- what is known here ----------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def roster(self, func: str) -> Roster:
         """Return the membership as of the caller's last joint call.

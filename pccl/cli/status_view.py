@@ -192,7 +192,7 @@ def _address(host: str, port: int) -> str:
 
 def _peers(peers: Sequence[int], count: int) -> str:
     if not peers:
-        return "nobody"
+        return "no peer"
     more = f" and {count - len(peers)} more" if count > len(peers) else ""
     return f"peer{'s' if count > 1 else ''} {', '.join(map(str, peers))}{more}"
 

@@ -26,7 +26,7 @@ def open_missing() -> None:
 
 @contextlib.contextmanager
 def writing() -> Generator[None, None, None]:
-    """Report write errors of stdout, in a block whose only possible OSError is one.
+    """Report a failed write to stdout. The block must not raise OSError for other reasons.
 
     Raises:
         click.ClickException: a write to stdout failed, for example because the disk is full. Later

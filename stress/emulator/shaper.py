@@ -134,7 +134,7 @@ class Shaper:
         self._flows: list[ShapedFlow] = []
         self._flow_count = 0
         self._free_ns = 0  # the link is busy until this time
-        self._served_bytes = 0  # those of the flow that was served last, before that
+        self._served_bytes = 0  # ``served_bytes`` of the last served flow, before its turn
         self._set(spec)
 
     def _set(self, spec: LinkSpec) -> None:

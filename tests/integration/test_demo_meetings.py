@@ -75,7 +75,7 @@ def test_nobody_goes_on_before_the_newcomer_has_come() -> None:
     for peer in beginners:
         assert peer.steps() == {1: two, 2: two, 3: two, 4: three, 5: three, 6: three}
         assert peer.losses() == beginners[0].losses()
-        assert not any(told.fetch or "took over" in told.note for told in peer.told)
+        assert not any(told.fetch or "downloaded" in told.note for told in peer.told)
     assert newcomer.steps() == {4: three, 5: three, 6: three}
     assert newcomer.losses() == {n: beginners[0].losses()[n] for n in (4, 5, 6)}
     assert newcomer.digits["images"].equal(beginners[0].digits["images"])
@@ -83,7 +83,7 @@ def test_nobody_goes_on_before_the_newcomer_has_come() -> None:
 
     notes = [told.note for told in newcomer.told if told.note]
     assert notes[0].startswith("joined (shard 2, pid ")
-    assert notes[1].startswith(f"took over {size(STATE_BYTES)}, ")
+    assert notes[1].startswith(f"downloaded {size(STATE_BYTES)}, ")
     assert notes[2].startswith("finished, held-out accuracy 0.")
     assert len(notes) == 3
     assert newcomer.told[-1].fetched_bytes == STATE_BYTES

@@ -97,7 +97,7 @@ async def _dial(host: str, port: int, timeout_s: float) -> str:
 
 def _reason(error: OSError) -> str:
     """Return a few words about a failed dial."""
-    if error.errno is None:  # several addresses failed: asyncio's text is long
+    if error.errno is None:  # several addresses failed; asyncio's text is long
         return "none of its addresses answers"
     text = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below 0: no such name
     return str(text).lower()

@@ -25,7 +25,7 @@ class LineSplitter:
         begin = 0
         for end in LINE_END.finditer(data):
             line = data[begin : end.start()]
-            if line or end[0].endswith(b"\n"):  # a return at the beginning of a line ends nothing
+            if line or end[0].endswith(b"\n"):  # a return at its beginning ends no line
                 lines += pieces(line)
             begin = end.end()
         *whole, self._rest = pieces(data[begin:])

@@ -36,9 +36,7 @@ def test_plans_that_are_refused(change: dict[str, Any], words: str) -> None:
 
 def test_what_the_machine_has_no_memory_for() -> None:
     check_memory(1 << 10, 12)
-    with pytest.raises(
-        click.UsageError, match=r"4194304 times 1 GiB need 4194304\.0 GiB of memory"
-    ):
+    with pytest.raises(click.UsageError, match=r"1 GiB need 4194304\.0 GiB of memory"):
         check_memory(1 << 30, 1 << 22)
 
 
