@@ -1,4 +1,4 @@
-"""What programs pass to the wrappers of a training loop, checked where it comes in."""
+"""Checks the arguments that programs pass to the wrappers of a training loop."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pccl.bindings.listeners import Listeners
 from pccl.checks import check_range
 
 COUNT_MAX = 2**31 - 1
-"""Of anything that is counted in steps or parts."""
+"""Largest number of steps, parts or bytes in an argument."""
 
 
 def check_count(name: str, value: object, lowest: int = 1) -> int:
-    """Check a number of steps or parts and return it.
+    """Check a number of steps, parts or bytes, and return it.
 
     Raises:
-        TypeError, ValueError: it can't be used; the message says what can.
+        TypeError, ValueError: ``value`` is not such a number; the message names the limits.
     """
     return check_range(name, value, lowest, COUNT_MAX)
 
 
 def check_amount(name: str, value: object, below: float) -> float:
-    """Check a number of at least 0 and return it.
+    """Check a number from 0 to less than ``below``, and return it as a float.
 
     Raises:
-        TypeError, ValueError: it can't be used; the message says what can.
+        TypeError, ValueError: ``value`` is not such a number; the message names the limits.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, not {value!r}")
@@ -35,23 +35,23 @@ def check_amount(name: str, value: object, below: float) -> float:
 
 
 def check_communicator(comm: object) -> None:
-    """What peers are met with; anything that does what a ``Communicator`` does.
+    """Check that ``comm`` has the methods of a blocking ``Communicator``.
 
     Raises:
-        TypeError: it is none.
+        TypeError: a method is missing, or ``comm`` is for asyncio.
     """
     methods = (getattr(comm, name, None) for name in ("all_reduce", "sync_shared_state"))
     if isinstance(comm, type) or not all(map(callable, methods)):
         raise TypeError(f"comm must be a pccl.Communicator, not {comm!r}")
     if isinstance(comm, pccl.aio.Communicator):
-        raise TypeError("comm must be a pccl.Communicator; one of pccl.aio belongs to its loop")
+        raise TypeError("comm must be a pccl.Communicator; one of pccl.aio works only in its loop")
 
 
 def check_compression(compression: object) -> pccl.QuantizationOptions | None:
-    """How values are shortened for the wire; None: they are not.
+    """Convert the argument ``compression`` to options; None: no compression.
 
     Raises:
-        TypeError, ValueError: it can't be used; the message says what can.
+        TypeError, ValueError: there is no such format; the message lists the formats.
     """
     if compression is None or isinstance(compression, pccl.QuantizationOptions):
         return compression
@@ -68,10 +68,10 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
 
 
 def check_listeners(on_event: Any) -> Listeners:
-    """One function, or several; called as one.
+    """Convert the argument ``on_event``, one function or several, to one callable.
 
     Raises:
-        TypeError: something else.
+        TypeError: an item cannot be called.
     """
     try:
         listeners: tuple[Any, ...] = (on_event,) if callable(on_event) else tuple(on_event)

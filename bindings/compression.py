@@ -1,4 +1,4 @@
-"""``Compression``: what values are reduced with, and what that has left out of them so far."""
+"""``Compression``: the wire format of the reduces, with its error feedback."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pccl
 
 
 class Compression:
-    """A format with error feedback, which is kept apart by name.
+    """A wire format, and the error feedback of each named tensor.
 
     Args:
-        options: a format; None: nothing is compressed. Their ``name`` doesn't count.
-        feedback: what is owed; None: nothing is remembered.
+        options: the wire format; None: no compression. Their ``name`` is ignored.
+        feedback: the error feedback; None: no error feedback.
 
     Attributes:
-        feedback: what is owed, by name.
-        remembers: whether anything is.
+        feedback: residuals, by name; empty without error feedback.
+        remembers: whether error feedback is in use.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Compression:
         return f"compression={name}{block}{' stochastic' * options.stochastic}"
 
     def options(self, name: str | None) -> pccl.QuantizationOptions | None:
-        """What values are reduced with; those without a name neither owe nor pay."""
+        """Return the options for a reduce; without a name, it skips error feedback."""
         if self._options is None:
             return None
         if not self.remembers or name is None:

@@ -5,11 +5,11 @@
     with JsonlWriter("run.jsonl") as log, StatusLine() as line:
         opt = DiLoCo(model.parameters(), inner=inner, comm=comm, on_event=[log, line])
 
-Each takes the events of :mod:`pccl.bindings.events`. The two that write files also take a program's
-own dataclasses, so that its losses lie beside them: ``log(Evaluated(step=100, loss=1.7))``. When a
-disk is full or a directory is gone, such a direct call raises. As ``on_event``, and behind a
-:class:`Listeners`, a consumer that raises is logged once, with its file's name, and dropped. The
-line on the terminal raises nothing.
+Each takes the events of :mod:`pccl.bindings.events`. The consumers that write files also take
+dataclasses of the program, such as its losses: ``log(Evaluated(step=100, loss=1.7))``. If the disk
+is full or the folder is gone, such a direct call raises. In ``on_event``, or in :class:`Listeners`,
+a consumer that raises is dropped, and its error is logged once, with the file's name. The line on
+the terminal never raises.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JsonlWriter:
     Raises:
         OSError: the file cannot be opened or, when called, written.
         ValueError: ``every_inner`` is not at least 1; or, when called: the file has been closed.
-        TypeError: ``every_inner`` is no int; or, when called: that is no dataclass instance.
+        TypeError: ``every_inner`` is no int; or, when called: the event is no dataclass instance.
     """
 
     def __init__(self, path: str | PathLike[str], *, every_inner: int = 1) -> None:
@@ -62,7 +62,7 @@ class JsonlWriter:
         self._file = self._path.open("ab", buffering=0)
 
     def __call__(self, event: Event | DataclassInstance) -> None:
-        """Write one line."""
+        """Write the event as one line."""
         values = values_of(event)
         if self._file.closed:
             raise ValueError(f"the log {self._path} has been closed")
@@ -75,7 +75,7 @@ class JsonlWriter:
         self._write(json.dumps(line, allow_nan=False))
 
     def _write(self, text: str) -> None:
-        """Append a line of its own. Nothing is buffered, so that closing has nothing to write."""
+        """Append a new line. The file has no buffer, so that ``close`` has nothing to write."""
         rest = memoryview((("\n" if self._is_in_a_line else "") + text + "\n").encode())
         try:
             while rest:
@@ -109,14 +109,14 @@ def _lacks_line_end(path: Path) -> bool:
 
 
 class ScalarWriter(Protocol):
-    """The part of ``torch.utils.tensorboard.SummaryWriter`` that is used."""
+    """The methods of ``torch.utils.tensorboard.SummaryWriter`` that this module calls."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """One point of one curve."""
+        """Add one point to one curve."""
         ...
 
     def close(self) -> object:
-        """Write what is left."""
+        """Write the points that are still buffered, and close the writer."""
         ...
 
 
@@ -136,9 +136,9 @@ class TensorBoardWriter:
 
     Raises:
         ImportError: a folder was given, and torch or tensorboard is not installed.
-        ValueError: ``every_inner`` is not at least 1; or, when called: it has been closed.
-        TypeError: ``to`` is neither; ``every_inner`` is no int; or, when called: that is no
-            dataclass instance with a step.
+        ValueError: ``every_inner`` is not at least 1; or, when called: this has been closed.
+        TypeError: ``to`` is neither a folder nor a writer; ``every_inner`` is no int; or, when
+            called: the event is no dataclass instance with a step.
     """
 
     def __init__(self, to: str | PathLike[str] | ScalarWriter, *, every_inner: int = 1) -> None:
@@ -155,7 +155,7 @@ class TensorBoardWriter:
             raise TypeError(f"TensorBoardWriter takes a folder or a SummaryWriter, not {to!r}")
 
     def __call__(self, event: Event | DataclassInstance) -> None:
-        """Draw it."""
+        """Draw the numbers of the event."""
         values = values_of(event)
         if self._closed:
             raise ValueError("this TensorBoardWriter has been closed")
@@ -175,14 +175,14 @@ class TensorBoardWriter:
         """Close the own ``SummaryWriter``, if there is one. Closing again does nothing.
 
         Raises:
-            OSError: what it had not written yet cannot be written, and no call has raised before.
+            OSError: the buffered points cannot be written, and no earlier call has raised.
         """
         if self._is_own and not self._closed:
             self._closed = True
             try:
                 self._writer.close()
             except OSError:
-                if not self._has_failed:  # otherwise that was said, and nothing more is to be had
+                if not self._has_failed:  # otherwise the program knows, and can do nothing more
                     raise
         self._closed = True
 
@@ -197,7 +197,7 @@ class TensorBoardWriter:
 
 
 def _summary_writer() -> Callable[[str], ScalarWriter]:
-    # Imported here: a second of work, for an extra that not everybody has.
+    # Imported here, because the import takes a second, and tensorboard is an optional extra.
     try:
         from torch.utils import tensorboard
     except ImportError as error:
@@ -209,7 +209,7 @@ def _summary_writer() -> Callable[[str], ScalarWriter]:
 
 
 def scalars(event: Event | DataclassInstance) -> dict[str, float]:
-    """The numbers of an event, by the tags of their curves; without the step."""
+    """Return the numbers of an event except its step, by the tags of their curves."""
     match event:
         case MembersChanged():
             peers = {"members": event.members, "joined": event.joined, "lost": event.lost}
@@ -231,10 +231,10 @@ def scalars(event: Event | DataclassInstance) -> dict[str, float]:
 
 
 def values_of(event: Event | DataclassInstance) -> dict[str, Any]:
-    """The fields of a dataclass by name.
+    """Return the fields of a dataclass instance by name.
 
     Raises:
-        TypeError: it is none, or a class instead of an instance.
+        TypeError: ``event`` is not a dataclass instance.
     """
     if isinstance(event, type) or not hasattr(event, "__dataclass_fields__"):
         raise TypeError(f"an event is a dataclass instance, not {event!r}")
@@ -242,5 +242,5 @@ def values_of(event: Event | DataclassInstance) -> dict[str, Any]:
 
 
 def _snake(name: str) -> str:
-    """``OuterStep`` as ``outer_step``."""
+    """Convert a class name to snake case: ``OuterStep`` to ``outer_step``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,4 +1,4 @@
-"""``EventQueue``: events of one replica, kept until its listeners have time for them."""
+"""``EventQueue``: keeps the events of a replica until it calls the listeners."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pccl.bindings.events import Consumer, Event, MembersChanged, StateSynced
 
 
 class EventQueue:
-    """Keeps events until ``deliver``: a listener takes time, and may be interrupted.
+    """Keeps events until ``deliver``, because a listener takes time, and may be interrupted.
 
     Args:
-        listeners: called with all events, in order.
+        listeners: called with each event, in order.
 
     Attributes:
         members: ids of the peers in the group, as of the last joint call, ascending.
@@ -29,17 +29,17 @@ class EventQueue:
         self._events.append(event)
 
     def deliver(self) -> None:
-        """Call the listeners. After an interruption, the next call delivers what is left."""
+        """Call the listeners. After an interruption, the next call delivers the other events."""
         while self._events:
             self._listeners(self._events.popleft())
 
     def met(self, step: int, peer_id: int, ids: Iterable[int]) -> bool:
-        """Compare the members with those before.
+        """Add a ``MembersChanged`` event if the members differ from the last call's.
 
         Args:
-            step: when it was seen.
-            peer_id: of this peer.
-            ids: of all members now, in any order.
+            step: number of inner steps that this replica has made.
+            peer_id: id of this peer.
+            ids: ids of the current members, in any order.
 
         Returns:
             Whether members have joined or left.
@@ -59,7 +59,7 @@ class EventQueue:
         return True
 
     def synced(self, step: int, info: SharedStateSyncInfo, seconds: float) -> None:
-        """Record that the shared state equals that of the group."""
+        """Add a ``StateSynced`` event: the shared state now equals that of the group."""
         self.put(
             StateSynced(
                 step=step,

@@ -5,13 +5,13 @@ call the consumers in ``on_event``. A consumer is a function of one event; the l
 :mod:`pccl.bindings.consumers`. The training thread calls it between two inner steps, so it must
 return soon: training waits for it.
 
-If a consumer raises, the error is logged once, the consumer is not called any more, and training
-continues. To stop on an event, set a flag that the program's own loop reads.
+If a consumer raises, the library logs the error and stops calling the consumer; training continues.
+To stop on an event, set a flag that the program's own loop reads.
 
-``step`` is the number of inner steps that this replica had made, including those before a
-checkpoint (with ``GradientAverager``: that the run had made). Curves over it do not align between
-peers that joined at different times. ``tx_bytes`` and ``rx_bytes`` are the bytes that this process
-sent and received for the event. A peer id is an int that names one incarnation of a process.
+``step`` is the number of inner steps that this replica had made, including steps before a
+checkpoint. With ``GradientAverager``, it is the number of steps of the run. Curves over ``step`` do
+not align between peers that joined at different times. ``tx_bytes`` and ``rx_bytes`` are the bytes
+that this process sent and received. A peer id is an int that names one incarnation of a process.
 
     def tell(event: Event) -> None:
         match event:
@@ -43,11 +43,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerStep:
-    """One inner step was made.
+    """This replica made an inner step.
 
     Attributes:
-        step: its number; the first is 1.
-        seconds: since the inner step before; NaN for the first of this process.
+        step: number of the step; the first is 1.
+        seconds: seconds since the previous inner step; NaN for the first of this process.
     """
 
     step: int
@@ -56,13 +56,13 @@ class InnerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterStep:
-    """The average of one fragment's pseudo-gradients was merged into the model.
+    """This replica merged the average of one fragment's pseudo-gradients into its model.
 
     Together ``hidden_s`` and ``exposed_s`` are about ``reduce_s``.
 
     Attributes:
-        step: the inner step after which it was merged.
-        number: its number in the run; the first is 1.
+        step: the inner step after which the merge took place.
+        number: number of the outer step in the run; the first is 1.
         fragment: number of the fragment, from 0.
         contributors: the peers in the average, ascending; a newcomer contributes nothing at first.
         own_weight: weight of this peer: tokens, samples or steps; 0 if it is no contributor.
@@ -96,7 +96,7 @@ class MembersChanged:
     """Members joined or left the group.
 
     Attributes:
-        step: inner steps made when this peer saw it.
+        step: inner steps made when this peer saw the change.
         peer_id: id of this peer.
         members: ids of the members now, including this peer, ascending.
         joined: ids of the new members.
@@ -112,13 +112,13 @@ class MembersChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSynced:
-    """Outer parameters and momentum equal those of the group.
+    """A synchronization made the shared state of this peer equal to that of the group.
 
     Attributes:
         step: inner steps made at that time.
         revision: new revision of the shared state.
         tx_bytes: bytes sent to outdated members.
-        rx_bytes: bytes fetched because they differed.
+        rx_bytes: bytes fetched from other members.
         seconds: seconds that the synchronization took.
     """
 
@@ -134,7 +134,7 @@ class TrainsAlone:
     """This peer is alone in its group. It keeps training, and newcomers get its parameters.
 
     Attributes:
-        step: inner steps made when this peer saw it.
+        step: inner steps made when this peer noticed.
     """
 
     step: int
@@ -142,7 +142,7 @@ class TrainsAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientsAveraged:
-    """The gradients of one step were replaced by their average over the peers.
+    """This peer replaced the gradients of one step by their average over the peers.
 
     Attributes:
         step: the step whose gradients were averaged.
@@ -166,4 +166,4 @@ Event: TypeAlias = (
 )
 
 Consumer: TypeAlias = Callable[[Event], None]
-"""A function that ``on_event`` takes. If it raises, it is logged once and dropped."""
+"""A function for ``on_event``. If it raises, the error is logged, and it is not called again."""

@@ -26,20 +26,20 @@ from pccl.bindings.events import (
 from pccl.progress import size
 
 DRAW_S = 0.25
-"""How often it is drawn anew on a terminal."""
+"""Time between two updates on a terminal."""
 
 LINE_S = 10.0
-"""Where there is no terminal, so long lies between two lines at least."""
+"""Shortest time between two lines, if the stream is not a terminal."""
 
 RATED_STEPS = 100
-"""Steps per second are those of the last so many."""
+"""Number of latest inner steps over which the rate is averaged."""
 
 CLOSE_S_MAX = 1.0
 """How long closing waits for the last line to be written."""
 
 
 class Tally:
-    """What the events add up to, and how that reads."""
+    """Sums up the events of a run, and describes the sums in words."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -52,7 +52,7 @@ class Tally:
         self._seconds: deque[float] = deque(maxlen=RATED_STEPS)
 
     def add(self, event: Event) -> None:
-        """Take note of one event."""
+        """Add one event to the sums."""
         self._step = max(self._step, event.step)
         match event:
             case InnerStep():
@@ -75,11 +75,11 @@ class Tally:
         self._tx_bytes += event.tx_bytes
         self._hidden_s += event.hidden_s
         self._exposed_s += event.exposed_s
-        if self._members is None:  # until we are told
+        if self._members is None:  # until a MembersChanged event
             self._members = len(event.contributors)
 
     def words(self) -> str:
-        """``step 1200, 14.2 steps/s, outer step 12, 4 peers, sent 12.3 MB, hidden ...``."""
+        """Return the sums as text: ``step 1200, 14.2 steps/s, outer step 12, 4 peers, ...``."""
         parts = [f"step {self._step}"]
         if total_s := math.fsum(self._seconds):
             parts.append(f"{len(self._seconds) / total_s:.3g} steps/s")
@@ -94,16 +94,15 @@ class Tally:
 
 
 class StatusLine:
-    """Shows how training goes: step, rate, outer step, peers, bytes, seconds hidden and exposed.
+    """Shows the training: step, rate, outer step, peers, bytes, seconds hidden and exposed.
 
-    On a terminal the line is rewritten in place, and what the program prints meanwhile comes out
-    above it: until :meth:`close`, ``sys.stdout`` and ``sys.stderr`` are routed through it.
-    Elsewhere it is a plain line at most every ten seconds, and one at the end. Bytes and seconds
-    are sums since it was made; the rate is that of the last 100 inner steps. Errors of the stream
-    are dropped.
+    On a terminal the line is rewritten in place, and output of the program appears above it: until
+    :meth:`close`, ``sys.stdout`` and ``sys.stderr`` are routed through it. Elsewhere it writes a
+    plain line at most every ten seconds, and one at the end. Bytes and seconds are sums since it
+    was made; the rate is that of the last 100 inner steps. Errors of the stream are ignored.
 
     Args:
-        stream: where to write; None: stderr.
+        stream: text stream to write to; None: stderr.
 
     Raises:
         TypeError: ``stream`` cannot be written to.
@@ -118,17 +117,17 @@ class StatusLine:
         self._closed = False
 
     def __call__(self, event: Event) -> None:
-        """Take note of it. Returns at once; after :meth:`close` nothing is shown any more."""
+        """Add an event. Returns at once; after :meth:`close` it shows nothing."""
         self._tally.add(event)
         if self._closed:
             return
         if self._writer is None:
             self._writer = Writer(self._stream or sys.stderr)
-            atexit.register(self.close)  # or a program that fails does not say how far it came
+            atexit.register(self.close)  # so that a program that fails shows its last step
         self._writer.latest = self._tally.words()
 
     def close(self) -> None:
-        """Write how it ended, and end. Closing again does nothing."""
+        """Write the last line, and stop. Closing again does nothing."""
         self._closed = True
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -144,7 +143,7 @@ class StatusLine:
 
 
 class Writer(threading.Thread):
-    """Shows what was noted last, until it is told to end."""
+    """A thread that shows the latest line until ``ending`` is set."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(name="pccl-status-line", daemon=True)
@@ -154,7 +153,7 @@ class Writer(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Draw; if the stream cannot be written to, be silent."""
+        """Show the latest line at each interval; stop silently if the stream fails."""
         with contextlib.suppress(Exception):
             display = (Rewritten if self._stream.isatty() else Plain)(self._stream)
             while not self.ending.wait(display.interval_s):
@@ -163,7 +162,7 @@ class Writer(threading.Thread):
 
 
 class Plain:
-    """A line now and then, for pipes and files; none if there is nothing new to say."""
+    """Writes plain lines to a pipe or file, but none that equals the line before."""
 
     interval_s = LINE_S
 
@@ -172,24 +171,24 @@ class Plain:
         self._said = ""
 
     def draw(self, words: str) -> None:
-        """One more line."""
+        """Write the line, unless it was written last."""
         if words != self._said:
             self._said = words
             self._stream.write(f"pccl: {words}\n")
             self._stream.flush()
 
     def finish(self, words: str) -> None:
-        """The last line."""
+        """Write the last line, unless it was written last."""
         self.draw(words)
 
 
 class Rewritten:
-    """A line that is drawn over itself, and stays when it ends."""
+    """Shows a line on a terminal that is rewritten in place, and stays at the end."""
 
     interval_s = DRAW_S
 
     def __init__(self, stream: TextIO) -> None:
-        # Imported here: a program without a terminal does without it.
+        # Imported here, because a program without a terminal does not need it.
         from rich.console import Console
         from rich.live import Live
         from rich.text import Text
@@ -198,13 +197,13 @@ class Rewritten:
         console = Console(file=stream)
         self._live = Live(console=console, auto_refresh=False)
         self._live.start()
-        console.show_cursor(True)  # a program that is killed would leave none
+        console.show_cursor(True)  # otherwise a killed program would leave the cursor hidden
 
     def draw(self, words: str) -> None:
-        """Draw it anew."""
+        """Rewrite the line."""
         self._live.update(self._text(words, overflow="ellipsis", no_wrap=True), refresh=True)
 
     def finish(self, words: str) -> None:
-        """Draw it for the last time."""
+        """Rewrite the line for the last time, and leave it on the terminal."""
         self.draw(words)
         self._live.stop()

@@ -1,8 +1,8 @@
-"""The mean of one array per process, with blocking calls.
+"""Average one array per process, with blocking calls.
 
     pccl launch -n 3 -- python examples/blocking.py
 
-Each process starts with its own number and ends with the mean of all: 0, 1 and 2 become 1.
+Each process begins with its own number and ends with the mean of all numbers: 0, 1 and 2 become 1.
 """
 
 import os
@@ -13,12 +13,12 @@ import pccl
 
 
 def main() -> None:
-    """Join the run, average, leave."""
+    """Join the run, average two arrays, and leave."""
     index, peers = int(os.environ["PCCL_PEER_INDEX"]), int(os.environ["PCCL_PEERS"])
     with pccl.Communicator() as comm:  # PCCL_MASTER says where the master is
-        comm.connect(min_peers=peers)  # returns when all are there
+        comm.connect(min_peers=peers)  # returns when all peers have joined
         x = np.full(4, float(index))
-        info = comm.all_reduce(x, op=pccl.ReduceOp.AVG)  # in place, the same bits for everybody
+        info = comm.all_reduce(x, op=pccl.ReduceOp.AVG)  # in place, the same bits on all peers
         print(f"rank {comm.rank} of {comm.world_size}: {x} from {len(info.contributors)} peers")
 
         smallest = np.array([index], np.int32)

@@ -1,9 +1,9 @@
-"""Data parallelism: the gradients of every step are averaged, while backward goes on.
+"""Data parallelism: average the gradients of every step, during the backward pass.
 
     pccl launch -n 3 -- python examples/data_parallel.py
 
-Each process trains on data of its own. All print the same losses, and end with the same weights;
-kill one, or start one more, and they still do.
+Each process trains on its own data. All processes print the same losses, and end with the same
+weights, even if one is killed or another one joins.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def main() -> None:
         GradientAverager(model, optimizer, comm=comm, min_peers=peers) as averager,
     ):
         while True:
-            averager.update()  # joins the run, and lets newcomers in
+            averager.update()  # joins the run, and admits newcomers
             if averager.steps >= STEPS:
                 break
             x = torch.randn(32, 4, generator=own_data)

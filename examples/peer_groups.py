@@ -1,9 +1,9 @@
-"""Two groups in one run: reduces stay inside a group, admission spans all of them.
+"""Two groups in one run: reduces stay inside a group, admission spans all groups.
 
     pccl launch -n 4 -- python examples/peer_groups.py
 
-Think of a model in two parts: even processes hold its first half, odd ones its second half, and
-equal halves average with each other. Numbers 0 and 2 become 1, numbers 1 and 3 become 2.
+Think of a model in two parts: even processes hold its first half, and odd processes its second
+half. Each group averages its half. Numbers 0 and 2 become 1, numbers 1 and 3 become 2.
 """
 
 import os
@@ -20,7 +20,7 @@ def main() -> None:
     group = index % 2
     with pccl.Communicator(peer_group=group) as comm:
         comm.connect(min_peers=peers)  # counts the members of all groups
-        x = np.full(2 + group, float(index))  # groups need not agree about anything
+        x = np.full(2 + group, float(index))  # groups may reduce different sizes
         comm.all_reduce(x, op=pccl.ReduceOp.AVG)
         print(f"group {group}: {x} from {comm.world_size} peers")
 

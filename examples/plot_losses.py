@@ -1,10 +1,10 @@
-"""Draw the losses of several runs of ``train_gpt.py`` into one picture.
+"""Draw the losses of several runs of ``train_gpt.py`` as one picture.
 
     pccl launch -n 4 -- python examples/train_gpt.py --mode sync --log sync-{peer}.jsonl
     pccl launch -n 4 -- python examples/train_gpt.py --mode streaming --log streaming-{peer}.jsonl
     python examples/plot_losses.py sync-0.jsonl streaming-0.jsonl --out losses.png
 
-Each log is one curve: the held-out loss over bytes, steps or time.
+Each log gives one curve: the held-out loss over bytes, steps or time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ LABELS = {
 
 
 def read_curve(path: Path, over: str) -> tuple[list[float], list[float]]:
-    """The held-out losses in a log.
+    """Return the held-out losses of a log.
 
     Args:
-        path: what ``--log`` of ``train_gpt.py`` wrote. Half a line, of a process that was killed,
-            is passed over.
+        path: file that ``train_gpt.py --log`` wrote. Incomplete lines, which a killed process
+            leaves, are skipped.
         over: ``tokens``, ``step`` or ``seconds``.
 
     Returns:
-        Where each loss was measured, and the losses.
+        The positions of the losses on the x axis, and the losses.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the log holds no held-out loss.
         OSError: the file cannot be read.
     """
     places: list[float] = []
@@ -53,15 +53,15 @@ def read_curve(path: Path, over: str) -> tuple[list[float], list[float]]:
             places.append(float(line[over]))
             losses.append(float(line["loss"]))
     if not losses:
-        raise ValueError(f"{path} holds no held-out loss")
+        raise ValueError(f"{path} holds no held-out loss; give a file of train_gpt.py --log")
     return places, losses
 
 
 def draw(curves: dict[str, tuple[list[float], list[float]]], over: str, out: Path) -> None:
-    """One line for each curve, by its name, into a picture; its suffix says of what kind."""
+    """Draw each curve with its name, and save the picture. The suffix of ``out`` is its format."""
     from matplotlib.figure import Figure
 
-    figure: Any = Figure(figsize=(8, 4.5), layout="constrained")  # matplotlib's types are half
+    figure: Any = Figure(figsize=(8, 4.5), layout="constrained")  # matplotlib is typed in part only
     axes = figure.add_subplot()
     for name, (places, losses) in curves.items():
         axes.plot(places, losses, marker=".", label=f"{name}: {losses[-1]:.3f}")
@@ -73,7 +73,7 @@ def draw(curves: dict[str, tuple[list[float], list[float]]], over: str, out: Pat
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the logs, draw the picture."""
+    """Read the logs, and draw the picture."""
     parser = argparse.ArgumentParser(description="Draw the held-out losses of several logs.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="FILE.jsonl")
     parser.add_argument("--over", choices=sorted(LABELS), default="tokens", help="(%(default)s)")
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     for name, (_, losses) in curves.items():
         print(f"{name}: {losses[-1]:.4f}")
-    print(f"drawn into {given.out}")
+    print(f"picture: {given.out}")
 
 
 if __name__ == "__main__":

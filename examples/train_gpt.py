@@ -1,20 +1,20 @@
-"""Train a small GPT on the bytes of real text, on one machine or on many.
+"""Train a small GPT on the bytes of real text, on one machine or several.
 
     python examples/train_gpt.py --mode alone --sample 400
     pccl launch -n 4 -- python examples/train_gpt.py --mode sync
     pccl launch -n 4 -- python examples/train_gpt.py --mode streaming --compression int4
 
-The modes differ in how often the peers talk, and in whether they wait for it:
+The modes differ in how often the peers average, and whether they wait for the average:
 
-- ``alone``: not at all.
-- ``data-parallel``: every step averages all gradients.
-- ``sync``: DiLoCo; every ``--sync-every`` steps the peers average what they have changed.
-- ``delayed``: the same, but they train on while the average is under way.
-- ``streaming``: the same, one fragment of the model after the other.
+- ``alone``: one process, which averages nothing.
+- ``data-parallel``: the peers average all gradients at every step.
+- ``sync``: DiLoCo: every ``--sync-every`` steps, the peers average the changes of their weights.
+- ``delayed``: as ``sync``, but the peers continue to train during the average.
+- ``streaming``: as ``delayed``, with one fragment of the model after another.
 
-All begin with the same weights, each draws batches of its own. All print the same ``weights:`` at
-the end if their models are bit for bit alike. ``gpt/trainers.py`` shows what makes a training loop
-one of these.
+All peers begin with the same weights, and draw different batches. At the end they print the same
+``weights:`` if their models are equal bit for bit. ``gpt/trainers.py`` shows the training loop of
+each mode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pccl.bindings.consumers import JsonlWriter, Listeners, StatusLine, TensorBo
 from pccl.bindings.events import Event
 
 LR_FLOOR = 0.1
-"""What is left of the learning rate at the end."""
+"""Share of the peak learning rate that remains at the end."""
 
 LOGGED_EVERY = 10
 """Inner steps between two training losses in the log."""
@@ -46,7 +46,7 @@ LOGGED_EVERY = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """An event of our own: the loss of the batch that this step has learned from."""
+    """An event of this script: the loss of the batch of this step."""
 
     step: int
     loss: float
@@ -55,9 +55,9 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Another one: the loss on the held-out text, in nats per byte.
+    """An event of this script: the loss on the held-out text, in nats per byte.
 
-    ``tokens`` is how many bytes a peer has seen that has been there from the beginning.
+    ``tokens`` is the number of bytes that a peer which began with the run has trained on.
     """
 
     step: int
@@ -69,10 +69,10 @@ Tell = Callable[[Event | Trained | Evaluated], None]
 
 
 def train(given: Options, text: Text, tell: Tell) -> GPT:
-    """Train a model, as asked for; returns it when all steps are made."""
+    """Train a model as the options say, and return it after the last step."""
     model = GPT(given.shape, given.seed)
     inner = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    length = given.shape.context + 1  # the last byte is only guessed, the first only seen
+    length = given.shape.context + 1  # the first byte is only input, the last one only target
     held_out = text.held_out_excerpts(given.held_out, length)
     with contextlib.ExitStack() as stack:
         opt = make_trainer(given, model, inner, tell, stack)
@@ -103,15 +103,15 @@ def train(given: Options, text: Text, tell: Tell) -> GPT:
 
 
 def learning_rate(step: int, *, peak: float, warm_up: int, steps: int) -> float:
-    """Up in a straight line, then down along half a cosine.
+    """Return the learning rate of a step: a linear warm-up, then half a cosine down to a floor.
 
-    A function of the step alone, so that one who resumes or joins has what the others have.
+    The rate depends on the step alone, so peers that resume or join have the rate of the run.
 
     Args:
-        step: counted from 0; from ``steps`` on it stays at its floor.
-        peak: reached in the last step of the warm-up.
-        warm_up: how many steps it takes to get there; with 0 it begins at its peak.
-        steps: when it is down to a tenth of its peak.
+        step: number of the step, from 0; from ``steps`` on the rate stays at its floor.
+        peak: rate in the last step of the warm-up.
+        warm_up: number of steps of the warm-up; 0: the rate begins at its peak.
+        steps: step from which the rate is a tenth of its peak.
     """
     if step < warm_up:
         return peak * (step + 1) / warm_up
@@ -121,21 +121,21 @@ def learning_rate(step: int, *, peak: float, warm_up: int, steps: int) -> float:
 
 @torch.no_grad()
 def evaluate(model: GPT, excerpts: Tensor, batch: int) -> float:
-    """Mean loss over excerpts of one length, so many at once; in nats per byte."""
+    """Return the mean loss over excerpts of one length, in nats per byte. batch: rows at a time."""
     count = len(excerpts)
     parts = [excerpts[at : at + batch] for at in range(0, count, batch)]
     return math.fsum(model.loss(part).item() * len(part) for part in parts) / count
 
 
 def judge(given: Options, model: GPT, held_out: Tensor, step: int, tell: Tell) -> None:
-    """Print and log how well the model does."""
+    """Print and log the loss of the model on the held-out text."""
     loss = evaluate(model, held_out, given.batch)
     tell(Evaluated(step=step, loss=loss, tokens=step * given.tokens_per_step))
     print(f"step {step}: held-out loss {loss:.4f}")
 
 
 def save(given: Options, model: GPT, opt: Trainer) -> None:
-    """Write a checkpoint; who dies meanwhile leaves the one before as it is."""
+    """Write a checkpoint. If the process dies meanwhile, the previous checkpoint is intact."""
     assert given.checkpoint is not None
     fresh = given.checkpoint.with_name(f"{given.checkpoint.name}.{os.getpid()}")
     torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, fresh)
@@ -143,7 +143,7 @@ def save(given: Options, model: GPT, opt: Trainer) -> None:
 
 
 def resume(given: Options, model: GPT, opt: Trainer) -> None:
-    """Go on where a checkpoint was written."""
+    """Load a checkpoint, and continue after its step."""
     assert given.checkpoint is not None
     saved = torch.load(given.checkpoint, weights_only=True)
     model.load_state_dict(saved["model"])
@@ -152,12 +152,12 @@ def resume(given: Options, model: GPT, opt: Trainer) -> None:
 
 
 def main() -> None:
-    """Read the options and the text, train, and say what came of it."""
+    """Read the options and the text, train, and print the results."""
     given = parse()
     if given.mode != "alone" and "PCCL_MASTER" not in os.environ:
         raise SystemExit(
-            f"train_gpt.py: --mode {given.mode} is for a run: put `pccl launch -n 2 -- python` "
-            "before it, or `pccl join` where there is a master; or train with --mode alone"
+            f"train_gpt.py: --mode {given.mode} needs a run: put `pccl launch -n 2 -- python` "
+            "before the script, or `pccl join` if a master runs; or use --mode alone"
         )
     if given.threads is not None:
         torch.set_num_threads(given.threads)

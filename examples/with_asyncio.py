@@ -1,9 +1,9 @@
-"""Several reduces at once, and other work meanwhile, on one asyncio loop.
+"""Run several reduces at once, and do other work meanwhile, on one asyncio loop.
 
     pccl launch -n 3 -- python examples/with_asyncio.py
 
-Reduces that are in flight together are told apart by their tags. A handle leaves the loop free:
-each process counts how often it got round to other things before the big sum was there.
+Tags distinguish reduces in flight. A handle leaves the loop free: each process counts how often it
+did other work before the big sum was complete.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ async def main() -> None:
         print("sums by tag:", [float(x[0]) for x in arrays])
 
         big = np.ones(4_000_000, np.float32)
-        handle = await comm.all_reduce_async(big)  # launched; the array is lent until it is done
+        handle = await comm.all_reduce_async(big)  # the array is in use until it is done
         turns = 0
         while not handle.done:
-            turns += 1  # something useful
+            turns += 1  # stands for useful work
             await asyncio.sleep(0.001)
         info = await handle  # raises if it failed
         print(f"each of {big.size} elements is {big[0]:g}, from peers {info.contributors}")

@@ -1,10 +1,10 @@
-"""DiLoCo by hand: many local steps, then one average of what they have changed.
+"""DiLoCo by hand: many local steps, then one average of the changes of the weights.
 
     pccl launch -n 3 -- python examples/with_torch.py
 
-Each process trains on data of its own. Every INNER_STEPS steps the processes average their
-pseudo-gradients (where we were minus where we are), and all take the same outer step with that
-(Douillard et al., arXiv:2311.08105). All print the same losses, and end with the same weights.
+Each process trains on its own data. Every INNER_STEPS steps the processes average their
+pseudo-gradients (old weights minus new weights), and take the same outer step (Douillard et al.,
+arXiv:2311.08105). All processes print the same losses, and end with the same weights.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ OUTER_LR, MOMENTUM = 0.7, 0.9
 def main() -> None:
     """Train a small network to add four numbers."""
     torch.set_num_threads(1)
-    torch.default_generator.manual_seed(0)  # all begin with the same weights
+    torch.default_generator.manual_seed(0)  # the same first weights in all processes
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     inner: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     outer = parameters_to_vector(model.parameters()).detach()

@@ -5,38 +5,38 @@
         comm.connect(min_peers=2)                         # returns when admitted
         info = comm.all_reduce(x, op=pccl.ReduceOp.AVG)   # in place unless recv= is given
 
-Names are loaded when they are first used, so that ``import pccl`` costs next to nothing.
+Names are loaded when they are first used, so that ``import pccl`` takes little time.
 
-What users import:
+Public modules:
 
 * ``communicator``: the blocking API.
-* ``aio``: the same calls, awaitable on the caller's loop.
-* ``shared_state``: named tensors with a revision that all members of a group hold alike.
-* ``checkpoint``: files of shared state that prove they are whole.
-* ``descriptors``: what a caller may say about a reduce.
-* ``error_feedback``: what quantization leaves out of one reduce is added to the next.
+* ``aio``: the asyncio API, with the same calls.
+* ``shared_state``: named tensors and a revision, equal on all members of a group.
+* ``checkpoint``: checkpoint files of shared state, with digests of their contents.
+* ``descriptors``: options and descriptions of a reduce.
+* ``error_feedback``: adds the quantization error of a reduce to the next reduce.
 * ``master_node``: the master as an object.
-* ``inquiry``: how a run stands, asked of its master.
-* ``progress``: how far a fetch of shared state is, on a terminal.
+* ``inquiry``: asks a master for the status of its run.
+* ``progress``: shows the progress of a fetch of shared state.
 * ``errors``: the errors of the library.
-* ``config``: what the environment says where an argument is not given.
-* ``addresses``: ``host:port`` as people write it.
+* ``config``: reads settings from environment variables.
+* ``addresses``: parses addresses such as ``host:port``.
 * ``checks``: checks of plain arguments.
-* ``cuda``: tensors in the memory of CUDA devices.
+* ``cuda``: support for tensors on CUDA devices.
 * ``bindings``: adapters to training frameworks.
 * ``cli``: the command line.
 
-What it is made of, from the vocabulary up:
+Internal packages, of which none imports a later one:
 
-* ``protocol``: the vocabulary and the wire.
-* ``collectives``: who sends what when, and the arithmetic.
-* ``topology``: links, and the quickest way round.
+* ``protocol``: the vocabulary, and the messages and frames on the wire.
+* ``collectives``: the schedules and the arithmetic of collectives.
+* ``topology``: measured links, and the choice of an algorithm.
 * ``state``: shared state: digests, election, fetching.
-* ``machines``: the deciders.
-* ``transports``: moving bytes.
-* ``runtime``: the shell, which carries out.
-* ``_api``: what both faces share.
-* ``stress``: proof that it holds.
+* ``machines``: state machines of master and peer, which make all decisions.
+* ``transports``: connections that move bytes.
+* ``runtime``: event loops, timers and threads; it carries out the decisions.
+* ``_api``: code that the blocking and the asyncio API share.
+* ``stress``: simulator, chaos tests and network emulator.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ _NAMES_OF_HOMES = {
 }
 _HOMES = {name: home for home, names in _NAMES_OF_HOMES.items() for name in names}
 _MODULES = ("aio", "cuda", "errors", "progress")
-"""Modules that come with ``import pccl``."""
+"""Modules that ``import pccl`` makes available as attributes."""
 
 
 def __getattr__(name: str) -> Any:

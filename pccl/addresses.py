@@ -1,4 +1,4 @@
-"""``host:port`` as people write it."""
+"""Parses the addresses that users write, such as ``host:port``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """Address that a peer announces.
+    """The address that a peer announces.
 
     Attributes:
         host: host that other peers dial; empty: the address from which the master sees the peer.
-        ports: the peer listens on the first free port from first to last; None: on any.
+        ports: the peer listens on the first free port from first to last; None: any free port.
     """
 
     host: str = ""
@@ -30,8 +30,8 @@ def parse_address(text: str) -> Address:
     """Parse ``host:port`` or ``[v6]:port``.
 
     Raises:
-        TypeError: not a string.
-        ValueError: not an address; the message shows what one looks like.
+        TypeError: ``text`` is not a string.
+        ValueError: ``text`` is not an address; the message shows the format.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
@@ -50,14 +50,14 @@ def parse_masters(text: str) -> tuple[Address, ...]:
     """Parse one address or several, separated by commas: the first choice first.
 
     Raises:
-        TypeError: not a string.
-        ValueError: an address is malformed or has port 0, or is named twice.
+        TypeError: ``text`` is not a string.
+        ValueError: an address is malformed, has port 0, or appears twice.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
     addresses = tuple(parse_address(part.strip()) for part in text.split(","))
     if any(address.port == 0 for address in addresses):
-        raise ValueError(f"{text!r} names no port; write the one that the master listens on")
+        raise ValueError(f"{text!r} names no port; write the port that the master listens on")
     if len(set(addresses)) < len(addresses):
         raise ValueError(f"{text!r} names a master twice; name each once")
     return addresses
@@ -69,8 +69,8 @@ def parse_advertised(text: str, name: str = "advertise") -> Advertised:
     ``name``: argument or variable that errors name.
 
     Raises:
-        TypeError: not a string.
-        ValueError: none of these.
+        TypeError: ``text`` is not a string.
+        ValueError: ``text`` has none of these formats.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} is a string such as 'HOST:PORT', not {text!r}")
@@ -89,7 +89,7 @@ def parse_advertised(text: str, name: str = "advertise") -> Advertised:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``; the only such name is localhost."""
+    """Whether only this machine can reach ``host``. Of names, only localhost counts."""
     try:
         return ip_address(_canonical(host)).is_loopback
     except ValueError:
@@ -97,7 +97,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_at(master: Address, advertised: Advertised, bound: Advertised | None) -> PeerOptions:
-    """The address at which a peer listens, and the one that it announces.
+    """Return the address at which a peer listens, and the address that it announces.
 
     With a master on this machine, only this machine can reach the peer, unless an argument says
     otherwise.
@@ -108,7 +108,7 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
         bound: address to listen at.
 
     Raises:
-        ValueError: ``bound`` is given and a range of ports is advertised.
+        ValueError: ``bound`` is given, and ``advertised`` has a range of ports.
     """
     if bound is None:
         listen = _any_port(advertised.host or master.host)
@@ -116,7 +116,7 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
     first, last = advertised.ports or (0, 0)
     if first != last:
         raise ValueError(
-            f"advertise: with listen it is one port that the others dial, not {first}-{last}"
+            f"advertise: with listen, give one port for other peers to dial, not {first}-{last}"
         )
     listen = Address(bound.host, 0) if bound.host else _any_port(advertised.host or master.host)
     return PeerOptions(
@@ -128,10 +128,10 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
 
 
 def _any_port(host: str) -> Address:
-    """Address to listen at if other peers reach this one as ``host``."""
+    """Return the address to listen at if other peers reach this one as ``host``."""
     try:
         literal = ip_address(host)
-    except ValueError:  # a name, which may stand for an address of either family
+    except ValueError:  # a name may have IPv4 or IPv6 addresses
         return Address("::", 0)
     if literal.is_loopback:
         return Address(host, 0)
@@ -140,7 +140,7 @@ def _any_port(host: str) -> Address:
 
 def _canonical(host: str) -> str:
     if host == "localhost":
-        return "127.0.0.1"  # one meaning for all: resolvers differ in which loopback comes first
+        return "127.0.0.1"  # the same address everywhere: resolvers may return ::1 first
     return host.strip("[]")
 
 

@@ -1,8 +1,8 @@
-"""The asyncio API: the same calls, awaitable on the caller's loop.
+"""The asyncio API, with the same calls as the blocking one.
 
-The data moves on the library's I/O thread, so a busy loop of the caller's does not slow it down.
-Cancelling a call leaves it for good: once the ``CancelledError`` is raised, nothing is written into
-the buffers any more. The blocking calls (:mod:`pccl.communicator`) are made from these.
+Data moves on the library's I/O thread, so a busy loop of the caller does not slow it down. Once a
+cancelled call has raised ``CancelledError``, the library no longer writes into its buffers. The
+blocking calls (:mod:`pccl.communicator`) are made from these.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ class Communicator(CommunicatorBase):
         Until then no tensor is changed.
 
         Args:
-            n_attempts: how often to try to reach the master, one second apart.
-            min_peers: how many members the run must have, this one included, before this peer is
-                admitted; None: what ``PCCL_MIN_PEERS`` says, otherwise 1.
+            n_attempts: number of attempts to reach the master, one second apart.
+            min_peers: number of members that the run must have, this one included, before this
+                peer is admitted; None: ``PCCL_MIN_PEERS``, otherwise 1.
             shared_state: state to fetch before the admission; None: none.
-            staging_bytes_max: as of ``sync_shared_state``.
-            staging_directory: as of ``sync_shared_state``.
-            on_progress: as of ``sync_shared_state``.
+            staging_bytes_max: as for ``sync_shared_state``.
+            staging_directory: as for ``sync_shared_state``.
+            on_progress: as for ``sync_shared_state``.
             on_reduction: with ``shared_state``: called, in order and in a thread of the library,
                 with the result of each ``observable`` reduce that the members commit after the
                 synchronization whose state was fetched. It must change the tensors as the members
-                do with that result, so that this peer need not fetch the changes. Then the tensors
-                are written before the admission; missed changes are fetched. If it raises, the
-                library logs that, stops calling it, and fetches the pieces that differ.
-            timeout_s: budget.
+                do with that result, so that this peer need not fetch the changes. The library then
+                writes the tensors before the admission, and fetches missed changes. If it raises,
+                the library logs that, stops calling it, and fetches the pieces that differ.
+            timeout_s: budget of the call, in seconds.
 
         Raises:
             MasterLost: no master was found. Start it, or correct the address, and call again.
-            NotAdmitted: the master refused; the reason says what to change.
-            LinkError: the own port could not be opened.
+            NotAdmitted: the master refused this peer; the reason says what to change.
+            LinkError: this peer could not open its own port.
             DeadlineExceeded: the budget ran out. Call again.
-            PCCLError: it is connected already (INVALID_USAGE).
+            PCCLError: the communicator is connected already (INVALID_USAGE).
         """
         with showing(request.on_progress):
             await self._run(CheckedCall("connect", self._engine.connect, request, joint=False))
@@ -94,21 +94,21 @@ class Communicator(CommunicatorBase):
         """Admit newcomers that are ready. Joint call of all members of all groups.
 
         World sizes change here, and when a collective returns or raises. After Evicted and
-        MasterLost it joins the run again, as a newcomer.
+        MasterLost, this call joins the run again, as a newcomer.
 
         Raises:
             PendingOperations: a collective of this peer is still open. Wait for it first.
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         await self._run(_round(self._engine, RoundKind.UPDATE_TOPOLOGY, timeout_s))
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
-        """Whether newcomers are ready to be admitted; the same answer for all.
+        """Whether newcomers are ready to be admitted. All members get the same answer.
 
-        Joint call of all members of all groups; may be made while collectives are in flight.
+        Joint call of all members of all groups, also while collectives are in flight.
 
         Raises:
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         return await self._run(_round(self._engine, RoundKind.PEERS_PENDING, timeout_s))
 
@@ -119,9 +119,9 @@ class Communicator(CommunicatorBase):
         chooses the algorithms of ``algorithm="auto"`` again, in a new view.
 
         Raises:
-            TooFewPeers: alone in the run. Wait for newcomers with ``update_topology``.
+            TooFewPeers: this peer is alone in the run. Wait for newcomers in ``update_topology``.
             PendingOperations: a collective of this peer is still open. Wait for it first.
-            DeadlineExceeded: the budget ran out. Call again: it takes part in the same round.
+            DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
         await self._run(_round(self._engine, RoundKind.OPTIMIZE_TOPOLOGY, timeout_s))
 
@@ -134,38 +134,38 @@ class Communicator(CommunicatorBase):
         Args:
             send: NumPy array or torch CPU tensor, any shape, contiguous, of any ``DataType``. Not
                 changed unless in place.
-            recv: where the result goes: same dtype and number of elements, not overlapping; None
-                (or ``send``): in place.
+            recv: destination of the result: same dtype and number of elements, not overlapping;
+                None (or ``send``): in place.
             op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX.
-            weight: with AVG of floats: how much ``send`` counts, 0 or more. The result is the sum
-                of weights times values over the sum of the weights; zeros if that is 0. With
-                weight 0 values don't count, whatever they are. None: all count the same. Either
+            weight: weight of ``send``, 0 or more, for AVG of floats. The result is the sum of
+                weights times values, divided by the sum of the weights; zeros if that is 0. With
+                weight 0, values are ignored, even NaN. None: all members count equally. Either
                 all members give a weight, each its own, or none does.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must state the tensor's own dtype; None: not checked.
             quantization_options: how values are quantized for the wire; floats only. All members
                 must give the same.
-            algorithm: how the values travel: ``"ring"``, ``"star"`` (tensors up to 4 MiB),
-                ``"mesh"``, or ``"auto"``: the fastest for this size in the master's cost model,
-                the same for all members. All members must give the same.
+            algorithm: ``"ring"``, ``"star"`` (tensors up to 4 MiB), ``"mesh"``, or ``"auto"``. For
+                ``"auto"``, the master's cost model chooses the fastest algorithm for this size and
+                group. All members must give the same.
             observable: send the result to newcomers that replay reductions (``on_reduction`` of
-                ``connect``); it is copied if there are any.
+                ``connect``); if there are any, it is copied.
             retry: when a member is lost or withdraws, reduce again with the remaining members.
-            timeout_s: budget of all attempts together.
+            timeout_s: budget of all attempts together, in seconds.
 
         Returns:
             Bytes moved, the members that contributed, their weights, and the algorithm.
 
         Raises:
-            CollectiveAborted: a member was lost, or withdrew. ``send`` is bit for bit what it
-                was; re-read the world size and call again.
+            CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
+                read the world size again, and call again.
             DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
                 or only some gave a weight.
-            TooFewPeers: alone in the group. Wait for newcomers with ``update_topology``.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is what it was.
-            PCCLError: the tag is in use by a collective that is still open (INVALID_ARGUMENT).
-            ValueError, TypeError: a buffer that cannot be used; the message says how to mend it.
+            TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is unchanged.
+            PCCLError: an open collective uses the tag (INVALID_ARGUMENT).
+            ValueError, TypeError: a buffer cannot be used; the message says what to do.
         """
         return await self._run(CheckedCall("all_reduce", self._engine.reduce, request))
 
@@ -173,24 +173,24 @@ class Communicator(CommunicatorBase):
     async def all_reduce_async(self, request: ReduceRequest) -> AsyncReduceHandle:
         """Start ``all_reduce`` and return at once; the handle has its outcome.
 
-        The tensors are borrowed until the reduce has ended. A wrong argument raises here; the
-        handle raises what happens during the run. Unlike a task around ``all_reduce``, the reduce
-        is launched when this returns, and a cancelled wait for it does not withdraw it.
+        Do not change the tensors until the reduce has ended. A wrong argument raises here; the
+        handle raises later errors. Unlike with a task around ``all_reduce``, the reduce has started
+        when this returns, and cancelling a wait for it does not withdraw it.
 
         It takes the arguments of ``all_reduce``, with two differences.
 
         Args:
-            retry: must be False. After a loss the group is another one, and the caller must learn
+            retry: must be False. After a loss the group has changed, and the caller must learn
                 that from the handle before it reduces again.
-            timeout_s: budget of the reduce, also while nothing waits for the handle.
+            timeout_s: budget of the reduce, which runs also while no thread waits for the handle.
 
         Raises:
-            TooFewPeers, PCCLError, ValueError, TypeError: as of ``all_reduce``.
+            TooFewPeers, PCCLError, ValueError, TypeError: as for ``all_reduce``.
         """
         if request.retry:
             raise ValueError(
-                "all_reduce_async cannot retry: after a loss the group is another one, and the "
-                "handle must say so first. Leave retry out, and reduce again if the handle fails"
+                "all_reduce_async cannot retry: after a loss the group has changed, and the "
+                "handle must report that first. Omit retry, and reduce again if the handle fails"
             )
         launch = self._session.launch
         ticket = await self._run(CheckedCall("all_reduce_async", launch, request, joint=False))
@@ -205,46 +205,46 @@ class Communicator(CommunicatorBase):
         on all members, or none is.
 
         Args:
-            tensors: as of ``all_reduce``, all of one dtype, with at least one element in total.
+            tensors: as for ``all_reduce``, all of one dtype, with at least one element in total.
                 Empty tensors are allowed. The total number of elements must be equal on all
                 members; each member may split them differently.
-            recv: for each tensor where its result goes, as of ``all_reduce``; None (or
+            recv: destination of each tensor's result, as for ``all_reduce``; None (or
                 ``tensors``): in place. Either all are in place or none.
-            op: as of ``all_reduce``.
-            weight: as of ``all_reduce``.
-            tag: as of ``all_reduce``, which shares the tags.
-            quantization_options: as of ``all_reduce``; blocks and the residual of an
+            op: as for ``all_reduce``.
+            weight: as for ``all_reduce``.
+            tag: as for ``all_reduce``, which shares the tags.
+            quantization_options: as for ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` span the concatenation.
-            algorithm: as of ``all_reduce``, for the total size.
-            observable: as of ``all_reduce``; the newcomer gets the concatenation.
-            retry: as of ``all_reduce``, for all tensors together.
+            algorithm: as for ``all_reduce``, for the total size.
+            observable: as for ``all_reduce``; the newcomer gets the concatenation.
+            retry: as for ``all_reduce``, for all tensors together.
             timeout_s: budget of all attempts together.
 
         Returns:
-            As of ``all_reduce``.
+            As for ``all_reduce``.
 
         Raises:
             ValueError: dtypes differ (group the tensors by dtype, one call for each), tensors
                 overlap, or there is nothing to reduce.
-            PCCLError, TypeError: as of ``all_reduce``.
+            PCCLError, TypeError: as for ``all_reduce``.
         """
         return await self._run(CheckedCall("all_reduce_many", self._engine.reduce, request))
 
     @asking(many_request)
     async def all_reduce_multiple_with_retry(self, request: ReduceManyRequest) -> ReduceInfo:
-        """Reduce several tensors, each again after losses until it is done.
+        """Reduce several tensors; after a loss, reduce each again until it succeeds.
 
         Joint call of the group; the members pair the tensors by tag. It returns when every tensor
         is reduced on all members. Tensors may differ in their contributors if a member is lost
         during the call.
 
         Args:
-            descriptors: one for each tensor, with a tag of its own.
+            descriptors: one descriptor for each tensor, each with its own tag.
             max_in_flight: number of tensors that are reduced at the same time.
-            timeout_s: budget of the whole call.
+            timeout_s: budget of the whole call, in seconds.
 
         Returns:
-            Bytes moved in total, and the contributors of the last one.
+            Bytes moved in total, and the contributors of the last tensor.
 
         Raises:
             TooFewPeers: no other member is left in the group. All errors of this call list the
@@ -253,7 +253,7 @@ class Communicator(CommunicatorBase):
             DeadlineExceeded, OutcomeUnknown: the budget ran out.
             Evicted, MasterLost: this peer lost its membership or the master. These errors take
                 precedence over other failures.
-            ValueError, TypeError: nothing to reduce, a tag twice, or a tensor that cannot be used.
+            ValueError, TypeError: the list is empty, a tag is not unique, or a tensor is unusable.
         """
         name = "all_reduce_multiple_with_retry"
         return await self._run(CheckedCall(name, self._engine.reduce_many, request))
@@ -272,23 +272,23 @@ class Communicator(CommunicatorBase):
                 its revision is not the one that follows the last synchronization.
             strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
             expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
-            resume: which revision wins if no member has the group's. ``"never"``: none, and
-                StateUnavailable is raised. ``"highest"``: the highest of any member.
+            resume: which revision wins if no member has the group's. ``"never"``: none, and the
+                call raises StateUnavailable. ``"highest"``: the highest revision of any member.
                 ``"advanced"``: the same, but never 0 once the group is past it; and a higher
                 revision than expected wins if it comes from the group's last synchronization.
                 All members must give the same.
             in_place: write pieces straight into the tensors, without staging them: if the call
                 fails, the tensors are undefined. Only for the first synchronization.
-            staging_bytes_max: received pieces are staged until all have arrived: up to so many
-                bytes in memory, more in a temporary file.
+            staging_bytes_max: limit of memory for staging, in bytes. Received pieces are staged
+                until all have arrived; pieces beyond the limit go to a temporary file.
             staging_directory: an existing directory for that file; None: the default directory
                 for temporary files.
             on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
                 library's thread: it must return soon, and not call the communicator. If it raises,
-                that is logged, and it is not called any more. A
-                :class:`pccl.progress.ProgressBar` can be given; None: one is used if
-                ``PCCL_PROGRESS`` says so, and the fetch takes longer than a second.
-            timeout_s: budget of all attempts together.
+                the library logs the error, and stops calling it. It may be a
+                :class:`pccl.progress.ProgressBar`. None: with ``PCCL_PROGRESS=1``, a bar shows
+                fetches that take longer than a second.
+            timeout_s: budget of all attempts together, in seconds.
 
         Returns:
             Bytes that this peer sent to other members, and bytes that it received.
@@ -300,57 +300,57 @@ class Communicator(CommunicatorBase):
             DescriptorMismatch: members gave strategies that exclude each other.
             Evicted: this peer's state conflicts with that of the majority.
             PendingOperations: collectives of this peer are still open.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is what it was.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; the state is unchanged.
             OSError: there is no space to stage the received pieces.
-            ValueError, TypeError: an argument that cannot be used.
+            ValueError, TypeError: an argument cannot be used; the message says why.
         """
         with showing(request.on_progress):
             return await self._run(CheckedCall("sync_shared_state", self._engine.sync, request))
 
     @asking(verify_request)
     async def verify(self, request: SyncOptions) -> None:
-        """Make sure that all members of the group hold the same contents. Joint call of the group.
+        """Check that all members of the group have the same contents. Joint call of the group.
 
         It changes nothing, and ignores revisions and tensors that may differ.
 
         Args:
-            shared_state: as of ``sync_shared_state``.
-            timeout_s: budget.
+            shared_state: as for ``sync_shared_state``.
+            timeout_s: budget of the call, in seconds.
 
         Raises:
             StateMismatch: contents differ; the message names the first tensor and piece that
                 differ, and which members hold which contents.
-            PendingOperations, DeadlineExceeded: as of ``sync_shared_state``.
+            PendingOperations, DeadlineExceeded: as for ``sync_shared_state``.
         """
         await self._run(CheckedCall("verify", self._engine.sync, request))
 
     @asking(broadcast_request)
     async def broadcast(self, request: ReduceRequest) -> ReduceInfo:
-        """Give all members of the group the values of one. Joint call of the group, per tag.
+        """Copy one member's values to all members of the group. Joint call of the group, per tag.
 
         All members receive the values, or none does. A single member returns at once.
 
         Args:
-            tensor: as of ``all_reduce``, overwritten in place (on the root: unchanged).
+            tensor: as for ``all_reduce``, overwritten in place (on the root: unchanged).
             root: rank of the member that sends its values.
-            tag: as of ``all_reduce``, which shares the tags.
-            timeout_s: budget.
+            tag: as for ``all_reduce``, which shares the tags.
+            timeout_s: budget of the call, in seconds.
 
         Returns:
             Bytes moved, and the members that took part.
 
         Raises:
-            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is what it was. Ranks
-                may have changed.
+            CollectiveAborted: a member was lost, or withdrew; ``tensor`` is unchanged. Ranks may
+                have changed.
             DescriptorMismatch: the members asked for different dtypes, counts or roots.
-            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is what it was.
-            ValueError, TypeError: no such rank, or a tensor that cannot be used.
+            DeadlineExceeded, OutcomeUnknown: the budget ran out; ``tensor`` is unchanged.
+            ValueError, TypeError: there is no such rank, or the tensor cannot be used.
         """
         return await self._run(CheckedCall("broadcast", self._engine.reduce, request))
 
     @asking(barrier_request)
     async def barrier(self, request: ReduceRequest) -> None:
-        """Wait until all members of the group have called it. Joint call of the group, per tag.
+        """Wait until all members of the group have made this call. Joint call, per tag.
 
         A single member returns at once.
 
@@ -362,7 +362,7 @@ class Communicator(CommunicatorBase):
         await self._run(CheckedCall("barrier", self._engine.reduce, request))
 
     async def close(self) -> None:
-        """Leave the run and free all resources; idempotent."""
+        """Leave the run and free all resources. Idempotent."""
         await asyncio.get_running_loop().run_in_executor(None, self._session.close)
 
     async def __aenter__(self) -> Communicator:
@@ -389,7 +389,7 @@ class Communicator(CommunicatorBase):
                 failure, cause = named(error, call.func), error.__cause__
             except asyncio.CancelledError:
                 submission.cancel()
-                while not finished.done():  # until the buffers are free, however often cancelled
+                while not finished.done():  # until the buffers are free, even if cancelled again
                     with suppress(asyncio.CancelledError):
                         await ended(finished)
                 self._session.settle_left(call, submission)
@@ -397,7 +397,7 @@ class Communicator(CommunicatorBase):
             except GeneratorExit:  # the loop was closed with this task still waiting
                 submission.cancel()
                 raise
-        raise failure from cause  # out here, so that no frame of the I/O thread comes along
+        raise failure from cause  # raised here, so that the traceback has no I/O thread frames
 
 
 def _round(

@@ -1,10 +1,10 @@
-"""Checkpoints of shared state: safetensors files that prove they are whole.
+"""Checkpoints of shared state: safetensors files with digests of their contents.
 
-Any reader of safetensors can load the tensors; no byte of the file can change unnoticed.
+Any reader of safetensors can load the tensors. A changed byte anywhere in the file is detected.
 
-The file is written here, not by the safetensors library: its writer wants all tensors, and their
-digests, at once, while this one takes a piece at a time, hashes exactly what it writes, and puts
-the header (:mod:`pccl.state.checkpoint_header`) in front when it knows the digests.
+This module does not use the safetensors library, whose writer needs all tensors and their digests
+at once. It writes piece by piece, hashes exactly the bytes that it writes, and then adds the header
+with the digests (:mod:`pccl.state.checkpoint_header`) in front.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ def write(
     revision: int,
     lineage: Lineage | None,
 ) -> Checkpoint:
-    """Write a state to ``path``: afterwards the whole new file is there, or what was there before.
+    """Write a state to ``path``. If this fails, an earlier file there stays unchanged.
 
-    A file that is replaced keeps its mode. Takes memory for one piece. A process that is killed
-    meanwhile leaves a file whose name starts with a dot and ends with ``.tmp``.
+    A replaced file keeps its mode. Needs memory for one piece. A process that is killed meanwhile
+    leaves a file whose name starts with a dot and ends with ``.tmp``.
 
     Args:
-        path: what it replaces, if there is a file.
-        memory: of the state.
-        shapes: of its tensors.
-        revision: of the state.
-        lineage: of its contents.
+        path: path of the file.
+        memory: memory of the state.
+        shapes: shapes of the tensors.
+        revision: revision of the state.
+        lineage: lineage of the contents.
 
     Raises:
-        OSError: it cannot be written there.
-        ValueError: a name that safetensors files cannot have, or too many tensors for one.
+        OSError: the file cannot be written.
+        ValueError: safetensors files cannot have such a name, or so many tensors.
     """
     entries = memory.layout.entries
     tensors = [
@@ -104,7 +104,7 @@ def write(
 
 
 def _write_tensor(file: FileIO, view: memoryview) -> bytes:
-    """Write one tensor, and return the digest of what was written, whatever happens to it."""
+    """Write one tensor; return the digest of the written bytes, even if the tensor changes."""
     room = memoryview(bytearray(min(PIECE_BYTES, len(view))))
     digests = bytearray()
     for start in range(0, len(view), PIECE_BYTES):
@@ -122,7 +122,7 @@ def _write_all(file: FileIO, data: bytes | memoryview) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the new name last."""
+    """Make the new file name durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -138,17 +138,17 @@ def _with_path(error: OSError, path: Path) -> OSError:
 
 
 class Reader:
-    """A checkpoint that is open, with a header that is whole; a context manager.
+    """An open checkpoint with a verified header; a context manager.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Attributes:
-        checkpoint: what the header says. The contents are verified as they are read.
+        checkpoint: contents of the header. ``read`` verifies the tensors.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no checkpoint, truncated, or altered.
+        OSError: the file cannot be read.
+        ValueError: the file is no checkpoint, truncated, or altered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -167,16 +167,16 @@ class Reader:
         self._file.close()
 
     def read(self, tensor: CheckpointTensor, target: memoryview | None = None) -> bytes:
-        """Read a tensor and verify it; return the digests of its pieces, one behind the other.
+        """Read and verify a tensor; return the concatenated digests of its pieces.
 
         Args:
-            tensor: one of the checkpoint's.
-            target: takes it, shape (tensor.nbytes,), and has anything in it if this fails; None:
-                it is only verified.
+            tensor: a tensor of the checkpoint.
+            target: destination, shape (tensor.nbytes,), with undefined contents if this fails;
+                None: only verify the tensor.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it was altered.
+            OSError: the file cannot be read.
+            ValueError: the tensor was altered.
         """
         room = memoryview(bytearray(min(PIECE_BYTES, tensor.nbytes) if target is None else 0))
         digests = bytearray()
@@ -192,16 +192,16 @@ class Reader:
         return bytes(digests)
 
     def copy(self, tensor: CheckpointTensor, digests: bytes, target: memoryview) -> None:
-        """Read a verified tensor again, and put each piece into ``target`` that is as it was.
+        """Read a verified tensor again, and copy each piece that is unchanged into ``target``.
 
         Args:
-            tensor: one of the checkpoint's.
-            digests: what :meth:`read` returned.
-            target: shape (tensor.nbytes,).
+            tensor: a tensor of the checkpoint.
+            digests: the result of :meth:`read`.
+            target: destination, shape (tensor.nbytes,).
 
         Raises:
-            OSError: it cannot be read any more.
-            ValueError: somebody has written to the file meanwhile.
+            OSError: the file can no longer be read.
+            ValueError: the file was changed meanwhile.
         """
         room = memoryview(bytearray(min(PIECE_BYTES, tensor.nbytes)))
         for number, start in enumerate(range(0, tensor.nbytes, PIECE_BYTES)):
@@ -220,7 +220,7 @@ class Reader:
             raise self._refusal(f"the file ends inside tensor {tensor.name!r}")
 
     def _read(self, target: memoryview) -> int:
-        """Read until ``target`` is full or the file ends; how many bytes that were."""
+        """Read until ``target`` is full or the file ends; return the number of bytes read."""
         count = 0
         while count < len(target):
             try:
@@ -248,7 +248,7 @@ class Reader:
             raise self._refusal(str(error)) from error.__cause__
         missing = len(header) + checkpoint.nbytes - size
         if missing < 0:
-            raise self._refusal(f"there are {-missing} bytes too many at its end")
+            raise self._refusal(f"it has {-missing} bytes too many at its end")
         for tensor in sorted(checkpoint.tensors, key=lambda one: one.start):
             if len(header) + tensor.start + tensor.nbytes > size:
                 raise self._refusal(f"the file ends inside tensor {tensor.name!r}")
@@ -259,11 +259,11 @@ class Reader:
 
 
 def verify(path: Path) -> Checkpoint:
-    """Read a whole checkpoint and return what it says of itself.
+    """Read and verify a whole checkpoint; return the contents of its header.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no checkpoint, truncated, or altered.
+        OSError: the file cannot be read.
+        ValueError: the file is no checkpoint, truncated, or altered.
     """
     with Reader(path) as reader:
         for tensor in reader.checkpoint.tensors:
@@ -272,11 +272,11 @@ def verify(path: Path) -> Checkpoint:
 
 
 def load(path: Path) -> tuple[Checkpoint, list[Array]]:
-    """Read a whole checkpoint into new arrays, of shape and dtype as they were.
+    """Read and verify a whole checkpoint into new arrays with the saved shapes and dtypes.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no checkpoint, truncated, or altered.
+        OSError: the file cannot be read.
+        ValueError: the file is no checkpoint, truncated, or altered.
     """
     with Reader(path) as reader:
         arrays: list[Array] = []
@@ -288,17 +288,17 @@ def load(path: Path) -> tuple[Checkpoint, list[Array]]:
 
 
 def restore(path: Path, memory: StateMemory) -> Checkpoint:
-    """Put a checkpoint into the tensors of a state, once all of it is verified.
+    """Verify a whole checkpoint, and then copy it into the tensors of a state.
 
-    Takes memory for one piece: the file is read twice, and each piece verified both times.
+    Needs memory for one piece: it reads the file twice, and verifies each piece both times.
 
     Args:
-        path: of the file.
-        memory: of a state with the same names, dtypes, lengths and flags in the same order.
+        path: path of the file.
+        memory: memory of a state with the same names, dtypes, lengths and flags, in this order.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no checkpoint, truncated, altered, or one of another state.
+        OSError: the file cannot be read.
+        ValueError: the file is no checkpoint, truncated, altered, or of another state.
     """
     with Reader(path) as reader:
         checkpoint = reader.checkpoint
@@ -316,17 +316,17 @@ def _check_layout(path: str, checkpoint: Checkpoint, memory: StateMemory) -> Non
     here = [str(entry) for entry in memory.layout.entries]
     if there == here:
         return
-    what_to_do = "give the state the tensors that the file has, or make one of it: SharedState.load"
+    what_to_do = "make the state of the same tensors as the file, or use SharedState.load"
     if sorted(there) == sorted(here):
         what_to_do = (
             "they are the same tensors in another order; list them in the file's order, or use "
             "SharedState.load"
         )
     if len(there) != len(here):
-        differs = f"{len(there)} tensors, and the shared state {len(here)}"
+        differs = f"{len(there)} tensors, but the shared state has {len(here)}"
     else:
         number = next(
             at for at, pair in enumerate(zip(there, here, strict=True)) if len({*pair}) > 1
         )
-        differs = f"{there[number]} at position {number}, and the shared state {here[number]}"
+        differs = f"{there[number]} at position {number}, but the shared state has {here[number]}"
     raise ValueError(f"{path} has {differs}; {what_to_do}")

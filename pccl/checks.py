@@ -1,6 +1,6 @@
-"""Checks of plain arguments: errors name the argument, before anything is sent.
+"""Checks of plain arguments, made before any data is sent. Their errors name the argument.
 
-All raise TypeError or ValueError, never PCCLError, which scripts retry.
+All raise TypeError or ValueError, never PCCLError, because scripts retry after a PCCLError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEER_GROUP_MAX = 2**32 - 1
 LANES_MAX = limits.LANES_MAX
 MIN_PEERS_MAX = PEERS_MAX
 TAG_MAX = 2**64 - 2
-"""The last one of 64 bits is the library's own."""
+"""The library uses the largest 64-bit number itself."""
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
 
@@ -31,13 +31,13 @@ def check_range(name: str, value: object, lowest: int, highest: int) -> int:
     """Check an integer argument and return it.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: out of range.
+        TypeError: ``value`` is not an integer.
+        ValueError: ``value`` is out of range.
     """
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     try:
-        number = operator.index(cast("SupportsIndex", value))  # NumPy's integers too
+        number = operator.index(cast("SupportsIndex", value))  # accepts NumPy's integers, too
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {value!r}") from None
     if not lowest <= number <= highest:
@@ -46,11 +46,11 @@ def check_range(name: str, value: object, lowest: int, highest: int) -> int:
 
 
 def check_timeout(timeout_s: object) -> float | None:
-    """Check a time budget and return it; None: none.
+    """Check a time budget in seconds and return it; None: no limit.
 
     Raises:
-        TypeError: not a number.
-        ValueError: not a time that can be waited for.
+        TypeError: ``timeout_s`` is not a number.
+        ValueError: ``timeout_s`` is out of range.
     """
     if timeout_s is None:
         return None
@@ -67,8 +67,8 @@ def check_weight(weight: object) -> float:
     """Check the weight of a contribution and return it.
 
     Raises:
-        TypeError: not a number.
-        ValueError: negative, not finite, or absurd.
+        TypeError: ``weight`` is not a number.
+        ValueError: ``weight`` is negative, too large, or not finite.
     """
     number = _real("weight must be a number or None", weight)
     if not 0 <= number <= WEIGHT_MAX:
@@ -77,7 +77,7 @@ def check_weight(weight: object) -> float:
 
 
 def _real(rule: str, value: object) -> float:
-    """The number, which may be NaN; infinity if it is too large for a float."""
+    """Return ``value`` as a float, which may be NaN; infinity if it is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{rule}, not {value!r}")
     try:
@@ -87,20 +87,20 @@ def _real(rule: str, value: object) -> float:
 
 
 def check_listener(name: str, listener: object) -> None:
-    """Check a function that is to be called; None: there is none.
+    """Check that a listener is a function or None.
 
     Raises:
-        TypeError: it can't be called.
+        TypeError: ``listener`` is not callable.
     """
     if listener is not None and not callable(listener):
         raise TypeError(f"{name} must be a function, not {type(listener).__name__}")
 
 
 def check_timing(timing: object) -> Timing:
-    """Check deadlines and return them; None: the defaults.
+    """Check the deadlines and return them; for None, return the defaults.
 
     Raises:
-        TypeError: something else.
+        TypeError: ``timing`` is not a ``Timing``.
     """
     return Timing() if timing is None else check_type("timing", timing, Timing)
 
@@ -109,7 +109,7 @@ def check_flag(name: str, value: object) -> bool:
     """Check a True or False and return it.
 
     Raises:
-        TypeError: neither.
+        TypeError: ``value`` is not a bool.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
@@ -120,8 +120,8 @@ def check_text(name: str, value: object) -> str:
     """Check a string that must not be empty and return it.
 
     Raises:
-        TypeError: not a string.
-        ValueError: empty.
+        TypeError: ``value`` is not a string.
+        ValueError: ``value`` is empty.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, not {value!r}")
@@ -131,10 +131,10 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_member(name: str, value: object, kind: type[_E]) -> _E:
-    """Check that ``value`` is one of an enum, or its number, and return it.
+    """Check that ``value`` is a member of an enum, or its number, and return the member.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the enum has no such member.
     """
     try:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -149,7 +149,7 @@ def check_type(name: str, value: object, kind: type[_T]) -> _T:
     """Check that ``value`` is an instance of ``kind`` and return it.
 
     Raises:
-        TypeError: it is not.
+        TypeError: ``value`` has another type.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a pccl.{kind.__name__}, not {value!r}")

@@ -1,4 +1,4 @@
-"""The blocking API: each method is made from the asyncio method of the same name."""
+"""The blocking API. Each method is made from the asyncio method of the same name."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Communicator", "MemberInfo", "ReduceInfo"]
 class Communicator(CommunicatorBase):
     """One process's membership in a run.
 
-    Any thread may call. Joint calls block until all members concerned have made them. Ctrl-C
-    interrupts them promptly and leaves the inputs unchanged. (If the other members have the result
-    by then, the next joint call raises ResyncRequired.)
+    Any thread may call its methods. Joint calls block until all members concerned have made them.
+    Ctrl-C interrupts them promptly and leaves the inputs unchanged. (If the other members have the
+    result by then, the next joint call raises ResyncRequired.)
 
     The end of the ``with`` block, ``close`` and garbage collection all leave the run.
 
-    ``timeout_s`` is the budget of a whole call, in seconds; None: as long as the run lives. When
-    it runs out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its
-    part of a reduce, or if the run has a standby master. Either way the buffers are unchanged.
+    ``timeout_s`` is the budget of a whole call, in seconds; None: no limit. When the budget runs
+    out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its part of a
+    reduce, or if the run has a standby master. Either way the buffers are unchanged.
 
-    All joint calls may raise these errors, besides those that they list:
+    All joint calls may raise these errors, in addition to the errors that they list:
 
         Evicted, MasterLost: this peer is no longer a member. All open calls and handles raise it,
             and so do new calls until one has raised it. ``update_topology`` joins again.
@@ -73,7 +73,7 @@ class Communicator(CommunicatorBase):
         self.close()
 
     async def _run(self, call: CheckedCall[Any, _T]) -> _T:
-        """Block the thread until the call has ended; this never suspends."""
+        """Block the thread until the call has ended; this coroutine never suspends."""
         with self._session.inside(call, threading.current_thread()):
             submission = self._session.submit(call)
             try:
@@ -83,4 +83,4 @@ class Communicator(CommunicatorBase):
             except BaseException:  # Ctrl-C
                 self._session.settle_left(call, submission)
                 raise
-        raise failure from cause  # out here, so that no frame of the I/O thread comes along
+        raise failure from cause  # raised here, so that the traceback has no I/O thread frames

@@ -1,6 +1,6 @@
-"""What the environment says where an argument is not given: read in one place, and checked.
+"""Reads and checks the environment variables that replace arguments.
 
-| variable | stands for |
+| variable | replaces |
 | --- | --- |
 | ``PCCL_MASTER`` | the master, ``HOST:PORT`` |
 | ``PCCL_GROUP`` | ``peer_group`` |
@@ -9,12 +9,12 @@
 | ``PCCL_ADVERTISE`` | ``advertise`` |
 | ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
-| ``PCCL_TOKEN_FILE`` | a file that holds it; ``PCCL_TOKEN`` comes first |
+| ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (``draining``) |
-| ``PCCL_PROGRESS`` | 1: a fetch of shared state that takes long is shown (:mod:`pccl.progress`) |
+| ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
-An argument comes before its variable, also if it is 0. Apart from ``PCCL_TOKEN``, a variable that
-is empty counts as not set. Every mistake raises ValueError or TypeError and names the argument or
+An argument takes precedence over its variable, also if it is 0. Except for ``PCCL_TOKEN``, an empty
+variable counts as not set. A mistake raises ValueError or TypeError, which names the argument or
 the variable.
 """
 
@@ -41,17 +41,17 @@ DRAIN = "PCCL_DRAIN"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
-"""Shorter ones are too easy to guess, whatever they are made of (``guessing``)."""
+"""Shorter secrets are too easy to guess, whatever characters they have (``guessing``)."""
 
 SECRET_BYTES_MAX = 4096
-"""No secret is longer: a longer file is the wrong file."""
+"""Largest length of a secret; a longer file is probably the wrong file."""
 
 
 def resolve_masters(address: str | None) -> tuple[Address, ...]:
-    """The master's address, and those of its standbys.
+    """Return the addresses of the master and its standbys.
 
     Raises:
-        TypeError, ValueError: not an address, or none given at all.
+        TypeError, ValueError: an address is malformed, or no address is given.
     """
     if address is not None:
         return parse_masters(address)
@@ -68,26 +68,26 @@ def resolve_masters(address: str | None) -> tuple[Address, ...]:
 
 
 def resolve_group(peer_group: int | None) -> int:
-    """The peer group; 0 by default."""
+    """Return the number of the peer group; 0 by default."""
     return _resolve_number("peer_group", peer_group, GROUP, 0, PEER_GROUP_MAX, default=0)
 
 
 def resolve_lanes(pool_size: int | None, lanes: int | None) -> int:
-    """Connections per link, by either name; 0 (chosen by the library) by default."""
+    """Return the number of connections per link; 0 (the library chooses) by default."""
     if pool_size is not None and lanes is not None:
-        raise ValueError("lanes and p2p_connection_pool_size are two names of one thing; give one")
+        raise ValueError("lanes and p2p_connection_pool_size are the same setting; give only one")
     name = "p2p_connection_pool_size" if lanes is None else "lanes"
     given = pool_size if lanes is None else lanes
     return _resolve_number(name, given, LANES, 0, LANES_MAX, default=0)
 
 
 def resolve_min_peers(min_peers: int | None) -> int:
-    """How many members ``connect`` waits for, this one included; 1 by default."""
+    """Return the number of members that ``connect`` waits for, this one included; by default 1."""
     return _resolve_number("min_peers", min_peers, MIN_PEERS, 1, MIN_PEERS_MAX, default=1)
 
 
 def resolve_advertise(advertise: str | None) -> Advertised:
-    """Address at which other peers reach this one."""
+    """Return the address at which other peers reach this one."""
     if advertise is not None:
         return parse_advertised(advertise, "advertise")
     text = os.environ.get(ADVERTISE)
@@ -95,7 +95,7 @@ def resolve_advertise(advertise: str | None) -> Advertised:
 
 
 def resolve_listen(listen: str | None) -> Advertised | None:
-    """Address that this peer binds; None: the port that it advertises."""
+    """Return the address that this peer binds; None: the port that it advertises."""
     if listen is not None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
@@ -106,7 +106,7 @@ def resolve_drain() -> bool:
     """Whether SIGTERM leaves the run before it ends the program; False by default.
 
     Raises:
-        ValueError: neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(DRAIN)
 
@@ -115,7 +115,7 @@ def resolve_progress() -> bool:
     """Whether fetches without a listener show a progress bar; False by default.
 
     Raises:
-        ValueError: neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(PROGRESS)
 
@@ -128,14 +128,14 @@ def _switched_on(variable: str) -> bool:
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:
-    """The secret that all processes of a run share; None: there is none.
+    """Return the secret that all processes of a run share; None: no secret is set.
 
-    White space around it does not count, so that a file may end with a line break.
+    White space around the secret is ignored, so a file may end with a line break.
 
     Raises:
-        TypeError: neither str nor bytes.
-        ValueError: too short, too long, easy to guess, or a file that cannot be read, or that other
-            users of the machine can read.
+        TypeError: ``token`` is neither str nor bytes.
+        ValueError: the secret is too short, too long, or easy to guess. Or its file cannot be read,
+            or other users of the machine can read it.
     """
     if token is not None:
         return _secret("token", token)
@@ -147,14 +147,14 @@ def resolve_token(token: str | bytes | None) -> bytes | None:
 
 
 def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> bytes:
-    """The secret in a file.
+    """Return the secret in a file.
 
     Args:
         path: path of the file.
         name: argument or variable that errors name.
 
     Raises:
-        ValueError: it cannot be read, holds no good secret, or other users may read or change it.
+        ValueError: the file cannot be read, has no good secret, or other users have access to it.
     """
     try:
         with Path(path).open("rb") as file:
@@ -178,8 +178,8 @@ def _secret(name: str, token: str | bytes) -> bytes:
         secret = (token.encode() if isinstance(token, str) else token).strip()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{name}: a str with half a character (a lone surrogate) has no UTF-8; pass the secret "
-            "as bytes, or make a new one with `pccl master --token auto`"
+            f"{name}: this str has a lone surrogate, which UTF-8 cannot encode; pass the secret as "
+            "bytes, or make a new one with `pccl master --token auto`"
         ) from None
     if len(secret) < SECRET_BYTES_MIN:
         raise ValueError(
@@ -187,11 +187,11 @@ def _secret(name: str, token: str | bytes) -> bytes:
             "more are needed; `pccl master --token auto` makes one"
         )
     if len(secret) > SECRET_BYTES_MAX:
-        raise ValueError(f"{name}: longer than {SECRET_BYTES_MAX} bytes; is it the right one?")
+        raise ValueError(f"{name}: longer than {SECRET_BYTES_MAX} bytes; is it the right secret?")
     if guess_bits(secret) < GUESS_BITS_MIN:
         raise ValueError(
-            f"{name}: this secret is too easy to guess from what anybody on the way can hear; "
-            "`pccl master --token auto` makes a good one, and six random words are one, too"
+            f"{name}: this secret is too easy to guess for an attacker who records a handshake; "
+            "use `pccl master --token auto`, or six random words"
         )
     return secret
 

@@ -1,12 +1,12 @@
-"""What the library can do with tensors in the memory of CUDA devices."""
+"""Tells whether the library supports tensors on CUDA devices here."""
 
 from __future__ import annotations
 
 
 def is_available() -> bool:
-    """Whether shared state may lie on CUDA devices: torch is installed and finds one.
+    """Whether shared state may use CUDA tensors: torch is installed and finds a device.
 
-    Collectives take CPU tensors. This imports torch.
+    Collectives need CPU tensors. This function imports torch.
     """
     try:
         import torch

@@ -1,4 +1,4 @@
-"""What a caller may say about a reduce: plain holders, checked when a reduce uses them."""
+"""Options and descriptions of a reduce: plain dataclasses, which the reduce checks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ POINTER_MAX = 2**64 - 1
 
 
 class DeviceType(enum.IntEnum):
-    """Where a tensor lies."""
+    """The kind of memory that holds a tensor."""
 
     CPU = 0
     CUDA = 1
 
     @classmethod
     def from_torch_device_type(cls, device_type: str) -> DeviceType | None:
-        """The device type of torch's ``device.type``; None: not known here."""
+        """Convert torch's ``device.type``; None if the library does not support this type."""
         return {"cpu": cls.CPU, "cuda": cls.CUDA}.get(device_type)
 
 
 class DistributionHint(enum.IntEnum):
-    """How the values are distributed. Accepted and not used."""
+    """The distribution of the values. The library accepts it, but does not use it."""
 
     NONE = 0
     NORMAL = 1
@@ -40,11 +40,11 @@ class DistributionHint(enum.IntEnum):
 
 @dataclass
 class ReduceOperandDescriptor:
-    """What the tensors of a reduce hold.
+    """Describes the elements of a reduce's tensors.
 
     Attributes:
-        datatype: must be the tensors' own; with raw pointers it says what they point to.
-        distribution_hint: accepted and not used.
+        datatype: dtype of the tensors; with addresses, dtype of the elements in memory.
+        distribution_hint: accepted, but not used.
     """
 
     datatype: DataType
@@ -53,25 +53,24 @@ class ReduceOperandDescriptor:
 
 @dataclass
 class QuantizationOptions:
-    """How values are shortened for the wire.
+    """The quantization of values for the wire.
 
-    All members must ask for the same, but for ``error_feedback`` and ``name``, which are each
-    member's own. Only floats are quantized. A format that is not shorter than the tensor's own
-    dtype is none.
+    All members must give equal options, except for ``error_feedback`` and ``name``, which each
+    member chooses. Only floats are quantized. A format that is not shorter than the tensor's dtype
+    has no effect.
 
     Attributes:
-        quantized_datatype: PCCL's way to choose, if ``format`` is not given: 8 bit dtypes are the
-            format ``uint8`` with MIN_MAX and ``int8`` with ZERO_POINT_SCALE, 16 bit integers are
-            ``uint16``, FLOAT16 and BFLOAT16 are themselves; with longer ones nothing is quantized.
-        algorithm: see there; NONE: no quantization.
+        quantized_datatype: PCCL's way to choose a format, used if ``format`` is None. 8-bit dtypes
+            mean ``uint8`` with MIN_MAX and ``int8`` with ZERO_POINT_SCALE. 16-bit integers mean
+            ``uint16``, FLOAT16 and BFLOAT16 their own format, longer dtypes no quantization.
+        algorithm: see ``quantized_datatype``; NONE: no quantization.
         format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"float16"``,
             ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a ``pccl.WireFormat``.
-        block: values that share a step, from 8 to 65536; None: what is good for the format.
-        stochastic: round up with the probability that keeps the mean, instead of to the nearest.
-            The draws follow from operation, rank and position, so they can be repeated.
-        error_feedback: adds what quantization left out of this tensor the last time. For SUM and
-            AVG.
-        name: of the tensor, for ``error_feedback``.
+        block: number of values that share a step, from 8 to 65536; None: chosen for the format.
+        stochastic: round up or down at random so that the mean is kept, instead of to the nearest.
+            The draws depend on operation, rank and position only, so they can be repeated.
+        error_feedback: adds the quantization error of this tensor's last reduce. For SUM and AVG.
+        name: name of the tensor, for ``error_feedback``.
     """
 
     quantized_datatype: DataType = DataType.UINT8
@@ -88,12 +87,12 @@ class ReduceDescriptor:
     """One reduce among several.
 
     Attributes:
-        count: elements of the tensors.
-        op: what becomes of the contributions.
-        tag: pairs the tensors of the members; each reduce has one of its own.
-        operand_descriptor: what the tensors hold; None: what they say themselves.
-        quantization_options: None: no quantization.
-        weight: how much the own tensor counts in an AVG; None: all count the same.
+        count: number of elements of the tensor.
+        op: operation that combines the contributions.
+        tag: number by which the members pair their tensors; unique for each reduce.
+        operand_descriptor: dtype of the tensor; None: not checked.
+        quantization_options: quantization; None: no quantization.
+        weight: weight of the own tensor in an AVG; None: all members count equally.
     """
 
     count: int
@@ -105,21 +104,21 @@ class ReduceDescriptor:
 
 
 class ReduceOpDescriptor:
-    """A reduce with its memory.
+    """A reduce with the memory of its input and result.
 
     Args:
         sendbuf_ptr: address of the input, ``count`` elements; the caller keeps the memory alive
             until the reduce has returned.
-        recvbuf_ptr: address of the result; ``sendbuf_ptr``: in place.
-        reduce_descriptor: the reduce; its operand descriptor says the dtype.
+        recvbuf_ptr: address of the result; equal to ``sendbuf_ptr``: in place.
+        reduce_descriptor: the reduce; its operand descriptor must state the dtype.
 
     Attributes:
-        buffers: the input and the result if this was made from tensors or arrays, which it keeps
-            alive; None if it was made from addresses.
+        buffers: the tensors or arrays of input and result, which this object keeps alive; None if
+            it was made from addresses.
 
     Raises:
-        TypeError: an address is not an integer, or no ReduceDescriptor.
-        ValueError: a null pointer.
+        TypeError: an address is not an integer, or ``reduce_descriptor`` has another type.
+        ValueError: an address is 0.
     """
 
     def __init__(
@@ -134,11 +133,11 @@ class ReduceOpDescriptor:
 
     @staticmethod
     def from_torch(send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Reduce torch CPU tensors; ``recv`` may be ``send``.
+        """Make a descriptor of torch CPU tensors; ``recv`` may be ``send``.
 
         Raises:
-            TypeError: not torch tensors, or a dtype that cannot be reduced.
-            ValueError: tensors that cannot be used as they are, or that differ from the descriptor.
+            TypeError: an argument is no torch tensor, or its dtype cannot be reduced.
+            ValueError: a tensor cannot be used as it is, or differs from the descriptor.
         """
         torch = sys.modules.get("torch")
         for name, tensor in (("send", send), ("recv", recv)):
@@ -148,11 +147,11 @@ class ReduceOpDescriptor:
 
     @staticmethod
     def from_numpy(send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
-        """Reduce NumPy arrays; ``recv`` may be ``send``.
+        """Make a descriptor of NumPy arrays; ``recv`` may be ``send``.
 
         Raises:
-            TypeError: not NumPy arrays, or a dtype that cannot be reduced.
-            ValueError: arrays that cannot be used as they are, or that differ from the descriptor.
+            TypeError: an argument is no NumPy array, or its dtype cannot be reduced.
+            ValueError: an array cannot be used as it is, or differs from the descriptor.
         """
         for name, array in (("send", send), ("recv", recv)):
             if not isinstance(array, np.ndarray):
@@ -161,17 +160,17 @@ class ReduceOpDescriptor:
 
 
 def check_operand_descriptor(described: ReduceOperandDescriptor, held: DataType) -> None:
-    """Check that a tensor holds what was said.
+    """Check that the dtype of a tensor is the described one.
 
     Raises:
-        TypeError: no ReduceOperandDescriptor.
-        ValueError: it holds something else.
+        TypeError: ``described`` is no ReduceOperandDescriptor.
+        ValueError: the dtypes differ.
     """
     check_type("operand_descriptor", described, ReduceOperandDescriptor)
     if described.datatype != held:
         raise ValueError(
             f"operand_descriptor says {described.datatype!r}, but the tensor holds {held!r}; "
-            f"say DataType.{held.name}, or leave the descriptor out"
+            f"pass DataType.{held.name}, or no operand_descriptor"
         )
 
 
@@ -191,10 +190,10 @@ def _from_buffers(
 
 
 def check_count(described: int, held: int) -> None:
-    """Check that a tensor has as many elements as was said.
+    """Check that a tensor has the described number of elements.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the numbers differ.
     """
     if described != held:
         raise ValueError(f"the descriptor says {described} elements, but the tensor has {held}")

@@ -1,8 +1,8 @@
-"""Error feedback: what quantization leaves out of one reduce is added to the next.
+"""Error feedback adds the quantization error of one reduce to the next reduce.
 
-Each peer keeps, per tensor, the difference between what it wanted to send and what the others
-decoded, and adds it the next time (Seide et al. 2014; Karimireddy et al., arXiv:1901.09847). The
-single results are as coarse as before, but their running mean converges to the truth.
+For each tensor, a peer keeps the difference between its own values and the values that the other
+peers decoded. It adds this residual next time (Seide et al. 2014; Karimireddy et al.,
+arXiv:1901.09847). Each result is as coarse as before, but the running mean becomes exact.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ Array = npt.NDArray[Any]
 
 
 class ErrorFeedback:
-    """Residuals by the name of their tensor.
+    """Quantization residuals, by the name of their tensor.
 
-    One object for a whole training run: give it to every reduce whose error is to be made good, as
+    Use one object for the whole training, in the options of every reduce that needs it:
     ``QuantizationOptions(error_feedback=feedback, name="layer1")``. Residuals change only when a
-    reduce commits; after an abort they are what they were, so a retry counts nothing twice. A call
-    that is left when it was done here (``OutcomeUnknown``) forgets its own: what was owed may be in
-    the result. After ``Evicted`` or ``MasterLost`` in a reduce nobody can say; ``forget`` is safe.
-    Residuals are this peer's own: they need not be alike on all, and one that joins begins with
-    none. Any thread may call.
+    reduce commits, so a retry after an abort adds no error twice. A call that ends with
+    ``OutcomeUnknown`` drops its residual, because the result may contain it. After ``Evicted`` or
+    ``MasterLost`` in a reduce, call ``forget``, because its outcome is unknown. Each peer has its
+    own residuals, and a newcomer has none. Any thread may call the methods.
     """
 
     def __init__(self) -> None:
@@ -42,20 +41,20 @@ class ErrorFeedback:
         return f"ErrorFeedback({len(self._residuals)} residuals)"
 
     def begin(self, name: str, count: int, data_type: DataType) -> Residual:
-        """Open the residual of a tensor for one reduce; a reduce does this itself.
+        """Open the residual of a tensor for one reduce. The library calls this.
 
         Args:
-            name: of the tensor.
-            count: its elements.
-            data_type: what it holds.
+            name: name of the tensor.
+            count: number of elements.
+            data_type: dtype of the tensor.
 
         Raises:
-            ValueError: another reduce uses it, or it was of another size or dtype.
+            ValueError: another reduce uses the residual, or it has another size or dtype.
         """
         dtype = residual_dtype(data_type)
         with self._lock:
             current = self._checked_use(name, count, dtype)
-            staged = np.zeros(count, dtype)  # before the name is taken: it may fail
+            staged = np.zeros(count, dtype)  # may raise, so the residual is not open yet
             self._open.add(name)
 
         def end(kept: Array | None) -> None:
@@ -67,10 +66,10 @@ class ErrorFeedback:
         return Residual(current, staged, end)
 
     def check(self, name: str, count: int, data_type: DataType) -> None:
-        """Check that ``begin`` would open the residual, before anything is sent.
+        """Check that ``begin`` can open the residual. The library calls this before it sends data.
 
         Raises:
-            ValueError: as of ``begin``.
+            ValueError: as for ``begin``.
         """
         with self._lock:
             self._checked_use(name, count, residual_dtype(data_type))
@@ -78,8 +77,8 @@ class ErrorFeedback:
     def _checked_use(self, name: str, count: int, dtype: np.dtype[Any]) -> Array | None:
         if name in self._open:
             raise ValueError(
-                f"a reduce in flight uses the residual of {name!r}; wait for it, or give each "
-                "tensor a name of its own"
+                f"a reduce in flight uses the residual of {name!r}; wait for the reduce, or give "
+                "each tensor its own name"
             )
         current = self._residuals.get(name)
         if current is not None and (current.size != count or current.dtype != dtype):
@@ -91,37 +90,37 @@ class ErrorFeedback:
         return current
 
     def forget(self, name: str) -> None:
-        """Begin anew with a tensor; nothing happens if there is no residual of it.
+        """Drop the residual of a tensor, if there is one.
 
         Raises:
-            ValueError: a reduce uses it; wait for that.
+            ValueError: a reduce in flight uses the residual; wait for the reduce.
         """
         with self._lock:
             self._check_closed([name] if name in self._open else [])
             self._residuals.pop(name, None)
 
     def state_dict(self) -> dict[str, Array]:
-        """Copies of all residuals, for a checkpoint: float32 or float64, shape (n,), by name.
+        """Return copies of all residuals by name, for a checkpoint: shape (n,), floats.
 
-        A reduce in flight is in them once it has committed.
+        They include the error of a reduce only after its commit.
         """
         with self._lock:
-            residuals = dict(self._residuals)  # a commit puts another array in the place of one
+            residuals = dict(self._residuals)  # a commit replaces an array, and never changes one
         return {name: residual.copy() for name, residual in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike]) -> None:
-        """Take residuals from a checkpoint, in place of all that are here.
+        """Replace all residuals by those of a checkpoint.
 
         Args:
-            state: what ``state_dict`` gave; the arrays are copied.
+            state: a result of ``state_dict``; the arrays are copied.
 
         Raises:
-            TypeError: no mapping, or a name is no string.
-            ValueError: a reduce uses a residual (wait for it), or an array is no residual: not
-                float32 or float64, not of one dimension, or with NaN or infinity in it.
+            TypeError: ``state`` is no mapping, or a name is no string.
+            ValueError: a reduce in flight uses a residual (wait for the reduce). Or an array is not
+                float32 or float64, not one-dimensional, or contains NaN or infinity.
         """
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"state must be what state_dict() gave, not {state!r}")
+            raise TypeError(f"state must be a result of state_dict(), not {state!r}")
         loaded = {check_text("a name", name): _checked(name, v) for name, v in state.items()}
         with self._lock:
             self._check_closed(sorted(self._open))
@@ -141,5 +140,5 @@ def _checked(name: str, value: npt.ArrayLike) -> Array:
             f"not {array.dtype} of shape {array.shape}"
         )
     if not np.isfinite(array).all():
-        raise ValueError(f"the residual of {name!r} holds NaN or infinity")
+        raise ValueError(f"the residual of {name!r} holds NaN or infinity; use an older checkpoint")
     return array

@@ -1,8 +1,8 @@
 """The errors of the library (see the tree in :mod:`pccl.protocol.errors`, which defines them).
 
-Most errors have one status code, their ``default_result``. Three say different things to different
-calls, as scripts written for PCCL expect it: ``RESULT_OF_CALL`` has the codes. ``RemovalCause`` is
-what ``Evicted.cause`` is one of.
+Most errors have one status code, their ``default_result``. The errors in ``TOLD_PER_CALL`` have the
+code of the call that raises them (``RESULT_OF_CALL``), as scripts for PCCL expect.
+``RemovalCause`` is the type of ``Evicted.cause``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = [
 ]
 
 for _kind in (globals()[name] for name in __all__):
-    _kind.__module__ = __name__  # users know them by this name, also in tracebacks and pickles
+    _kind.__module__ = __name__  # tracebacks and pickles name this public module
 
 
 TOLD_PER_CALL = (DeadlineExceeded, Evicted, MasterLost, OutcomeUnknown)
-"""Their ``result`` is that of the call which raises them."""
+"""Errors whose ``result`` depends on the call that raises them."""
 
 RESULT_OF_CALL = {
     "connect": Result.MASTER_CONNECTION_FAILED,
@@ -76,17 +76,17 @@ RESULT_OF_CALL = {
     "sync_shared_state": Result.INVALID_USAGE,
     "verify": Result.INVALID_USAGE,
 }
-"""Call -> the status code with which it fails."""
+"""Status code of these errors, by the name of the call."""
 
 
 _SET_ANEW = ("result", "func")
 
 
 def named(error: PCCLError, func: str) -> PCCLError:
-    """A fresh copy of ``error`` that names the call which raises it, with that call's code."""
+    """Return a copy of ``error`` that names the call ``func`` and has its status code."""
     told = RESULT_OF_CALL.get(func) if isinstance(error, TOLD_PER_CALL) else None
     copy = type(error)(error.result if told is None else told, func, error.reason)
     said = {name: value for name, value in vars(error).items() if name not in _SET_ANEW}
-    vars(copy).update(said)  # completed_tags, cause and the like
+    vars(copy).update(said)  # other attributes, such as completed_tags and cause
     copy.__cause__ = error.__cause__
     return copy

@@ -53,8 +53,8 @@ def master_status(
     """Ask a master for the status of its run. Blocks; changes nothing in the run.
 
     Args:
-        address: the master, ``"host:port"``. Of several, separated by commas, the first that has
-            members answers. None: ``PCCL_MASTER``.
+        address: address of the master, ``"host:port"``. Of several, separated by commas, the first
+            master that has members answers. None: ``PCCL_MASTER``.
         token: the secret of the run; None: ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE``.
         timeout_s: limit for each master, in seconds; None: no limit.
 
@@ -62,7 +62,7 @@ def master_status(
         LinkError: no master listens there, or it did not answer in time.
         NotAdmitted: the master refuses the request; the reason says why.
         RemoteProtocolError: no master of this version listens there, or it has another token.
-        TypeError, ValueError: not an address, or no good token.
+        TypeError, ValueError: the address is malformed, or the token is not good.
     """
     masters, secret = resolve_masters(address), resolve_token(token)
     limit_s = check_timeout(timeout_s) or SECONDS_MAX
@@ -79,7 +79,7 @@ def master_status(
 async def _ask_in_turn(
     io: IOThread, masters: Sequence[Address], secret: bytes | None, limit_s: float
 ) -> MasterStatus:
-    """Ask each master in turn. A standby has no status before it takes over the run."""
+    """Return the first status that has members; a standby has none before it takes over the run."""
     idle: MasterStatus | None = None
     failure: PCCLError | None = None
     for master in masters:
@@ -100,7 +100,7 @@ async def _ask_in_turn(
 
 
 def to_json(status: MasterStatus) -> dict[str, Any]:
-    """Convert to plain values, for ``json.dumps``: enums by name, ids as numbers, bytes as hex."""
+    """Convert a status for ``json.dumps``: enums to names, ids to numbers, bytes to hex."""
     return {field.name: _plain(getattr(status, field.name)) for field in dataclasses.fields(status)}
 
 

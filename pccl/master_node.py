@@ -25,7 +25,7 @@ from pccl.runtime.master_store import DirectoryStore
 _log = logging.getLogger("pccl.master")
 
 _serving: set[MasterNode] = set()
-"""Masters that run. They keep serving when the program drops them or reaches its end."""
+"""Running masters. They keep serving when the program drops them or reaches its end."""
 _some_ended = threading.Condition()
 
 
@@ -52,7 +52,7 @@ class MasterNode:
             master and have the same token. When that master is lost, it takes over that run only.
 
     Raises:
-        TypeError, ValueError: not an address, or no good token.
+        TypeError, ValueError: an address is malformed, or the token is not good.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class MasterNode:
             others = (*self._standby_of, *self._standbys)
             self._standbys = tuple(dict.fromkeys(others))
         if self._listen in self._standbys:
-            raise ValueError(f"{listen_address} is this master itself; a standby is another one")
+            raise ValueError(f"{listen_address} is this master itself; name another as standby")
         self._timing = check_timing(timing)
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
@@ -81,7 +81,7 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """Address at which peers reach it, with the real port once it runs."""
+        """The address at which peers reach the master, with the actual port once it runs."""
         return str(self._server.address if self._server is not None else self._listen)
 
     def run(self) -> None:
@@ -90,10 +90,10 @@ class MasterNode:
         Raises:
             LinkError: the address cannot be used (is another master running there?).
             LocalProtocolError: the state directory cannot be read or written.
-            PCCLError: it is already running.
+            PCCLError: this master is already running.
         """
         if self in _serving:
-            raise PCCLError(4, "MasterNode.run", "this master runs already")
+            raise PCCLError(4, "MasterNode.run", "this master is already running")
         user = object()
         leave: Callable[[], None] | None = None
         try:
@@ -124,13 +124,13 @@ class MasterNode:
             raise
         if self._token is None and not is_loopback(server.address.host):
             _log.warning(
-                "no token: whoever reaches %s can join the run, read its tensors and spoil them; "
-                "set token=, or PCCL_TOKEN here and at the peers, to keep others out",
+                "no token: any process that reaches %s can join the run, and read and change its "
+                "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",
                 self.address,
             )
 
     def interrupt(self) -> None:
-        """Stop serving; idempotent. Peers that are still in the run lose their master."""
+        """Stop serving; peers that are still in the run lose their master. Idempotent."""
         if self not in _serving:
             return
         try:
@@ -158,16 +158,16 @@ class MasterNode:
 
 async def _stop(server: MasterServer) -> None:
     server.close()
-    for _ in range(2):  # let the transport report the ends of what was closed
+    for _ in range(2):  # let the transport report the ends of the closed connections
         await asyncio.sleep(0)
 
 
 def _serve_on() -> None:
     """At the end of the program, wait until all masters have ended."""
-    if hasattr(sys, "last_type"):  # it has failed, or Ctrl-C was meant for all of it
+    if hasattr(sys, "last_type"):  # an exception or Ctrl-C has ended the program
         _end_all()
-    for node in list(_serving):  # another thread may end one
-        _log.warning("the master at %s serves on; Ctrl-C ends it", node.address)
+    for node in list(_serving):  # a copy, because another thread may end a master
+        _log.warning("the master at %s keeps serving until Ctrl-C", node.address)
     try:
         with _some_ended:
             while _serving:
@@ -181,8 +181,8 @@ def _end_all() -> None:
         node.interrupt()
 
 
-# Not ``atexit``: its functions run when no thread can be started any more, and a master that looks
-# up a name needs one. The standard library's thread pools end in the same way.
+# Not ``atexit``, whose functions run when no thread can be started any more: a master that looks up
+# a name needs a thread. The standard library ends its thread pools in the same way.
 threading._register_atexit(_serve_on)  # type: ignore[attr-defined]
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_serving.clear)  # a child has no threads: nothing serves
+    os.register_at_fork(after_in_child=_serving.clear)  # a child has no threads, so no masters

@@ -1,6 +1,6 @@
-"""``ProgressBar``: how far a fetch of shared state is, on a terminal or as lines.
+"""``ProgressBar``: shows the progress of a fetch of shared state, on a terminal or as lines.
 
-It is an ordinary listener: ``comm.connect(shared_state=state, on_progress=ProgressBar())``.
+Pass it as a listener: ``comm.connect(shared_state=state, on_progress=ProgressBar())``.
 ``pccl launch`` and ``pccl join`` set ``PCCL_PROGRESS=1``. Then ``connect`` and
 ``sync_shared_state`` show a bar for a fetch that takes longer than a second and has no listener.
 
@@ -26,16 +26,16 @@ __all__ = ["ProgressBar", "SyncProgress"]
 Listener: TypeAlias = Callable[[SyncProgress], None]
 
 UNASKED_AFTER_S = 1.0
-"""A bar that ``PCCL_PROGRESS`` shows appears when a fetch has taken so long."""
+"""With ``PCCL_PROGRESS``, the bar appears when a fetch has taken this long."""
 
 DRAW_S = 0.1
 """Time between two draws; the library reports progress a few times a second."""
 
 LINE_S = 10.0
-"""Without a terminal, a line appears at each quarter, and after so long without one."""
+"""Without a terminal, a line appears at each quarter, and when the last one is this old."""
 
 RATED_AFTER_S = 0.5
-"""Shorter fetches show no rate: some pieces had arrived before the first report."""
+"""Shorter fetches show no rate, because some pieces arrived before the first report."""
 
 CLOSE_S_MAX = 1.0
 """How long the end of a call waits for the last line to be written."""
@@ -44,13 +44,13 @@ CLOSE_S_MAX = 1.0
 class ProgressBar:
     """Shows the progress of a fetch on stderr: bytes, rate, time left, sources.
 
-    On a terminal it is a bar; otherwise a line at 25, 50 and 75 %, at the end, and now and then.
+    On a terminal it is a bar; otherwise a line at 25, 50 and 75 %, at the end, and every 10 s.
     It shows nothing until a fetch begins. Several calls may use it, one after the other; it ends
     with each. It ignores errors of its stream.
 
     Args:
         label: name of the fetch, for people.
-        after_s: hide fetches that end within so many seconds.
+        after_s: hide fetches that end within this time, in seconds.
         stream: stream to write to; None: stderr.
     """
 
@@ -66,14 +66,14 @@ class ProgressBar:
 
     def __call__(self, progress: SyncProgress) -> None:
         """Record the progress. Returns at once, and raises nothing."""
-        with contextlib.suppress(Exception):  # no thread can be started: then nothing is shown
+        with contextlib.suppress(Exception):  # if no thread can be started, show nothing
             self._note(progress)
 
     def _note(self, progress: SyncProgress) -> None:
         if not progress.total_bytes:
             return
         now_s = time.monotonic()
-        if self._drawer is not None and self._drawer.ending.is_set():  # of the call before
+        if self._drawer is not None and self._drawer.ending.is_set():  # of the previous call
             self._began = self._drawer = None
         if self._began is None:
             self._began = progress, now_s
@@ -90,7 +90,7 @@ class ProgressBar:
         return not self._after_s or (fetching and seconds >= self._after_s)
 
     def close(self) -> None:
-        """Show the outcome, if anything was shown. The call that uses the bar calls this."""
+        """Show the outcome, if the bar was shown. The call that uses the bar calls this."""
         drawer = self._drawer
         self._began = self._drawer = None
         if drawer is not None:
@@ -99,7 +99,7 @@ class ProgressBar:
 
 
 def listener_of(on_progress: Listener | None, label: str) -> Listener | None:
-    """Listener of one call: the program's, or a bar if ``PCCL_PROGRESS`` is 1.
+    """Return the listener of one call: the program's, or a bar if ``PCCL_PROGRESS`` is 1.
 
     Raises:
         TypeError: the program's listener is not callable.
@@ -113,7 +113,7 @@ def listener_of(on_progress: Listener | None, label: str) -> Listener | None:
 
 @contextlib.contextmanager
 def showing(listener: Listener | None) -> Generator[None, None, None]:
-    """Context of an open call: at its end, also by an error, close a bar."""
+    """Return a context that closes the bar, if ``listener`` is one, when the call ends."""
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def showing(listener: Listener | None) -> Generator[None, None, None]:
 
 
 class Drawer(threading.Thread):
-    """Draws the latest report, until it has to end.
+    """A thread that draws the latest report until ``ending`` is set.
 
     Args:
         label: name of the fetch.
@@ -154,7 +154,7 @@ class Drawer(threading.Thread):
 
 
 class Lines:
-    """A few lines."""
+    """Writes lines to a stream that is no terminal."""
 
     def __init__(self, label: str, stream: TextIO) -> None:
         self._label = label
@@ -163,14 +163,14 @@ class Lines:
         self._said_s = 0.0
 
     def draw(self, progress: SyncProgress, seconds: float) -> None:
-        """A line, if there is something new to say."""
+        """Write a line, if the next quarter is reached or the last line is old."""
         quarter = 4 * progress.done_bytes // progress.total_bytes
         if quarter > self._quarter or seconds - self._said_s >= LINE_S:
             self._quarter, self._said_s = quarter, seconds
             self._say(describe(progress))
 
     def finish(self, progress: SyncProgress, words: str) -> None:
-        """The last line."""
+        """Write the last line."""
         self._say(words)
 
     def _say(self, text: str) -> None:
@@ -179,10 +179,10 @@ class Lines:
 
 
 class LiveBar:
-    """A bar that is drawn over itself, and stays when it ends."""
+    """A bar on a terminal that is redrawn in place, and stays at the end."""
 
     def __init__(self, label: str, stream: TextIO) -> None:
-        # Imported here: a program that fetches nothing for long does without it.
+        # Imported here, because most programs show no bar.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -192,18 +192,18 @@ class LiveBar:
             TextColumn("{task.fields[words]}", markup=False),
             console=Console(file=stream),
             auto_refresh=False,
-            redirect_stdout=False,  # they are the program's
+            redirect_stdout=False,  # the program uses these streams
             redirect_stderr=False,
         )
         self._task = self._progress.add_task(label, words="")
         self._progress.start()
 
     def draw(self, progress: SyncProgress, seconds: float) -> None:
-        """Draw it anew."""
+        """Redraw the bar."""
         self._draw(progress, describe(progress))
 
     def finish(self, progress: SyncProgress, words: str) -> None:
-        """Draw it for the last time."""
+        """Redraw the bar for the last time, and leave it on the terminal."""
         self._draw(progress, words)
         self._progress.stop()
 
@@ -218,11 +218,11 @@ class LiveBar:
 
 
 def describe(progress: SyncProgress) -> str:
-    """Progress of a fetch as text, which must have bytes to fetch."""
+    """Describe the progress of a fetch; ``total_bytes`` must not be 0."""
     done, total = progress.done_bytes, progress.total_bytes
     parts = [f"{100 * done // total} %, {size(done)} of {size(total)}"]
     if done >= total:
-        parts.append("waiting for the others" if progress.phase == "prefetching" else "all here")
+        parts.append("waiting for members" if progress.phase == "prefetching" else "all received")
     else:
         parts.append(f"{size(progress.bytes_per_s)}/s")
         if progress.remaining_s is not None:
@@ -234,7 +234,7 @@ def describe(progress: SyncProgress) -> str:
 
 
 def conclude(progress: SyncProgress, fetched_bytes: int, seconds: float) -> str:
-    """Outcome of a fetch as text, with a rate if it was watched for long enough."""
+    """Describe the outcome of a fetch, with a rate if it took at least 0.5 s."""
     done, total = progress.done_bytes, progress.total_bytes
     text = size(done) if done >= total else f"{size(done)} of {size(total)}"
     if seconds >= RATED_AFTER_S:
@@ -245,14 +245,14 @@ def conclude(progress: SyncProgress, fetched_bytes: int, seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes: ``474 kB``, ``12.3 MB``, ``1.50 GB``."""
+    """Format a number of bytes: ``474 kB``, ``12.3 MB``, ``1.50 GB``."""
     if count < 1e6:
         return f"{count / 1e3:.0f} kB"
     return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
 
 
 def duration(seconds: float) -> str:
-    """A time: ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Format a time: ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -262,5 +262,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 source``, ``3 sources``."""
+    """Format a number with its noun: ``1 source``, ``3 sources``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -34,17 +34,17 @@ class TensorInfo:
     """One entry of a shared state.
 
     Args:
-        name: the same on all members.
+        name: name of the tensor, the same on all members.
         data_ptr: address of the first element, aligned or not; the caller keeps the memory alive
             as long as the shared state is used.
         numel: number of elements; 1 for a scalar, 0 for a tensor that is empty on all members.
         dtype: type of the elements.
         device_type: CPU. For a tensor on a CUDA device use ``from_torch``.
-        allow_content_inequality: members may hold different values.
+        allow_content_inequality: whether members may hold different values.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: a null pointer, or memory that cannot be used.
+        TypeError: an argument has the wrong type.
+        ValueError: the address is 0, or an argument is out of range.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class TensorInfo:
         """The tensor or array of this entry, kept alive; None if it was made from an address."""
         if self.device_type is DeviceType.CUDA:
             raise ValueError(
-                f"{name!r} is an address on a CUDA device, which says too little to copy from "
-                "there; pass the tensor: TensorInfo.from_torch(tensor, name)"
+                f"{name!r} is an address on a CUDA device, from which pccl cannot copy; pass the "
+                "tensor instead: TensorInfo.from_torch(tensor, name)"
             )
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class TensorInfo:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a torch tensor on a CUDA device."""
+        """Whether the entry is a torch tensor on a CUDA device."""
         return self.device_type is DeviceType.CUDA
 
     @property
@@ -94,11 +94,11 @@ class TensorInfo:
     def from_torch(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """Make an entry of a torch tensor: contiguous, on the CPU or a CUDA device.
 
-        Update it in place afterwards (``copy_``); the entry stays with this memory.
+        Afterwards, update the tensor in place (``copy_``): the entry keeps using this memory.
 
         Raises:
-            TypeError: not a torch tensor, a DTensor, or a dtype that is not carried.
-            ValueError: a tensor that cannot be used as it is.
+            TypeError: ``tensor`` is no torch tensor, a DTensor, or has an unsupported dtype.
+            ValueError: the tensor cannot be used as it is; the message says what to pass.
         """
         _check_name(name, "from_torch(tensor, name)")
         torch = sys.modules.get("torch")
@@ -132,11 +132,11 @@ class TensorInfo:
     def from_numpy(tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
         """Make an entry of a NumPy array: contiguous and writable.
 
-        Update it in place afterwards (``array[...] = ``); the entry stays with this memory.
+        Afterwards, update the array in place (``array[...] = ``): the entry keeps this memory.
 
         Raises:
-            TypeError: not a NumPy array, or a dtype that is not carried.
-            ValueError: an array that cannot be used as it is.
+            TypeError: ``tensor`` is no NumPy array, or has an unsupported dtype.
+            ValueError: the array cannot be used as it is; the message says what to pass.
         """
         _check_name(name, "from_numpy(array, name)")
         array: Any = tensor
@@ -160,16 +160,16 @@ class TensorInfo:
 class SharedState:
     """An ordered list of named tensors, and a revision that starts at 0.
 
-    It keeps only references: change the contents in place, then advance the revision.
+    It keeps references only: change the contents in place, then increase the revision.
 
     Args:
         tensor_infos: the entries, in the same order on all members.
-        track_touched: a synchronization compares only tensors that the program passed to
-            :meth:`touch` since the last one; it takes all others as unchanged. Otherwise it
+        track_touched: a synchronization compares only the tensors that the program passed to
+            :meth:`touch` since the last one, and treats the rest as unchanged. Otherwise it
             compares all tensors.
 
     Raises:
-        TypeError: not a list of TensorInfos, or ``track_touched`` is no bool.
+        TypeError: ``tensor_infos`` is no list of TensorInfos, or ``track_touched`` is no bool.
         ValueError: the list is empty, or two entries have the same name.
     """
 
@@ -193,7 +193,7 @@ class SharedState:
 
     @property
     def tensor_infos(self) -> tuple[TensorInfo, ...]:
-        """The entries."""
+        """The entries of the state, in order."""
         return tuple(self._infos)
 
     @property
@@ -211,9 +211,9 @@ class SharedState:
 
     @property
     def lineage(self) -> Lineage | None:
-        """The last synchronization after which a whole group had these contents; None: none.
+        """The last synchronization after which the whole group had these contents, or None.
 
-        A revision counts only together with it.
+        Revisions can be compared only within one lineage.
         """
         return self._lineage
 
@@ -223,7 +223,7 @@ class SharedState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(info.numel * info.dtype.itemsize for info in self._infos)
 
     @property
@@ -244,7 +244,7 @@ class SharedState:
         It has an effect only with ``track_touched``.
 
         Args:
-            names: names of the tensors; none: any of them may have changed.
+            names: names of the tensors; without names, all tensors.
 
         Raises:
             ValueError: there is no tensor of that name; no tensor is marked.
@@ -253,7 +253,7 @@ class SharedState:
         for name in names:
             if name not in numbers:
                 raise ValueError(f"no tensor is called {name!r}{_suggestion(name, numbers)}")
-        if self._memory is None:  # all of them are looked at the first time
+        if self._memory is None:  # the first synchronization compares all tensors
             return
         for name in names or numbers:
             self._memory.touch(numbers[name])
@@ -263,7 +263,7 @@ class SharedState:
     def save(self, path: checkpoint.Path) -> None:
         """Write a checkpoint: a safetensors file with revision and lineage in it.
 
-        The new file replaces an older one only when it is complete and on the disk. Takes memory
+        The new file replaces an older one only when it is complete and on the disk. Needs memory
         for one piece. Do not change the tensors meanwhile.
 
         Raises:
@@ -280,9 +280,9 @@ class SharedState:
         """Make a state from a checkpoint, in new NumPy arrays (``tensor_infos[0].tensor``).
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is no checkpoint, truncated, or altered; the message names file and
-                tensor.
+            OSError: the file cannot be read.
+            ValueError: the file is no checkpoint, truncated, or altered; the message names file
+                and tensor.
         """
         found, arrays = checkpoint.load(path)
         infos = [
@@ -296,15 +296,15 @@ class SharedState:
         return state
 
     def restore(self, path: checkpoint.Path) -> None:
-        """Take tensors, revision and lineage from a checkpoint.
+        """Load tensors, revision and lineage from a checkpoint.
 
         It verifies the whole file before it overwrites the first byte.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is no checkpoint, truncated, altered, or one with other names, dtypes,
-                lengths or flags, or in another order; the message names file and tensor. Or
-                another call uses the state.
+            OSError: the file cannot be read.
+            ValueError: the file is no checkpoint, truncated or altered. Or its tensors have other
+                names, dtypes, lengths, flags or another order; the message names file and tensor.
+                Or another call uses the state.
         """
         memory = self.memory
         with memory.claimed():
@@ -315,7 +315,7 @@ class SharedState:
 
 
 def _entries(given: object) -> list[TensorInfo]:
-    """The entries that a state is made of, checked."""
+    """Check the argument ``tensor_infos``, and return it as a list."""
     remedy = "make each with TensorInfo.from_torch(tensor, name) or TensorInfo.from_numpy"
     if isinstance(given, TensorInfo):
         raise TypeError("tensor_infos must be a list, also of one: SharedState([info])")
@@ -341,7 +341,7 @@ def _check_name(name: object, call: str) -> None:
 
 
 def _entry(tensor: object, name: str, *, device_type: DeviceType, **said: Any) -> TensorInfo:
-    """An entry that keeps ``tensor`` alive, on any device."""
+    """Return an entry that keeps ``tensor`` alive, which may be on a CUDA device."""
     info = TensorInfo(name, device_type=DeviceType.CPU, **said)
     info.device_type = device_type
     info.tensor = tensor
@@ -357,17 +357,17 @@ def _encodable(name: str) -> str:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"the name {name!r} has half a character in it (a surrogate)") from None
+        raise ValueError(f"the name {name!r} is not valid Unicode (lone surrogate)") from None
     return name
 
 
 def _is_array(value: object) -> bool:
-    """Whether ``tensor`` is a NumPy array that is fully described by its memory."""
+    """Whether ``value`` is a NumPy array that its memory describes completely: no masked array."""
     return not isinstance(value, np.ma.MaskedArray) and isinstance(value, np.ndarray)
 
 
 def _is_dtensor(tensor: object) -> bool:
-    """Whether it is torch's DTensor, which has lived in several modules, or derived from it."""
+    """Whether ``tensor`` is a DTensor, or derived from it; the class has moved within torch."""
     return any(
         kind.__name__ == "DTensor" and kind.__module__.startswith("torch.distributed")
         for kind in type(tensor).__mro__

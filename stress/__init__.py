@@ -1,16 +1,14 @@
-"""Proof that it holds: simulated and real trouble, and the checks that judge the outcome.
+"""The stress harness: runs the library under simulated and real faults, and checks the outcome.
 
-* ``__main__``: ``python -m pccl.stress``: the harness's commands.
-* ``commands``: the harness's command line: ``python -m pccl.stress``, one command per part.
-* ``timeline``: a scenario file: who takes part in a run, and what goes wrong in it when.
-* ``drawing``: a timeline out of a seed: faults of all kinds, as many as asked for, in a weighted
-  mix.
+* ``__main__``: the entry point of ``python -m pccl.stress``.
+* ``commands``: the command line of ``python -m pccl.stress``, with one command per part.
+* ``timeline``: a scenario file: the processes of a run, and its faults with their times.
+* ``drawing``: draws a timeline from a seed: faults of all kinds, in a weighted mix.
 * ``sim``: the deterministic simulation: the production runtime in virtual time, from one seed.
-* ``chaos``: the harness on real processes: a run under seeded trouble, every value checked.
-* ``emulator``: the link emulator: a TCP relay that makes loopback behave like a real link, without
-  root.
-* ``studies``: questions that were measured, each by a command: what a loss costs, how large the
-  source is.
+* ``chaos``: the harness on real processes: a run under seeded faults, every value checked.
+* ``emulator``: the link emulator: a TCP relay that makes loopback behave like a real link.
+* ``studies``: measurements, each by a command: the cost of a loss, the size of the source tree.
 
-Everything here may use every other room, and none of them uses this one.
+The harness may import every other package of the project. No other package imports the harness,
+except ``pccl bench`` when it emulates links.
 """

@@ -1,4 +1,4 @@
-"""``python -m pccl.stress``: the harness's commands."""
+"""The entry point of ``python -m pccl.stress``."""
 
 from __future__ import annotations
 

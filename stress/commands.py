@@ -1,4 +1,4 @@
-"""The harness's command line: ``python -m pccl.stress``, one command per part."""
+"""The command line of ``python -m pccl.stress``, with one command per part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pccl.stress.sim.command_line import sim
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Prove the library: simulated runs under seeded faults, emulated links."""
+    """Test the library under faults: simulated runs, real processes, emulated links."""
     open_missing()
 
 

@@ -1,4 +1,4 @@
-"""A timeline out of a seed: faults of all kinds, as many as asked for, in a weighted mix."""
+"""Draws a timeline from a seed: faults of all kinds, in a weighted mix."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ WEIGHTS: Mapping[FaultKind, int] = {
     FaultKind.LEAVE: 4,
     FaultKind.CORRUPT: 5,
 }
-"""How often each kind is drawn. A standby is not: it needs a second master from the start."""
+"""Weight of each kind. STANDBY is never drawn, because it needs a second master from the start."""
 
 SPREAD = 2
-"""The members stay within so many of the number at the start, as far as kills go."""
+"""Kills, leaves and joiners change the number of peers by at most this many."""
 
 _STILL = (FaultKind.FREEZE, FaultKind.CLOCK_PAUSE, FaultKind.PARTITION, FaultKind.STALL)
 
@@ -57,28 +57,28 @@ def draw(
     link: str = "",
     weights: Mapping[FaultKind, int] = WEIGHTS,
 ) -> Timeline:
-    """Draw a timeline; the same arguments give the same one.
+    """Draw a timeline, which depends on the arguments only.
 
-    All faults are over when the run ends. Gaps between them are exponentially distributed, so
-    that some come together.
+    All faults are over when the run ends. Gaps between faults are exponentially distributed, so
+    some faults overlap.
 
     Args:
-        seed: of everything.
-        peers: at the start.
-        duration_s: of the run.
-        every_s: the mean gap between two faults.
+        seed: seed of all draws.
+        peers: number of peers at the start.
+        duration_s: duration of the run.
+        every_s: mean gap between two faults.
         lanes: see ``Timeline``.
         groups: see ``Timeline``.
-        deadline_s: see ``Timeline``; what stands still does so for less or for more than this.
+        deadline_s: see ``Timeline``; pauses of processes and links are shorter or longer than this.
         link: see ``Timeline``.
-        weights: how often each kind is drawn; those left out are not.
+        weights: weight of each kind; missing kinds are not drawn.
 
     Raises:
-        TimelineError: an argument out of range.
+        TimelineError: an argument is out of range.
     """
     plain = Timeline(seed, peers, duration_s, (), lanes, groups, deadline_s, link)
     if not every_s > 0:
-        raise ValueError("every_s must be above 0")
+        raise ValueError(f"every_s must be above 0, not {every_s!r}")
     drawing = _Drawing(plain, weights)
     at_s = 0.0
     faults: list[TimelineFault] = []
@@ -102,7 +102,7 @@ class _Drawing:
         self._known = plain.peers
 
     def fault(self, at_s: float) -> TimelineFault | None:
-        """A fault that begins then; None: none of its kind fits."""
+        """Draw a fault that begins at ``at_s``; None if the drawn kind does not fit any more."""
         kind = self._kind()
         duration_s = 0.0
         if kind in LASTING:
@@ -151,7 +151,7 @@ class _Drawing:
         if kind in (FaultKind.RESTART, *_MASTERS):
             return self._between(0.1, 2.0)
         if kind in _STILL or kind is FaultKind.PARTITION_ONE_WAY:
-            if self._below(4) == 0:  # too long: whoever stands still is removed
+            if self._below(4) == 0:  # longer than the deadline: the master evicts the peer
                 return self._between(1.2 * deadline_s, 2.0 * deadline_s)
             return self._between(0.05 * deadline_s, 0.5 * deadline_s)
         return self._between(0.1 * deadline_s, deadline_s)

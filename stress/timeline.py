@@ -1,13 +1,13 @@
-"""A scenario file: who takes part in a run, and what goes wrong in it when.
+"""A scenario file: the processes of a run, and its faults with their times.
 
-One JSON object that drives the simulator and the harness on real processes alike::
+One JSON object drives both the simulator and the harness on real processes::
 
     {"seed": 7, "peers": 6, "duration_s": 300.0, "lanes": 2, "groups": 1, "deadline_s": 10.0,
      "link": "rate=200mbit,rtt=20ms",
      "faults": [{"at_s": 1.5, "kind": "freeze", "peer": 2, "duration_s": 4.0}]}
 
-Processes are numbered from 0; -1 is the master. Newcomers (``joiners``) take the numbers that
-follow, in the order of time. A fault for a process that is not there any more does nothing.
+Processes are numbered from 0; -1 is the master. Newcomers (``joiners``) get the next numbers, in
+the order of time. A fault of a process that has ended does nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any, cast
 from pccl.stress.emulator.spec import LinkSpec
 
 MASTER = -1
-"""The master's index."""
+"""Index of the master."""
 
 STANDBY = -2
-"""That of a second master, which no fault is about."""
+"""Index of the standby master, which no fault names."""
 
 PEERS_MAX = 64
-"""Processes at the start, and newcomers at once: a machine has to carry them."""
+"""Largest number of processes at the start, and of newcomers at once: one machine runs them all."""
 
 PROCESSES_MAX = 4096
-"""Processes that there ever are."""
+"""Largest number of processes in a whole run."""
 
 FAULTS_MAX = 100_000
 DURATION_S_MAX = 7 * 24 * 3600.0
@@ -41,50 +41,50 @@ GROUPS_MAX = 16
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """The kind of a fault."""
 
     KILL = "kill"
-    """SIGKILL; it stays dead."""
+    """SIGKILL of ``peer`` for good."""
     RESTART = "restart"
-    """SIGKILL; a new process takes its place after ``duration_s``."""
+    """SIGKILL of ``peer``; a new process replaces it after ``duration_s``."""
     FREEZE = "freeze"
-    """SIGSTOP for ``duration_s``."""
+    """SIGSTOP of ``peer`` for ``duration_s``."""
     SLOW = "slow"
-    """For ``duration_s`` it gets the share ``amount`` of a CPU, above 0 and below 1."""
+    """``peer`` gets the share ``amount`` of a CPU, above 0 and below 1, for ``duration_s``."""
     CLOCK_PAUSE = "clock_pause"
-    """Its machine sleeps for ``duration_s``: process and network stand still."""
+    """The machine of ``peer`` sleeps for ``duration_s``: process and network pause."""
     RESET = "reset"
-    """The connections between ``peer`` and ``other`` are reset; new ones can be made at once."""
+    """Resets the connections between ``peer`` and ``other``; new connections work at once."""
     HALF_OPEN = "half_open"
-    """The connections between the two: ``other`` is gone for them, and ``peer`` is not told."""
+    """The connections between the two end for ``other``, but ``peer`` does not learn it."""
     PARTITION = "partition"
-    """Nothing passes between the two for ``duration_s``; new connections neither."""
+    """No data passes between the two for ``duration_s``, and no new connections."""
     PARTITION_ONE_WAY = "partition_one_way"
     """Likewise from ``peer`` to ``other``; the way back works."""
     STALL = "stall"
-    """The connections that there are stand still for ``duration_s``; new ones work."""
+    """Existing connections between the two pause for ``duration_s``; new connections work."""
     BANDWIDTH = "bandwidth"
     """``amount`` bytes per second between the two for ``duration_s``."""
     DELAY = "delay"
-    """``amount`` seconds more, one way, between the two for ``duration_s``."""
+    """``amount`` seconds of extra one-way delay between the two for ``duration_s``."""
     CORRUPT = "corrupt"
-    """A share ``amount`` of what passes between the two has a flipped bit, for ``duration_s``."""
+    """A share ``amount`` of the packets between the two has a flipped bit, for ``duration_s``."""
     MASTER_RESTART = "master_restart"
-    """The master is killed; ``duration_s`` later there is a new one, with its state directory."""
+    """SIGKILL of the master; ``duration_s`` later a new one starts with its state directory."""
     MASTER_RESTART_BLANK = "master_restart_blank"
-    """Likewise, and what it had written down is lost."""
+    """Likewise, but the state directory is lost."""
     STANDBY = "standby"
-    """The master is killed for good; a standby takes over."""
+    """SIGKILL of the master for good; a standby takes over."""
     JOINERS = "joiners"
-    """``amount`` newcomers come at once."""
+    """``amount`` newcomers join at once."""
     GARBAGE = "garbage"
     """Hostile bytes on the port of ``peer`` or the master, over ``amount`` connections."""
     LEAVE = "leave"
-    """``close()`` in the middle of whatever it does."""
+    """``close()`` of ``peer``, at any point of its work."""
 
 
 OF_MASTER = frozenset({FaultKind.MASTER_RESTART, FaultKind.MASTER_RESTART_BLANK, FaultKind.STANDBY})
-"""``peer`` may only be -1, and need not be given."""
+"""Kinds for which ``peer`` must be -1, the default."""
 
 OF_PAIR = frozenset(
     {
@@ -98,7 +98,7 @@ OF_PAIR = frozenset(
         FaultKind.CORRUPT,
     }
 )
-"""Between ``peer`` and ``other``; without ``other``: between ``peer`` and everybody."""
+"""Kinds between ``peer`` and ``other``; without ``other``: between ``peer`` and all processes."""
 
 LASTING = OF_PAIR - {FaultKind.RESET, FaultKind.HALF_OPEN} | {
     FaultKind.RESTART,
@@ -108,7 +108,7 @@ LASTING = OF_PAIR - {FaultKind.RESET, FaultKind.HALF_OPEN} | {
     FaultKind.MASTER_RESTART,
     FaultKind.MASTER_RESTART_BLANK,
 }
-"""They take ``duration_s``; the others are over at once."""
+"""Kinds with ``duration_s``; all other kinds are over at once."""
 
 WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {
     FaultKind.SLOW: (0.01, 0.99, "a share of a CPU"),
@@ -118,27 +118,27 @@ WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {
     FaultKind.JOINERS: (1, PEERS_MAX, "a count"),
     FaultKind.GARBAGE: (1, 1000, "a count"),
 }
-"""Kind -> smallest and largest ``amount``, and what it is."""
+"""Kind -> smallest and largest ``amount``, and its unit."""
 
 
 class TimelineError(ValueError):
-    """A scenario that cannot be run; the message names the field and says what to write."""
+    """The scenario is invalid; the message names the field and says what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineFault:
-    """One thing that goes wrong.
+    """One fault of a timeline.
 
     Attributes:
-        at_s: when, in seconds since the members were all there.
-        kind: what.
+        at_s: begin of the fault, in seconds since all members had joined.
+        kind: kind of the fault.
         peer: index of a process; -1: the master.
-        other: index of the other end, -1: the master, None: everybody (see ``OF_PAIR``).
-        duration_s: how long, for those in ``LASTING``; otherwise 0.
+        other: index of the other end, -1: the master, None: all processes (see ``OF_PAIR``).
+        duration_s: duration, for kinds in ``LASTING``; otherwise 0.
         amount: see ``WITH_AMOUNT``; otherwise 0.
 
     Raises:
-        TimelineError: a value that does not fit the kind.
+        TimelineError: a value does not fit the kind.
     """
 
     at_s: float
@@ -152,24 +152,24 @@ class TimelineFault:
         _check_number("at_s", self.at_s, 0.0, DURATION_S_MAX)
         _check_count("peer", self.peer, MASTER, PROCESSES_MAX - 1)
         if self.kind in OF_MASTER | {FaultKind.JOINERS} and self.peer != MASTER:
-            raise TimelineError(f"peer: {self.kind} is not about a peer; leave it out")
+            raise TimelineError(f"peer: {self.kind} has no peer; leave it out")
         self._check_pair()
         if self.kind in LASTING:
             _check_number("duration_s", self.duration_s, 0.001, DURATION_S_MAX)
         elif self.duration_s != 0:
-            raise TimelineError(f"duration_s: {self.kind} takes no time; leave it out")
+            raise TimelineError(f"duration_s: {self.kind} has no duration; leave it out")
         if self.kind in WITH_AMOUNT:
             self._check_amount()
         elif self.amount != 0:
-            raise TimelineError(f"amount: {self.kind} has none; leave it out")
+            raise TimelineError(f"amount: {self.kind} has no amount; leave it out")
 
     @property
     def end_s(self) -> float:
-        """When it is over."""
+        """The end of the fault, in seconds since all members had joined."""
         return self.at_s + self.duration_s
 
     def concerns(self, index: int) -> bool:
-        """Whether something is done to a process, or to its connections."""
+        """Whether the fault affects the process ``index``, or its connections."""
         if self.kind not in OF_PAIR:
             return index == self.peer
         return index in (self.peer, self.other) or (self.other is None and self.peer == MASTER)
@@ -179,14 +179,14 @@ class TimelineFault:
             if self.other is not None:
                 _check_count("other", self.other, MASTER, PROCESSES_MAX - 1)
             if self.other == self.peer:
-                raise TimelineError("other: must not be peer; name another one, or leave it out")
+                raise TimelineError("other: must differ from peer; name another, or leave it out")
             return
         if self.other is not None:
-            raise TimelineError(f"other: {self.kind} is not about two; leave it out")
+            raise TimelineError(f"other: {self.kind} affects one process; leave it out")
         may_be_master = OF_MASTER | {FaultKind.JOINERS, FaultKind.GARBAGE}
         if self.peer == MASTER and self.kind not in may_be_master:
             raise TimelineError(
-                f"peer: {self.kind} needs the index of a peer, from 0; for the master there is "
+                f"peer: {self.kind} needs the index of a peer, from 0; for the master, use "
                 f"{FaultKind.MASTER_RESTART}"
             )
 
@@ -203,17 +203,17 @@ class Timeline:
     """A run and its faults.
 
     Attributes:
-        seed: of whatever else is drawn (inputs, sizes); also names a drawn timeline.
-        peers: processes at the start.
-        duration_s: how long the run takes.
-        faults: in the order of time.
+        seed: seed of all other draws (inputs, sizes); also names a drawn timeline.
+        peers: number of processes at the start.
+        duration_s: duration of the run.
+        faults: the faults in the order of time.
         lanes: connections of each link.
         groups: process i belongs to peer group i modulo this.
-        deadline_s: silence after which a peer that others wait for is removed.
-        link: between any two processes, as ``LinkSpec.parse`` takes it; empty: no limits.
+        deadline_s: silence after which the master evicts a peer that members wait for.
+        link: link between any two processes, for ``LinkSpec.parse``; empty: no limits.
 
     Raises:
-        TimelineError: a value out of range, or a fault of a process that never is.
+        TimelineError: a value is out of range, or a fault names a process that never exists.
     """
 
     seed: int
@@ -254,40 +254,40 @@ class Timeline:
                 known += round(fault.amount)
                 if known > PROCESSES_MAX:
                     raise TimelineError(
-                        f"{where}.amount: that makes {known} processes, at most {PROCESSES_MAX}"
+                        f"{where}.amount: too many processes, {known}; at most {PROCESSES_MAX}"
                     )
             for name, index in (("peer", fault.peer), ("other", fault.other)):
                 if index is not None and index >= known:
                     raise TimelineError(
-                        f"{where}.{name}: there is no process {index} at {fault.at_s:g} s; "
+                        f"{where}.{name}: no process {index} exists at {fault.at_s:g} s; "
                         f"write 0 to {known - 1}"
                     )
 
     @property
     def link_spec(self) -> LinkSpec:
-        """The link, parsed."""
+        """The parsed link."""
         return LinkSpec.parse(self.link)
 
     @property
     def has_standby(self) -> bool:
-        """Whether a second master is needed."""
+        """Whether the run needs a standby master."""
         return any(fault.kind is FaultKind.STANDBY for fault in self.faults)
 
     @property
     def processes(self) -> int:
-        """How many peers there ever are: those at the start and all newcomers."""
+        """The number of peers in the whole run: at the start and as newcomers."""
         joiners = (each for each in self.faults if each.kind is FaultKind.JOINERS)
         return self.peers + sum(round(each.amount) for each in joiners)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that ``from_json`` takes; a fault's defaults are left out."""
+        """Return the object that ``from_json`` accepts, without default values of faults."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         found["faults"] = [_fault_to_json(fault) for fault in self.faults]
         return found
 
     @staticmethod
     def from_json(given: object) -> Timeline:
-        """Check an object, strictly.
+        """Check an object strictly, and return its timeline.
 
         Raises:
             TimelineError: a field is missing, unknown, of the wrong type or out of range.
@@ -305,29 +305,29 @@ class Timeline:
         """Read a scenario file.
 
         Raises:
-            TimelineError: it cannot be read, or is no scenario.
+            TimelineError: the file cannot be read, or is not a valid scenario.
         """
         try:
             given = json.loads(path.read_text())
         except OSError as error:
             raise TimelineError(f"{path}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
-            raise TimelineError(f"{path}: is no JSON: {error}") from error
+            raise TimelineError(f"{path}: is not JSON: {error}") from error
         try:
             return Timeline.from_json(given)
         except TimelineError as error:
             raise TimelineError(f"{path}: {error}") from error
 
     def dump(self, path: Path) -> None:
-        """Write a scenario file, a fault in each line.
+        """Write a scenario file, with one fault per line.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         path.write_text(self.to_text())
 
     def to_text(self) -> str:
-        """The scenario file."""
+        """Return the text of the scenario file."""
         head = {name: value for name, value in self.to_json().items() if name != "faults"}
         lines = ",\n  ".join(json.dumps(_fault_to_json(fault)) for fault in self.faults)
         return f'{json.dumps(head)[:-1]},\n "faults": [\n  {lines}\n]}}\n'
@@ -355,14 +355,14 @@ def _fault_from_json(number: int, given: object) -> TimelineFault:
 
 
 def _object(where: str, given: object, kind: type[TimelineFault | Timeline]) -> dict[str, Any]:
-    """The fields of an object, of which none may be unknown and those without default are there."""
+    """Return the fields of an object. Refuse unknown fields, and missing ones without default."""
     if not isinstance(given, dict):
         raise TimelineError(f"{where}: must be an object, not {type(given).__name__}")
     values = cast("dict[str, Any]", given)
     names = [each.name for each in fields(kind)]
     for name in values:
         if name not in names:
-            raise TimelineError(f"{where}.{name}: no such field; there are {', '.join(names)}")
+            raise TimelineError(f"{where}.{name}: no such field; known are {', '.join(names)}")
     needed = ("at_s", "kind") if kind is TimelineFault else ("seed", "peers", "duration_s")
     for name in needed:
         if name not in values:

@@ -1,16 +1,16 @@
-"""The seam between the runtime and the network: what a transport must offer.
+"""The interface between the runtime and the network, which every transport implements.
 
-A connection is a bidirectional byte stream that delivers bytes in order or dies; it never loses
-one in the middle. The two rules that everything above relies on:
+A connection is a bidirectional byte stream. It delivers bytes in order until it ends, and loses no
+byte in between. The runtime relies on two rules:
 
 * **Placement on receive.** Before *every* read the connection asks its receiver for memory and
-  reads straight into it. The memory is used for that one read only and never kept, so the
-  receiver may change its mind between any two reads.
-* **Nothing is kept on send.** :meth:`Connection.send` takes what the network accepts right now
-  and copies nothing into queues of its own; what it did not take stays the caller's business.
+  reads straight into it. The connection uses this memory for one read only, so the receiver may
+  return other memory for the next one.
+* **No buffering on send.** :meth:`Connection.send` passes on the bytes that the network accepts
+  right now, and queues nothing. The caller keeps the rest, and sends it later.
 
-All methods are called on, and all callbacks come from, the loop that the transport runs on. No
-callback is made from within a call that the receiver itself made into the connection.
+All methods and callbacks run on the transport's loop. A connection never calls its receiver from
+within one of its own methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pccl.protocol.guards.source_shares import PortLimits
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens or whom we are connected to: a host (name or literal) and a port."""
+    """The address of one side of a connection: a host (name or IP address) and a port."""
 
     host: str
     port: int
@@ -36,12 +36,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class PathMeasure:
-    """What a connection knows of its path, from what has gone over it; 0 where it knows nothing.
+    """Latency and speed of a connection's path, measured on earlier traffic; 0 means unknown.
 
     Attributes:
-        rtt_ns: the shortest round trip.
-        bytes_per_s: at which the other side took what was sent last.
-        is_lower_bound: whether there was too little to send to see how fast it could be.
+        rtt_ns: shortest round-trip time.
+        bytes_per_s: rate at which the other side received the most recent data.
+        is_lower_bound: whether the path may be faster, because the sender had too little to send.
     """
 
     rtt_ns: int
@@ -50,43 +50,43 @@ class PathMeasure:
 
 
 class Receiver(Protocol):
-    """What a connection calls. Implemented above the seam."""
+    """The callbacks of a connection, which the runtime implements."""
 
     def get_buffer(self) -> memoryview:
         """Return writable, non-empty, contiguous memory of bytes for the next read.
 
-        If that read finds nothing, ``buffer_updated`` is not called and the next read asks anew.
+        If that read finds no data, the connection calls this method again, not ``buffer_updated``.
         """
         ...
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` (at least 1) have been read into the start of the last buffer.
+        """Process the ``nbytes`` (at least 1) that were read into the start of the last buffer.
 
-        May raise RemoteProtocolError: the connection is then aborted and ``connection_lost``
-        called with that error. Any other exception, here and in the other methods, is a bug: the
-        loop's exception handler is told, and the connection aborted.
+        This may raise RemoteProtocolError: the connection then aborts, and calls
+        ``connection_lost`` with that error. Any other exception, from any method, is a bug: the
+        connection calls the loop's exception handler, and aborts.
         """
         ...
 
     def writable(self) -> None:
-        """The network takes bytes again; called once after a ``notify_writable``."""
+        """Send again: the network accepts bytes. Called once per ``notify_writable``."""
         ...
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone; called exactly once, and last.
+        """Handle the end of the connection; called exactly once, as the last callback.
 
-        ``error`` is None after our own ``close`` or ``abort``, otherwise a LinkError (the other
-        side closed, or the network failed), the RemoteProtocolError that ``buffer_updated``
-        raised, or a LocalProtocolError (the receiver failed in another way).
+        ``error`` is None if this process called ``close`` or ``abort``. Otherwise it is a
+        LinkError (the other side closed, or the network failed), the RemoteProtocolError that
+        ``buffer_updated`` raised, or a LocalProtocolError (the receiver raised another error).
         """
         ...
 
 
 def receiver_failure(remote: Address, error: Exception) -> RemoteProtocolError | LocalProtocolError:
-    """What ``connection_lost`` is called with when a receiver has raised; the latter is a bug."""
+    """Return the error for ``connection_lost`` after a receiver raised ``error``."""
     if isinstance(error, RemoteProtocolError):
         return error
-    reason = f"the receiver of {remote} failed: {error!r}"
+    reason = f"pccl failed to process data from {remote}; this is a bug: {error!r}"
     bug = LocalProtocolError(func="connection", reason=reason)
     bug.__cause__ = error
     return bug
@@ -97,68 +97,68 @@ class Connection(Protocol):
 
     @property
     def remote(self) -> Address:
-        """The other side, as this host sees it."""
+        """The address of the other side, as this host sees it."""
         ...
 
     @property
     def local(self) -> Address:
-        """This side."""
+        """The address of this side."""
         ...
 
     @property
     def congestion(self) -> str:
-        """What paces the bytes we send: the kernel's name for it, empty if there is none."""
+        """The kernel's name of the congestion control in use; empty if there is none."""
         ...
 
     def measure(self) -> PathMeasure | None:
-        """What is known of the path, without sending anything; None: nothing is."""
+        """Return the measured latency and speed, without sending anything; None: unknown."""
         ...
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read; must be called before anything but ``close`` and ``abort``.
+        """Begin to read; call it before any other method but ``close`` and ``abort``.
 
-        A connection that is ended before that calls nobody. Called again, from within
-        ``buffer_updated`` or ``writable``, it hands the stream over: everything that comes after,
-        ``connection_lost`` included, goes to the new receiver.
+        After an earlier ``close`` or ``abort``, no receiver is called. ``buffer_updated`` and
+        ``writable`` may call ``start`` again: the new receiver then gets all later callbacks,
+        ``connection_lost`` included.
         """
         ...
 
     def pause_reading(self) -> None:
-        """Read nothing more for now: the receiver is not called before ``resume_reading``.
+        """Stop reading and calling the receiver until ``resume_reading``.
 
-        What has begun to fail may be noticed only then. Idempotent.
+        The connection may notice a network failure only after the pause. Idempotent.
         """
         ...
 
     def resume_reading(self) -> None:
-        """End a pause; what has come meanwhile is read in a later turn of the loop. Idempotent."""
+        """End a pause; a later turn of the loop reads the data that has arrived. Idempotent."""
         ...
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Hand as much of ``buffers`` as possible to the network; return the bytes taken.
+        """Pass as much of ``buffers`` as possible to the network; return the bytes accepted.
 
-        Takes 0 when the network is full (then use ``notify_writable``) and when the connection is
-        already gone (then ``connection_lost`` is about to be called).
+        Returns 0 when the network is full (then use ``notify_writable``) and when the connection
+        has already ended (then ``connection_lost`` follows).
         """
         ...
 
     def notify_writable(self) -> None:
-        """Ask for one call of ``Receiver.writable`` as soon as ``send`` can take bytes.
+        """Ask for one call of ``Receiver.writable`` as soon as ``send`` can accept bytes.
 
-        To ask again before it came changes nothing.
+        Further calls before that one change nothing.
         """
         ...
 
     def close(self) -> None:
-        """End the stream in order: bytes already taken by ``send`` still arrive. Idempotent.
+        """End the stream in order: bytes that ``send`` accepted still arrive. Idempotent.
 
-        For this side it is over at once: what still arrives is discarded, and
-        ``connection_lost`` comes without waiting for the other side.
+        This side ends at once: it discards data that still arrives, and calls
+        ``connection_lost`` without waiting for the other side.
         """
         ...
 
     def abort(self) -> None:
-        """End the stream at once; bytes on their way may be lost. Idempotent."""
+        """End the stream at once; bytes in transit may be lost. Idempotent."""
         ...
 
 
@@ -167,28 +167,28 @@ class Listener(Protocol):
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port number."""
+        """The address that it listens on, with the actual port number."""
         ...
 
     def close(self) -> None:
-        """Stop to accept. Connections that were accepted live on."""
+        """Stop accepting connections. Connections that were accepted stay open."""
         ...
 
 
 class Transport(Protocol):
-    """A host's way into the network."""
+    """The network as one host uses it: it listens and dials."""
 
     @property
     def port_limits(self) -> PortLimits:
-        """How many connections of strangers each of its ports has room for."""
+        """The number of connections of each kind that a listening port may hold."""
         ...
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
-        """Listen on ``address`` (port 0: any free port); each accepted connection is handed over.
+        """Listen on ``address`` (port 0: any free port).
 
-        ``on_connection`` starts or ends the connection, then or later.
+        Each accepted connection goes to ``on_connection``, which starts or ends it, then or later.
 
         Raises:
             LinkError: the address cannot be used; the reason says why.
@@ -204,12 +204,12 @@ class Transport(Protocol):
         """Connect to ``address``.
 
         Args:
-            address: of the other side; a name is looked up.
-            timeout_s: how long that may take.
-            may_dial: whether an address that was found may be dialled.
+            address: address of the other side; a host name is looked up.
+            timeout_s: time limit for looking up and connecting.
+            may_dial: called with each IP address that was found; True if it may be dialled.
 
         Raises:
-            LinkError: nobody there, no way, or no answer within ``timeout_s``.
+            LinkError: no process listens there, or it did not answer within ``timeout_s``.
         """
         ...
 

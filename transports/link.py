@@ -1,23 +1,22 @@
 """A link to one other peer, and its lanes: connections that carry frames.
 
-Segments wait in the link, and each lane takes the next one when it has sent the last: a fast lane
-takes more of them than a slow one, and what waits is not lost with a lane. Operations take turns,
-so a small one does not wait for a large one. Within one, segments may arrive in any order. To
-another machine, those of the lowest step go first: what all have contributed then spreads early,
-and the loss of a member late in an operation costs little. Inside one machine, the newest of those
-that were computed here goes first: it is still in the cache. A link is up while one lane is.
+The link queues segments. A lane takes the next one when it has sent its last, so a fast lane takes
+more than a slow one, and losing a lane loses no queued segment. Operations take turns, so a small
+one does not wait for a large one. Within an operation, segments may arrive in any order. To another
+machine, the link sends the lowest step first. Contributions of all members then spread early, so
+losing a member late in an operation costs little. Inside one machine, it sends the segment that was
+computed last, because that one is still in the cache. A link is up while it has a lane.
 
-A lane parses headers, asks for memory before every read of payload, verifies what it has read,
-sends what the link has queued, and answers a peer that asks whether it is alive. It does not know
-what frames mean, and does not keep their payload.
+A lane parses headers, asks for memory before every read of payload, and verifies the payload. It
+sends queued frames, and answers PINGs. It neither interprets frames nor keeps their payload.
 
 Invariants:
 
-* No lane acts on a header, or completes a payload, before it has verified it. It hashes a payload
-  right after each read, and right before it sends the frame: while the payload is in the cache.
-* Once :meth:`Lane.revoke` has returned, no lane reads memory of the operation any more. A frame
-  that is already partly on its way is completed from a copy: the operation has ended here, but
-  perhaps not yet for its receiver, which counts the frame.
+* No lane acts on a header, or completes a payload, before verifying it. It hashes a payload right
+  after each read, and right before it sends the frame, while the payload is in the cache.
+* Once :meth:`Lane.revoke` has returned, no lane reads memory of the operation any more. A lane
+  completes a partly sent frame from a copy. The operation has ended here, but perhaps not yet at
+  the receiver, which counts the frame.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from pccl.transports.sinks import Sink
 
 
 class FrameHandler(Protocol):
-    """Who understands the frames of a lane."""
+    """The callbacks of a lane. An implementation interprets its frames."""
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """A header has arrived. May raise RemoteProtocolError: the lane is closed.
+        """Return the sink for the payload of a frame whose header has arrived.
 
-        PINGs and PONGs are not passed on.
+        The lane handles PING and PONG itself. RemoteProtocolError makes it close.
         """
         ...
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
-        """The lane is gone; called exactly once, and last. ``error`` is None if we closed it."""
+        """Handle the end of ``lane``. Called once, and last; ``error`` is None if we closed it."""
         ...
 
 
 _NO_MEMORY = memoryview(b"")
-"""A lane keeps no memory of an operation alive that has ended."""
+"""Replaces memory of an operation that has ended, so that the lane does not keep that alive."""
 
 
 class Lane:
-    """One connection that carries frames; the receiver of that connection.
+    """One connection that carries frames. The lane is the receiver of that connection.
 
     Args:
-        connection: a connection whose handshake is over; it is started here.
-        number: of the lane within its link.
-        link: where segments to be sent come from.
-        handler: whom to tell.
+        connection: a connection whose handshake is over; the lane starts it.
+        number: number of the lane within its link.
+        link: supplies the segments to send.
+        handler: interprets incoming frames, and handles the end of the lane.
     """
 
     def __init__(
@@ -77,51 +76,51 @@ class Lane:
         self.number = number
         self.link = link
         self.carried: dict[OperationId, list[int]] = {}
-        """Numbers of the segments that this lane was given: if it is lost, they may be, too."""
+        """Numbers of the segments that this lane took; if the lane is lost, they may be, too."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self.payload_bytes = 0
-        """Received of what frames carry."""
+        """Payload bytes received."""
         self.intact_bytes = 0
-        """Of payload whose hash is the sent one."""
+        """Payload bytes received whose hash was right."""
         self.damaged_bytes = 0
-        """Length of the payload that made it end because it was not intact."""
+        """Length of the damaged payload that ended the lane; 0 if there was none."""
         self.moved_bytes = 0
-        """Of segments sent, payload and PONGs received. Questions of the other side show nothing:
-        they come although nothing from here may reach it."""
+        """Bytes of segments sent, and of payload and PONGs received. PINGs of the other side do not
+        count, because they prove nothing about the path to it."""
         self._handler = handler
         self._current: Frame | None = None
         self._own: dict[tuple[FrameKind, OperationId], Frame] = {}
-        """Frames for this lane only; they come before segments."""
+        """Frames for this lane only; the lane sends them before segments."""
         self.ready = True
-        """Whether it has nothing to send and the network would take something."""
+        """Whether the lane has nothing to send and the network accepts bytes."""
         self._open = True
         self._head = bytearray(HEADER_BYTES)
         self._head_view = memoryview(self._head)
         self._memory = _NO_MEMORY
-        """Where payload is being read to, between ``get_buffer`` and ``buffer_updated``."""
+        """Memory of the current payload read, between ``get_buffer`` and ``buffer_updated``."""
         self._sink: Sink | None = None
         self._hasher = PayloadHasher()
-        """Of the payload that is arriving."""
+        """Hash of the payload that is arriving."""
         self._length = self._check = 0
         self._received = 0
         connection.start(self)
 
     @property
     def receiving(self) -> bool:
-        """Whether a frame has begun to arrive."""
+        """Whether part of a frame has arrived, header included."""
         return self._sink is not None
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that only this lane can send and the network has not taken."""
+        """Unsent bytes that only this lane can send."""
         current = self._current.missing if self._current is not None else 0
         return current + sum(frame.missing for frame in self._own.values())
 
     # -- sending -------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send until the network is full or nothing is left."""
+        """Send frames until the network is full or no frame is left."""
         while self.ready:
             frame = self._current
             if frame is None:
@@ -142,30 +141,30 @@ class Lane:
     def say(self, header: FrameHeader, payload: bytes = b"") -> None:
         """Send a frame on this lane, before segments.
 
-        It takes the place of one like it that still waits: who asks often costs no memory.
+        It replaces a queued frame of its kind and operation, so frequent PINGs need no memory.
         """
         if not self._open:
             return
         like = (header.kind, header.operation)
         waiting = self._own.get(like)
         if waiting is not None and waiting.header.offset > header.offset:
-            # Both answer numbered questions, and what is newer answers either.
+            # Both frames answer numbered queries. The newer frame also answers the later query.
             number = waiting.header.offset
             header = replace(header, offset=number)
         self._own[like] = Frame(header, payload)
         self.pump()
 
     def ping(self) -> None:
-        """Ask the other side for a sign of life on this lane."""
+        """Ask the other side to answer on this lane, to prove that the lane works."""
         self.say(FrameHeader(FrameKind.PING, NO_OPERATION, 0, 0, 0))
 
     def pong(self) -> None:
-        """Tell the other side that something arrives here on this lane."""
+        """Answer a PING: tell the other side that its frames arrive here on this lane."""
         self.say(FrameHeader(FrameKind.PONG, NO_OPERATION, 0, 0, 0))
 
     def revoke(self, operation: OperationId) -> None:
-        """Drop the frames of ``operation``; its memory is not read after this, nor kept alive."""
-        self._memory = _NO_MEMORY  # of a read that brought nothing
+        """Drop the frames of ``operation``. The lane no longer reads its memory or keeps it."""
+        self._memory = _NO_MEMORY  # left by a read that found no data
         self.carried.pop(operation, None)
         for kind in (FrameKind.QUERY, FrameKind.HAVE):
             self._own.pop((kind, operation), None)
@@ -177,7 +176,7 @@ class Lane:
                 self._current = None
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        """Send what is still to be sent of ``operation`` from ``tensor``; see ``Link.detach``."""
+        """Send the rest of ``operation`` from ``tensor``; see ``Link.detach``."""
         frame = self._current
         if frame is not None and frame.header.operation == operation:
             frame.detach(tensor)
@@ -190,17 +189,17 @@ class Lane:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
         return frame
 
-    # -- what the connection calls ---------------------------------------------------------------
+    # -- callbacks of the connection -------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """Memory for the rest of a header, or what the sink gives for the payload."""
+        """Return memory for the rest of a header, or the sink's memory for the payload."""
         if self._sink is None:
             return self._head_view[self._received :]
         self._memory = self._sink.memory(self._received)
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Find the sink for a header; check payload by its hash, and complete the sink."""
+        """Process the bytes read: find the sink for a header, verify and complete a payload."""
         self.received_bytes += nbytes
         self._received += nbytes
         sink = self._sink
@@ -233,17 +232,17 @@ class Lane:
             sink.complete()
 
     def _refuse_damaged(self) -> None:
-        reason = f"{self._length} bytes of payload were damaged on the way"
+        reason = f"a payload of {self._length} bytes was damaged on the way"
         self.damaged_bytes = self._length
         raise DamagedData(func="lane", reason=reason)
 
     def writable(self) -> None:
-        """Send what waits."""
+        """Send queued frames, because the network accepts bytes again."""
         self.ready = self._open
         self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the sink of the frame that was arriving, and the handler."""
+        """Report the loss to the sink of the incoming frame, if any, and to the handler."""
         self._stop()
         sink, self._sink = self._sink, None
         if sink is not None:
@@ -251,12 +250,12 @@ class Lane:
         self._handler.lane_lost(self, error)
 
     def close(self) -> None:
-        """Close in order: what the network has taken still arrives; what is queued does not."""
+        """Close in order: bytes that the network accepted still arrive, queued frames do not."""
         self._stop()
         self.connection.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once; bytes in transit may be lost."""
         self._stop()
         self.connection.abort()
 
@@ -267,43 +266,43 @@ class Lane:
 
 
 class Link:
-    """The lanes to ``peer``.
+    """The lanes to ``peer``, and the segments that wait for them.
 
-    Invariant: while a lane is ready, nothing waits.
+    Invariant: while a lane is ready, no segment waits.
 
     Attributes:
-        peer: the other end.
-        near: whether the other end is on this machine.
-        told: how many lanes the other end was told that the link should have; 0: nobody told it.
+        peer: the peer at the other end.
+        near: whether that peer is on this machine.
+        told: number of lanes that the dialling side announced; 0: no lane was connected yet.
     """
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
         self._lanes: deque[Lane] = deque()
-        """The next one to be given a segment comes first."""
+        """Lanes in the order in which they are offered the next segment."""
         self.near = False
         self.told = 0
         self._queues: dict[OperationId, deque[Frame]] = {}
-        """What waits of each operation; the one whose turn is next comes first."""
+        """Queued segments by operation; the operation whose turn is next comes first."""
 
     @property
     def up(self) -> bool:
-        """Whether frames can be sent."""
+        """Whether the link has a lane, so that it can send frames."""
         return bool(self._lanes)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """All lanes, by number."""
+        """All lanes, ordered by number."""
         return tuple(sorted(self._lanes, key=_number))
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that wait for the network, on all lanes and here."""
+        """Unsent bytes of all lanes and of the queued segments."""
         lanes = sum(lane.backlog_bytes for lane in self.lanes)
         return lanes + sum(frame.missing for queue in self._queues.values() for frame in queue)
 
     def waiting_bytes(self, kind: FrameKind) -> int:
-        """Bytes of frames of this kind that no lane has taken."""
+        """Return the bytes of queued frames of this kind that no lane has taken."""
         waiting = (frame for queue in self._queues.values() for frame in queue)
         return sum(frame.size for frame in waiting if frame.header.kind is kind)
 
@@ -312,13 +311,13 @@ class Link:
     def send(
         self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
     ) -> None:
-        """Queue a segment; without a lane it waits for one.
+        """Queue a segment. If the link is down, the segment waits for a lane.
 
         Args:
-            header: of a DATA frame.
-            payload: must stay valid until it is sent or revoked, or is made when it is sent.
-            number: of the segment among all that its operation sends.
-            check: the payload's hash, if it is known.
+            header: header of the frame.
+            payload: the payload, valid until sent or revoked; or a function that makes it then.
+            number: number of the segment among all that its operation sends.
+            check: hash of the payload; None: the lane computes it.
         """
         frame = Frame(header, payload, number, check)
         queue = self._queues.get(header.operation)
@@ -340,18 +339,18 @@ class Link:
                 return
 
     def ask(self, header: FrameHeader) -> None:
-        """Send a question on every lane: one of them may be dead and not know it yet."""
+        """Send a query on every lane, because a lane may be dead without having noticed it."""
         for lane in self.lanes:
             lane.say(header)
 
     def next_frame(self, lane: Lane) -> Frame | None:
-        """Take the next segment for ``lane``; None: there is none."""
+        """Remove and return the next segment for ``lane``; None: no segment is queued."""
         if not self._queues:
             return None
         for operation in self._queues:
             if operation.term:
                 break
-        else:  # what no member waits for goes when nothing else does
+        else:  # no member waits for an operation of term 0, so it goes last
             operation = next(iter(self._queues))
         queue = self._queues.pop(operation)
         frame = queue.popleft()
@@ -360,15 +359,15 @@ class Link:
         return frame
 
     def revoke(self, operation: OperationId) -> None:
-        """Drop the frames of ``operation``; its memory is not read after this."""
+        """Drop the frames of ``operation``; the link no longer reads its memory."""
         self._queues.pop(operation, None)
         for lane in self.lanes:
             lane.revoke(operation)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
-        """Send what is still to be sent of ``operation`` from ``tensor``, a copy of the result.
+        """Send the rest of ``operation`` from ``tensor``, a copy of the result.
 
-        No other memory is read after this.
+        Afterwards the link reads no other memory of the operation.
         """
         for frame in self._queues.get(operation, ()):
             frame.detach(tensor)
@@ -378,24 +377,24 @@ class Link:
     # -- lanes ---------------------------------------------------------------------------------
 
     def lane(self, number: int) -> Lane | None:
-        """The lane with this number."""
+        """Return the lane with this number, or None."""
         return next((lane for lane in self.lanes if lane.number == number), None)
 
     def add(self, lane: Lane) -> None:
-        """Use one more lane."""
+        """Add a lane, and let it send queued segments."""
         self._lanes.append(lane)
         self.near = lane.connection.local.host == lane.connection.remote.host
         lane.pump()
 
     def remove(self, lane: Lane) -> bool:
-        """Use ``lane`` no longer; return False if it was not in use."""
+        """Remove ``lane``; return False if the link does not have it."""
         if lane not in self._lanes:
             return False
         self._lanes.remove(lane)
         return True
 
     def close(self) -> None:
-        """Close all lanes. What waits goes on waiting: for new lanes, or to be revoked."""
+        """Close all lanes. Queued segments stay, for new lanes or until they are revoked."""
         for lane in self.lanes:
             lane.close()
 
@@ -405,10 +404,10 @@ def _number(lane: Lane) -> int:
 
 
 class Links:
-    """The links of one peer by the other end, up or down.
+    """The links of this peer to other peers, up or down.
 
     Args:
-        make_link: makes the link to a peer.
+        make_link: returns a new link to a peer.
     """
 
     def __init__(self, make_link: Callable[[PeerId], Link] = Link) -> None:
@@ -416,23 +415,23 @@ class Links:
         self._links: dict[PeerId, Link] = {}
 
     def to(self, peer: PeerId) -> Link:
-        """The link to ``peer``, which may be down."""
+        """Return the link to ``peer``, which may be down; make it if there is none."""
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = self._make_link(peer)
         return link
 
     def find(self, peer: PeerId) -> Link | None:
-        """The link to ``peer`` if it is up."""
+        """Return the link to ``peer`` if it is up, else None."""
         link = self._links.get(peer)
         return link if link is not None and link.up else None
 
     def all(self) -> list[Link]:
-        """Every link, also those that are down."""
+        """Return all links, up or down."""
         return list(self._links.values())
 
     def drop(self, peer: PeerId) -> None:
-        """Close the link to ``peer``, if there is one, and forget it."""
+        """Close and forget the link to ``peer``, if there is one."""
         link = self._links.pop(peer, None)
         if link is not None:
             link.close()

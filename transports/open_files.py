@@ -1,4 +1,4 @@
-"""How many descriptors this process may have, and a few more if the system allows it."""
+"""Raises the limit on open file descriptors of this process, as far as the system allows it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from pccl.protocol.limits import DESCRIPTORS_WANTED
 
 _UNKNOWN = 2048
-"""What we count on where the system has no such limit to ask for."""
+"""The assumed limit on systems that do not report one."""
 
 
 def claim_descriptors() -> int:
-    """Raise the soft limit of this process towards the hard one; return what it is then.
+    """Raise the soft limit on open descriptors towards the hard one; return the new soft limit.
 
-    The limit applies to the whole process and to those that it starts. It is never lowered.
+    The limit applies to this process and its child processes. This function never lowers it.
     """
     if sys.platform == "win32":
         return _UNKNOWN
@@ -27,7 +27,7 @@ def claim_descriptors() -> int:
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft < wanted:
-        with suppress(OSError, ValueError):  # macOS has another limit, which it does not tell
+        with suppress(OSError, ValueError):  # macOS has a second limit, which it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     return soft

@@ -1,4 +1,4 @@
-"""Frames on their way out: descriptors of the sender's memory, which they do not copy."""
+"""Outgoing frames. They refer to the sender's memory, and do not copy it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pccl.protocol.checksum import payload_hash
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, encode_header
 
 Payload = memoryview | bytes | list[memoryview] | Callable[[], memoryview]
-"""Bytes, in one piece or in several, or what makes them when a lane is about to send them."""
+"""Bytes, in one or several pieces; or a function that makes them just before sending."""
 
 
 class Frame:
-    """A frame on its way out.
+    """An outgoing frame.
 
     Args:
-        header: its header.
-        payload: what follows; must stay valid until it is sent or revoked.
-        number: of the segment among all that its operation sends; -1: no segment.
-        check: the payload's hash; None: it is made when a lane is about to send the frame.
+        header: header of the frame.
+        payload: payload of the frame; it must stay valid until it is sent or revoked.
+        number: number of the segment among all that its operation sends; -1: not a segment.
+        check: hash of the payload; None: computed just before sending.
     """
 
     __slots__ = ("_check", "_head", "_payload", "header", "number", "sent", "size")
@@ -35,23 +35,23 @@ class Frame:
         self.size = HEADER_BYTES + header.length
         """Bytes of header and payload together."""
         self.sent = 0
-        """How many of them the network has taken."""
+        """Bytes that the network has accepted."""
         self._payload = payload
         self._check = check
         self._head = b""
 
     def detach(self, tensor: memoryview) -> None:
-        """If it is a segment, take it from ``tensor`` instead."""
+        """If this frame is a segment, send its payload from ``tensor`` instead."""
         if self.number >= 0:
             self._payload = tensor[self.header.offset : self.header.offset + self.header.length]
 
     def keep(self) -> None:
-        """Make a copy of the payload: the memory that it is in is about to be used otherwise."""
+        """Copy the payload, because its owner is about to reuse the memory."""
         payload = self._made()
         self._payload = b"".join(payload) if isinstance(payload, list) else bytes(payload)
 
     def rest(self) -> list[bytes | memoryview]:
-        """What is still to be sent."""
+        """Return the bytes that are still to be sent."""
         payload = self._made() if callable(self._payload) else self._payload
         if not self._head:
             check = self._check
@@ -70,19 +70,19 @@ class Frame:
         return [head, payload] if self.header.length else [head]
 
     def _made(self) -> memoryview | bytes | list[memoryview]:
-        """What follows the header; made now if it was not yet."""
+        """Return the payload; make it first if it is still a function."""
         if callable(self._payload):
             self._payload = self._payload()
         return self._payload
 
     @property
     def missing(self) -> int:
-        """How many bytes are still to be sent."""
+        """Number of bytes that are still to be sent."""
         return self.size - self.sent
 
 
 def _behind(views: list[memoryview], sent: int) -> list[bytes | memoryview]:
-    """What follows the first ``sent`` bytes."""
+    """Return ``views`` without their first ``sent`` bytes."""
     number = 0
     while sent >= len(views[number]):
         sent -= len(views[number])

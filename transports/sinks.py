@@ -1,4 +1,4 @@
-"""Sinks: where the payload of a frame goes."""
+"""Sinks are the destinations of incoming payload."""
 
 from __future__ import annotations
 
@@ -8,75 +8,75 @@ from typing import Protocol
 
 
 class Sink(Protocol):
-    """Where the payload of one frame goes."""
+    """The destination of the payload of one frame."""
 
     def memory(self, received: int) -> memoryview:
-        """Memory for the next bytes; asked before every read.
+        """Return memory for the next bytes. The lane calls this before every read.
 
-        ``received`` bytes of the payload have been read so far. The memory may be shorter than
-        what is missing, never longer, and must not be empty.
+        ``received`` bytes of the payload have arrived. The memory must not be empty, nor longer
+        than the rest of the payload; it may be shorter.
         """
         ...
 
     def counts(self) -> bool:
-        """Whether all the payload, which is here, has to be what was sent.
+        """Whether a wrong hash of the complete payload is an error of the lane.
 
-        Not what nobody wants any more, or what is verified otherwise: its sender may have used the
-        memory for something else meanwhile.
+        False for payload that is discarded or verified otherwise: its sender may have changed the
+        memory while sending.
         """
         ...
 
     def complete(self) -> None:
-        """The payload is here. May raise RemoteProtocolError: the lane is closed."""
+        """Process the complete payload. RemoteProtocolError makes the lane close."""
         ...
 
     def lost(self) -> None:
-        """The lane is gone before the payload was complete."""
+        """Handle the loss of the lane before the payload was complete."""
         ...
 
 
 _UNREAD = memoryview(bytearray(256 << 10))
-"""Written by all, read by none."""
+"""Memory for discarded payload, which all sinks share and none reads."""
 
 
 def discard(length: int) -> memoryview:
-    """Memory for the next of ``length`` bytes (at least one) that nobody wants."""
+    """Return memory for some of the next ``length`` bytes (at least one), to discard them."""
     return _UNREAD[:length]
 
 
 @dataclass(slots=True)
 class Drain:
-    """The sink of a frame that nobody wants.
+    """The sink of a frame whose payload is discarded.
 
     Args:
-        length: of its payload, in bytes.
+        length: length of the payload, in bytes.
     """
 
     length: int
 
     def memory(self, received: int) -> memoryview:
-        """Memory that nobody reads."""
+        """Return memory that is never read."""
         return _UNREAD[: self.length - received]
 
     def counts(self) -> bool:
-        """Never: nobody wants the payload."""
+        """Return False: damage to a discarded payload does not matter."""
         return False
 
     def complete(self) -> None:
-        """Nothing to do: nobody wants the payload."""
+        """Do nothing: the payload is discarded."""
 
     def lost(self) -> None:
-        """Nothing to do: nobody waits for the payload."""
+        """Do nothing: the payload would have been discarded."""
 
 
 @dataclass(slots=True)
 class Collect:
-    """The sink of a frame that is taken when all of it is here.
+    """The sink of a frame whose payload is processed as a whole.
 
     Args:
-        payload: memory of its own for the whole payload.
-        take: called with that when it is full.
-        lose: called if the lane is gone before; None: nobody cares.
+        payload: memory for the whole payload, which nothing else uses.
+        take: called with ``payload`` once it is complete.
+        lose: called if the lane is lost before that; None: no call.
     """
 
     payload: bytearray
@@ -84,18 +84,18 @@ class Collect:
     lose: Callable[[], None] | None = None
 
     def memory(self, received: int) -> memoryview:
-        """The rest of ``payload``."""
+        """Return the rest of ``payload``."""
         return memoryview(self.payload)[received:]
 
     def counts(self) -> bool:
-        """Always: the whole payload is used."""
+        """Return True: ``take`` uses the whole payload."""
         return True
 
     def complete(self) -> None:
-        """Hand the payload to ``take``."""
+        """Call ``take`` with the payload."""
         self.take(self.payload)
 
     def lost(self) -> None:
-        """Call ``lose``, if there is one."""
+        """Call ``lose``, unless it is None."""
         if self.lose is not None:
             self.lose()

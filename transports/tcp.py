@@ -1,20 +1,18 @@
-"""The real network: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
+"""The TCP transport: raw non-blocking sockets, on any asyncio loop (uvloop included).
 
-It uses no asyncio transport or stream, because both queue and copy on the way out. Here ``send``
-is one ``sendmsg`` and a read is one ``recv_into`` of the receiver's own memory; what the kernel
-did not take stays with the caller. This module does not know what the bytes mean, and it redials
-nothing.
+It does not use asyncio's transports or streams, because they queue and copy outgoing data. Here
+``send`` is one ``sendmsg``, and a read is one ``recv_into`` the receiver's own memory. The caller
+keeps the bytes that the kernel did not accept. This module does not interpret bytes or redial.
 
 Invariants:
 
-* A receiver is called from the loop only, never from within a call that it made itself, and its
-  ``connection_lost`` exactly once and last.
-* An ``OSError`` of the network leaves this module as a LinkError, and nowhere else is one made
-  of it.
-* Whatever ends (connection, listener, failed or cancelled dial) gives its descriptor back. Only
-  an orderly close keeps it for a few seconds at most, until the other side has read all; and only
-  so many are kept, shared among the addresses that they were connected to.
-* One busy connection or listener does a bounded amount of work per turn of the loop.
+* Only the loop calls a receiver, never from within a method that the receiver called. The last
+  callback is ``connection_lost``, exactly once.
+* This module alone turns an ``OSError`` of the network into a LinkError, and always does.
+* A connection, listener, or failed or cancelled dial closes its descriptor when it ends. An orderly
+  close keeps it for a few seconds at most, until the other side has read all data. The number of
+  these descriptors is limited, and shared fairly among the remote addresses.
+* A busy connection or listener does a bounded amount of work per turn of the loop.
 """
 
 from __future__ import annotations
@@ -61,14 +59,14 @@ from pccl.transports.tcp_socket import (
 )
 
 READ_BUDGET_BYTES = 4 << 20
-"""Read by one connection per turn of the loop: enough to amortise the turn (about 1 ms of
-copying), little enough that the other lanes do not wait for long."""
+"""Bytes that one connection reads per turn of the loop: about 1 ms of copying. Less would waste
+time in the loop, more would make other lanes wait for long."""
 
 READ_COST_BYTES = 16 << 10
-"""What the shortest read counts: a flood of tiny frames must not hold up the loop either."""
+"""Bytes that a shorter read counts as, so that a flood of tiny frames cannot block the loop."""
 
 ACCEPTS_PER_TURN = 64
-"""Connections taken by one listener per turn of the loop; a storm of dials starves nobody."""
+"""Connections that a listener accepts per turn of the loop, so that many dials cannot block it."""
 
 ACCEPT_BACKOFF_S = 0.5
 """Pause before a port accepts again, when the system lacks descriptors or memory."""
@@ -146,7 +144,7 @@ class _TcpConnection:
         except BlockingIOError:
             return 0
         except OSError as error:
-            # What the other side sent before it went is still to be read; then we are done.
+            # Data that the other side sent before is still readable; after it the connection ends.
             self._send_failure = self._lost(error)
             if self._started:
                 self._read_soon()
@@ -165,7 +163,7 @@ class _TcpConnection:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            self._sock.close()  # the network was faster
+            self._sock.close()  # the network has already ended the connection
         else:
             self._transport.linger(self._sock, self._remote)
 
@@ -177,7 +175,7 @@ class _TcpConnection:
             self._read()
 
     def _read_soon(self) -> None:
-        """Read in the next turn, whether or not the loop finds anything to read."""
+        """Read in the next turn of the loop, even if the loop does not report data."""
         if not self._reads_soon:
             self._reads_soon = True
             self._loop.call_soon(self._read)
@@ -203,13 +201,13 @@ class _TcpConnection:
                     self._lose(self._send_failure or self._closed_by_remote())
                     return
                 self._receiver.buffer_updated(nbytes)
-                # On after a short read, too: uvloop calls only once when the stream has failed.
+                # Continue after a short read, because uvloop reports a failed stream only once.
                 budget -= max(nbytes, READ_COST_BYTES)
         except Exception as error:  # noqa: BLE001 - reported below
             self._receiver_failed(error)
         else:
             if self._open and not self._paused:
-                self._read_soon()  # there is more, but it is the others' turn
+                self._read_soon()  # more may follow, after a turn for the other connections
 
     def _on_writable(self) -> None:
         if not self._open:
@@ -229,7 +227,8 @@ class _TcpConnection:
             self._loop.call_exception_handler({"message": str(failure), "exception": error})
 
     def _lost(self, error: OSError) -> LinkError:
-        return LinkError(func="connection", reason=f"lost {self._remote}: {reason_of(error)}")
+        reason = f"lost the connection to {self._remote}: {reason_of(error)}"
+        return LinkError(func="connection", reason=reason)
 
     def _closed_by_remote(self) -> LinkError:
         return LinkError(func="connection", reason=f"{self._remote} closed the connection")
@@ -246,7 +245,7 @@ class _TcpConnection:
             self._sock.close()
 
     def _end(self, error: Exception | None) -> None:
-        """Leave the loop and promise ``connection_lost``; the socket is the caller's."""
+        """Leave the loop, and schedule ``connection_lost``. The caller closes the socket."""
         self._open = False
         if self._loop.is_closed():
             return
@@ -260,7 +259,7 @@ class _TcpConnection:
 
 
 class _TcpListener:
-    """A listening socket; it accepts a bounded number per turn of the loop."""
+    """A listening socket. It accepts a bounded number of connections per turn of the loop."""
 
     def __init__(
         self,
@@ -304,7 +303,7 @@ class _TcpListener:
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
-                continue  # gone before we came to it
+                continue  # the dialling side has closed it already
             except OSError as error:  # no descriptors or memory left, or the network is down
                 self._back_off(error)
                 return
@@ -317,7 +316,7 @@ class _TcpListener:
         remote = to_address(socket_address)
         try:
             local = to_address(sock.getsockname())
-        except OSError:  # some systems have forgotten a connection that is gone already
+        except OSError:  # some systems report no address for a connection that has ended already
             sock.close()
             return
         connection = self._transport.adopt(sock, local, remote)
@@ -325,7 +324,7 @@ class _TcpListener:
             self._on_connection(connection)
         except Exception as error:  # noqa: BLE001 - a bug above must not stop the listener
             connection.abort()
-            message = f"a connection from {remote} was not taken over: {error!r}"
+            message = f"closed a new connection from {remote}: pccl failed: {error!r}"
             self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _back_off(self, error: OSError) -> None:
@@ -334,7 +333,8 @@ class _TcpListener:
         if due_ns is not None and now_ns >= due_ns:
             self._complaints.take_count()  # reset: the line below reports the problem again
         if self._complaints.admit(now_ns):
-            _log.warning("%s cannot accept: %s; will try again", self._address, reason_of(error))
+            text = "%s cannot accept connections: %s; retrying every %g s"
+            _log.warning(text, self._address, reason_of(error), ACCEPT_BACKOFF_S)
         self._loop.remove_reader(self._sock)
         self._pause = self._loop.call_later(ACCEPT_BACKOFF_S, self._resume)
 
@@ -345,13 +345,13 @@ class _TcpListener:
 
 
 class TcpTransport:
-    """TCP of this host. See :class:`pccl.transports.base.Transport`.
+    """TCP on this host. See :class:`pccl.transports.base.Transport`.
 
     Attributes:
-        loop: the loop that everything of this transport lives on.
-        executor: where names are looked up, which blocks; None: the loop's own.
-        port_limits: how many connections of strangers each port has room for; None: as many as the
-            system's limit on descriptors leaves, which is raised if that is allowed.
+        loop: the loop that runs all connections and listeners of this transport.
+        executor: runs blocking name lookups; None: the default executor of the loop.
+        port_limits: numbers of connections that each port may hold; None: derived from the
+            system's limit on descriptors, which is raised if possible.
     """
 
     def __init__(
@@ -371,9 +371,9 @@ class TcpTransport:
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
-        """Listen on ``address``; of several addresses of a name, on the first that can be had.
+        """Listen on ``address``; for a name with several addresses, on the first usable one.
 
-        An empty host or ``0.0.0.0`` is every IPv4 address, ``::`` every address.
+        An empty host or ``0.0.0.0`` means every IPv4 address, ``::`` every address.
 
         Raises:
             LinkError: the address cannot be used; the reason says why.
@@ -395,13 +395,13 @@ class TcpTransport:
     async def dial(
         self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
     ) -> Connection:
-        """Connect to ``address``; the addresses of a name are tried in order.
+        """Connect to ``address``; for a name with several addresses, try them in order.
 
-        Each has an equal share of the time that is left, so that one behind a silent firewall
-        does not use up all of it.
+        Each address gets an equal share of the remaining time, so that an address behind a silent
+        firewall does not use up all of it.
 
         Raises:
-            LinkError: nobody there, no way, or no answer within ``timeout_s``.
+            LinkError: no process listens there, or none answered within ``timeout_s``.
         """
         deadline = self.loop.time() + timeout_s
         reasons: dict[str, None] = {}
@@ -410,7 +410,7 @@ class TcpTransport:
                 candidates = await resolve(self.loop, self.executor, address, 0)
             candidates = [one for one in candidates if may_dial(to_address(one[4]).host)]
             if not candidates:
-                reasons["it is an address of its own machine or network only"] = None
+                reasons["this address is valid only on its own machine or network"] = None
             for index, resolved in enumerate(candidates):
                 share_s = (deadline - self.loop.time()) / (len(candidates) - index)
                 try:
@@ -418,16 +418,16 @@ class TcpTransport:
                 except OSError as error:
                     reasons[reason_of(error)] = None
         except TimeoutError:
-            reasons["its name was not resolved in time"] = None
+            reasons["the name lookup timed out"] = None
         except (OSError, ValueError, OverflowError) as error:
             reasons[reason_of(error)] = None
         raise LinkError(func="dial", reason=f"cannot reach {address}: {', '.join(reasons)}")
 
     def abandon(self) -> None:
-        """Close every descriptor and do nothing else: for the child's copy after a fork.
+        """Close every descriptor and do nothing else; for the child process after a fork.
 
-        The connections, which belong to the parent, do not notice. Neither this transport nor
-        its loop, which watches the descriptors, may be used in this process any more.
+        The connections of the parent process stay open. This process must no longer use this
+        transport, or its loop, which watches the descriptors.
         """
         for sock in list(self._sockets):
             if (fd := sock.detach()) >= 0:
@@ -436,13 +436,13 @@ class TcpTransport:
             lingering.forget()
 
     def adopt(self, sock: socket.socket, local: Address, remote: Address) -> _TcpConnection:
-        """Make a connection of a connected socket. For this module."""
+        """Return a connection that uses a connected socket. For this module only."""
         tune_path(sock, is_local=local.host == remote.host)
         self._sockets.add(sock)
         return _TcpConnection(self, sock, local, remote)
 
     def linger(self, sock: socket.socket, remote: Address) -> None:
-        """Give the other side time to read what was sent on ``sock``. For this module."""
+        """Close ``sock``, after giving the other side time to read. For this module only."""
         if self.loop.is_closed():
             sock.close()
             return
@@ -461,7 +461,7 @@ class TcpTransport:
             await connect(self.loop, sock, resolved[4], timeout_s)
             local, remote = to_address(sock.getsockname()), to_address(resolved[4])
             if local == remote:
-                # Nobody listens, and the kernel lent us the very port: we dialled ourselves.
+                # No process listens, and the kernel chose the dialled port: we dialled ourselves.
                 raise ConnectionRefusedError("connection refused")
             return self.adopt(sock, local, remote)
         except BaseException:

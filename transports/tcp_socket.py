@@ -1,11 +1,11 @@
-"""How a TCP socket begins and ends: options, addresses, the first and the last packets.
+"""TCP sockets: options, addresses, connecting, and orderly closing.
 
-The helpers of :mod:`pccl.transports.tcp`, which has the connections. Nothing here reads or writes
-what a connection carries.
+These helpers serve :mod:`pccl.transports.tcp`, which has the connections. They neither read nor
+write the data of a connection.
 
-Invariant: how a socket is tuned is decided in :func:`set_options` and, for what depends on where
-the other side is, in :func:`tune_path` only, each option with its reason (the SO_LINGER that turns
-a close into a reset is an act, not a setting).
+Invariant: only :func:`set_options` and :func:`tune_path` set socket options; the latter sets the
+options that depend on where the other side is. Each option has its reason there. (SO_LINGER, which
+turns a close into a reset, is an exception.)
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from pccl.protocol.limits import LINGER_S
 from pccl.transports.base import Address, PathMeasure
 
 SILENCE_MAX_S = 30
-"""How long the other side's kernel may acknowledge nothing before the connection is given up. It
-is longer than every deadline of the protocol, which act first; this one is for whoever has none.
-It must not be short: an application that holds the interpreter lock keeps its windows closed."""
+"""How long the other side's kernel may acknowledge nothing before this kernel ends the connection.
+It is longer than all deadlines of the protocol, which act first. A short limit would hit
+applications that hold the interpreter lock, because these keep their TCP windows closed."""
 
 BACKLOG = 1024
-"""Dials that wait in the kernel: a whole run may come back at once after the master restarted."""
+"""Dials that may wait in the kernel: after a restart of the master, all peers dial at once."""
 
 UNSENT_MAX_BYTES = 512 << 10
-"""Bytes that the kernel queues beyond those in flight. More would only delay what is sent later
-(control frames) and pin what could still be sent on another lane."""
+"""Bytes that the kernel queues beyond those in flight. More would only delay later control frames,
+and keep segments that another lane could still send."""
 
 LOCAL_SEND_BUFFER_BYTES = 512 << 10
-"""The kernel doubles it for its own bookkeeping. Measured: less makes readers wait, more is slower
-by a tenth."""
+"""Send buffer between processes of one machine; the kernel doubles it. Measured: with less, readers
+wait; more is slower by a tenth."""
 
 _PACED = "bbr"
-"""It, and its later versions."""
+"""Prefix of the congestion controls that pace by a clock: BBR in all its versions."""
 
 _UNPACED = b"reno"
-"""In every kernel, and allowed to everybody by default."""
+"""A congestion control that every kernel has, and that all users may choose by default."""
 
 _TCP_INFO = struct.Struct("=7xB60xI76xI8xQ")
-"""Of Linux's tcp_info (linux/tcp.h): flags, tcpi_rtt and tcpi_min_rtt in microseconds, and
+"""Fields of Linux's tcp_info (linux/tcp.h): flags, tcpi_rtt and tcpi_min_rtt in microseconds, and
 tcpi_delivery_rate in bytes per second."""
 
 _SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
@@ -55,10 +55,10 @@ _SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
 _NO_RTT_US = 0xFFFFFFFF
 
 ACCEPTED_INHERIT = sys.platform == "linux"
-"""Whether what a listener accepts has its options: they are set once, not for each."""
+"""Whether accepted sockets inherit the listener's options, so that they need not be set again."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""The value of SO_LINGER with which a close ends the connection at once, on both sides."""
+"""The value of SO_LINGER that makes ``close`` end the connection at once, on both sides."""
 
 _DISCARD_BYTES = 256 << 10
 _DISCARDS_PER_TURN = 4
@@ -67,31 +67,30 @@ _DISCARDS_PER_TURN = 4
 def set_options(sock: socket.socket, *, listener: bool = False) -> None:
     """Set every socket option that does not depend on the other side.
 
-    Buffer sizes are left to the kernel, whose autotuning stops where a size is set by hand (but see
-    :func:`tune_path`). An option that is missing or refused is no error:
-    each makes a connection better, none makes it work.
+    The kernel chooses buffer sizes: setting one would stop its autotuning (but see
+    :func:`tune_path`). A missing or refused option is no error, because none is essential.
     """
     options: list[tuple[int, str, int]] = []
     if listener:
-        # A restarted process gets its port back while old connections are in TIME_WAIT.
+        # A restarted process can bind its port again while old connections are in TIME_WAIT.
         options.append((socket.SOL_SOCKET, "SO_REUSEADDR", 1))
         if sock.family == socket.AF_INET6:
             # "::" means any address, not any IPv6 address.
             options.append((socket.IPPROTO_IPV6, "IPV6_V6ONLY", 0))
     if not listener or ACCEPTED_INHERIT:
         options += [
-            # Frames are handed over whole: to wait for more to fill a packet only adds delay.
+            # Frames are sent whole: waiting for more bytes to fill a packet only adds delay.
             (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
-            # Finds out on an idle connection that the other host is gone or was restarted, and
-            # keeps the entries of address translators on the way alive.
+            # Detects on an idle connection that the other host is gone or was restarted, and keeps
+            # the entries of address translators alive.
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
             (socket.IPPROTO_TCP, "TCP_KEEPIDLE", SILENCE_MAX_S // 3),
             (socket.IPPROTO_TCP, "TCP_KEEPALIVE", SILENCE_MAX_S // 3),  # its name on macOS
             (socket.IPPROTO_TCP, "TCP_KEEPINTVL", SILENCE_MAX_S // 6),
             (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
-            # The same for a connection with bytes under way; the default is a quarter of an hour.
+            # The same for a connection with bytes in flight; the default is a quarter of an hour.
             (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", SILENCE_MAX_S * 1000),
-            # Writable means "can be sent soon", not "fits into megabytes of queue".
+            # Writable then means "can be sent soon", not "fits into a queue of megabytes".
             (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", UNSENT_MAX_BYTES),
         ]
     for level, name, value in options:
@@ -101,12 +100,11 @@ def set_options(sock: socket.socket, *, listener: bool = False) -> None:
 
 
 def tune_path(sock: socket.socket, *, is_local: bool) -> None:
-    """Set what depends on where the other side of a connected socket is.
+    """Set the options that depend on where the other side of a connected socket is.
 
-    Between machines congestion control stays the system's choice. Inside one there is nothing to
-    be congested: an algorithm that paces what it sends by a clock only makes it wait, and BBR costs
-    a third of the speed. A kernel that does not allow another one keeps its own. And all that is
-    under way there is memory of this machine: less of it stays in the cache until it is read.
+    Between machines, the system chooses the congestion control. Inside a machine nothing can be
+    congested, and pacing only delays: BBR costs a third of the speed, so Reno replaces it if the
+    kernel allows that. There, a small send buffer also keeps unread bytes in the CPU cache.
     """
     if not is_local:
         return
@@ -120,9 +118,9 @@ def tune_path(sock: socket.socket, *, is_local: bool) -> None:
 
 @cache
 def _grants_send_buffer() -> bool:
-    """Whether the system gives a socket the whole buffer (Linux: net.core.wmem_max).
+    """Whether the system grants a socket the whole send buffer (Linux: net.core.wmem_max).
 
-    If it gave less, and autotuning stopped there, the link would be slower than without.
+    A smaller one, which also stops autotuning, would make the link slower than the default.
     """
     wanted = LOCAL_SEND_BUFFER_BYTES
     with socket.socket() as sock, contextlib.suppress(OSError):
@@ -133,7 +131,7 @@ def _grants_send_buffer() -> bool:
 
 
 def congestion_of(sock: socket.socket) -> str:
-    """The name of the socket's congestion control; empty where the system has no names for it."""
+    """Return the name of the socket's congestion control; empty if the system does not tell."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
     try:
@@ -144,9 +142,9 @@ def congestion_of(sock: socket.socket) -> str:
 
 
 def measure_path(sock: socket.socket) -> PathMeasure | None:
-    """What the kernel has seen of a connection's path; None where it does not tell.
+    """Return the kernel's measure of a connection's path; None if the kernel does not tell.
 
-    Older kernels tell less, in a shorter structure: then the speed is unknown.
+    Older kernels report less, in a shorter structure; the speed is then unknown.
     """
     if sys.platform != "linux":
         return None
@@ -165,17 +163,17 @@ Resolved = tuple[socket.AddressFamily, socket.SocketKind, int, str, SocketAddres
 
 
 def to_address(socket_address: SocketAddress) -> Address:
-    """Return what the system calls ``socket_address`` as we write it."""
+    """Convert a socket address of the system to an ``Address``."""
     host, port = str(socket_address[0]), int(socket_address[1])
     if host.startswith("::ffff:") and "." in host:
         host = host.removeprefix("::ffff:")  # IPv4, seen by an IPv6 listener
     elif len(socket_address) == 4 and socket_address[3]:
-        host = f"{host.partition('%')[0]}%{socket_address[3]}"  # link-local: useless without
+        host = f"{host.partition('%')[0]}%{socket_address[3]}"  # link-local: it needs the scope
     return Address(host, port)
 
 
 def reason_of(error: Exception) -> str:
-    """Say in words, to follow a colon, why the system refused."""
+    """Return the reason of a system error in words, to follow a colon."""
     text = error.strerror if isinstance(error, OSError) else None
     text = text or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
@@ -184,12 +182,12 @@ def reason_of(error: Exception) -> str:
 async def resolve(
     loop: asyncio.AbstractEventLoop, executor: Executor | None, address: Address, flags: int
 ) -> Sequence[Resolved]:
-    """Return what ``address`` stands for, in the system's order of preference.
+    """Return the socket addresses of ``address``, in the system's order of preference.
 
-    Names are looked up on ``executor`` (None: the loop's), because the system blocks for that.
+    Names are looked up on ``executor`` (None: the loop's), because the lookup blocks.
 
     Raises:
-        OSError, ValueError, OverflowError: it stands for nothing.
+        OSError, ValueError, OverflowError: ``address`` has no socket address.
     """
     host, port = address.host or None, address.port
     try:  # a literal needs no thread
@@ -202,7 +200,7 @@ async def resolve(
 
 
 def listening_socket(resolved: Resolved) -> socket.socket:
-    """Return a socket that listens on an address.
+    """Return a non-blocking socket that listens on an address.
 
     Raises:
         OSError: the address cannot be used.
@@ -222,10 +220,10 @@ def listening_socket(resolved: Resolved) -> socket.socket:
 async def connect(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, to: SocketAddress, timeout_s: float
 ) -> None:
-    """Connect a new socket; the caller closes it if that fails.
+    """Connect a new socket. If this raises, the caller closes the socket.
 
     Raises:
-        OSError: nobody there, no way, or no answer within ``timeout_s``.
+        OSError: no process listens there, or none answered within ``timeout_s``.
     """
     sock.setblocking(False)
     set_options(sock)
@@ -255,16 +253,16 @@ async def connect(
 
 
 class Lingering:
-    """What is left of a closed connection: its descriptor, until the other side has read all.
+    """The descriptor of a closed connection, kept open until the other side has read all data.
 
-    Were it closed at once, the kernel would answer whatever the other side still sends with a
-    reset, which discards our own last bytes. A bare descriptor, not a socket object, so that a
-    loop which is thrown away takes it along silently.
+    If it closed at once, the kernel would answer later data of the other side with a reset, which
+    discards our last bytes. It is a bare descriptor, not a socket object, so that a discarded loop
+    closes it without a warning.
 
     Args:
-        loop: what watches the descriptor.
-        fd: the descriptor, which is closed here.
-        on_end: called when it has been.
+        loop: the loop that watches the descriptor.
+        fd: the descriptor, which this object closes.
+        on_end: called when this object has closed it.
     """
 
     def __init__(
@@ -274,8 +272,8 @@ class Lingering:
         self._fd = fd
         self._on_end = on_end
         self._reads_soon = False
-        # Only the loop refers to us, and we do not refer to what it holds of us: so that nothing
-        # but the loop's end is needed to end us (the timer, therefore, is not cancelled).
+        # Only the loop refers to this object, which keeps no handle of the loop's. So the end of
+        # the loop ends it, too. Therefore the timer is never cancelled.
         loop.call_later(LINGER_S, self._end)
         loop.add_reader(fd, self._on_readable)
 
@@ -283,14 +281,14 @@ class Lingering:
         self.forget()
 
     def forget(self) -> None:
-        """Close the descriptor and touch nothing else."""
+        """Close the descriptor, and do not use the loop."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
             self._on_end()
 
     def reset(self) -> None:
-        """End at once; the other side has had its time, or its place is needed."""
+        """End at once with a reset, to make room for another closed connection."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             with socket.socket(fileno=self._fd) as sock:
@@ -316,7 +314,7 @@ class Lingering:
         except OSError:
             self._end()
         else:
-            # As with connections: there is more, and uvloop calls only once after a failure.
+            # More may follow, and uvloop reports a failed stream only once.
             self._reads_soon = True
             self._loop.call_soon(self._discard)
 

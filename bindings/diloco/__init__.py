@@ -1,16 +1,16 @@
 """DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and go.
 
 * ``optimizer``: an inner optimizer that averages with other peers now and then.
-* ``schedule``: which fragment is reduced in which round, and how many inner steps lie between.
-* ``ledger``: where the run is, and whose work is in its last rounds; part of the shared state.
+* ``schedule``: the fragment of each round, and the inner steps between rounds.
+* ``ledger``: the position of the run, and the contributors of its last rounds.
 * ``rounds``: the joint calls of one replica, in the order in which all members make them. Pure.
-* ``pipeline``: what one replica has to do after each of its inner steps. Pure.
-* ``local_trainer``: what its training loop does between the joint calls. Pure.
-* ``outer``: the float32 copy that the members hold bit for bit alike, on the host.
-* ``local_model``: the local model, and how far it has moved away from what the members hold.
+* ``pipeline``: decides what a replica has to do after each inner step. Pure.
+* ``local_trainer``: the actions of a replica's training loop between the joint calls. Pure.
+* ``outer``: the outer parameters: a float32 copy on the host, bit-identical on all members.
+* ``local_model``: the local model, and its distance from the outer parameters.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
-* ``training_driver``: the training thread of one replica: trains, and waits where it has to.
-* ``interrupts``: Ctrl-C must not leave a model half updated.
+* ``training_driver``: the part of a replica that runs on the training thread.
+* ``interrupts``: defers Ctrl-C while a model is being updated.
 
     from pccl.bindings.diloco import DiLoCo
 
@@ -29,7 +29,7 @@ __all__ = ["DiLoCo"]
 
 
 def __getattr__(name: str) -> Any:
-    # Rounds and schedules need no torch: the simulator uses them without.
+    # The simulator uses rounds and schedules without torch, so torch is imported only here.
     if name != "DiLoCo":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pccl.bindings.diloco.optimizer import DiLoCo

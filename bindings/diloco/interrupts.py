@@ -1,4 +1,4 @@
-"""Ctrl-C must not leave a model half updated."""
+"""Defers Ctrl-C while a model is being updated, so that it never stays half updated."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def deferred() -> Generator[None, None, None]:
-    """Ctrl-C that comes in here is raised at the end.
+    """Return a context that defers Ctrl-C until it ends.
 
-    Only the main thread of a program hears of it. A handler that was not set by Python is left
-    alone, as is none.
+    Outside the main thread it does nothing, because Python calls signal handlers only there. It
+    also does nothing if there is no handler, or one that Python did not set.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

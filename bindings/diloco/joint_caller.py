@@ -1,6 +1,6 @@
 """``JointCaller``: a thread that makes all joint calls of one replica, in order.
 
-The training thread hands contributions over, and takes the news of what has become of them.
+The training thread passes contributions to it, and reads the news of their rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pccl.errors import MembershipError, NotConnected
 
 @dataclass(frozen=True, slots=True)
 class GroupSynced:
-    """A synchronization has moved something."""
+    """A synchronization has moved data to or from this replica."""
 
     info: pccl.SharedStateSyncInfo
     seconds: float
@@ -49,11 +49,11 @@ class GroupSynced:
 
 @dataclass(frozen=True, slots=True)
 class JointNews:
-    """Something has happened in the joint calls.
+    """An event of the joint calls, for the training thread.
 
     Attributes:
-        what: see there.
-        at_s: when, of the monotonic clock.
+        what: the event.
+        at_s: time of the event, on the monotonic clock.
         outer: with ``Entered``: copies of the outer parameters, by fragment.
     """
 
@@ -65,25 +65,25 @@ class JointNews:
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
-"""That peers are missing."""
+"""Shortest time between two log lines about a wait."""
 
 _INTERRUPT_POLL_S = 0.2
-"""A waiting caller looks up this often: a signal that comes just before it blocks wakes nobody."""
+"""How often a waiting thread wakes up, because a signal just before it blocks does not wake it."""
 
 _served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
-"""Communicators that serve a DiLoCo, or have."""
+"""Communicators that a DiLoCo uses, or has used."""
 
 
 class JointCaller:
-    """The joint calls of one replica.
+    """A thread that makes the joint calls of one replica.
 
     Args:
-        comm: of the run; connected, or not yet.
-        outer: the shared state.
-        schedule: whose turn it is.
-        min_peers: to begin with, and to go on with.
-        compression: what fragments are reduced with.
-        shards: peers of one replica, each in a group of its own with its counterparts.
+        comm: communicator of the run, connected or not.
+        outer: the outer parameters, which are the shared state.
+        schedule: assigns fragments to rounds.
+        min_peers: number of members that every round waits for.
+        compression: wire format and error feedback of the reduces.
+        shards: number of peers in a replica; the peers with the same shard form a group.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class JointCaller:
     # -- the training thread -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to join the run.
+        """Start the thread, which joins the run.
 
         Raises:
-            ValueError: the communicator serves another one.
+            ValueError: another DiLoCo uses, or has used, the communicator.
         """
         if self._comm in _served:
             raise ValueError(
-                "this communicator serves, or has served, another DiLoCo; make a new Communicator"
+                "another DiLoCo uses, or has used, this communicator; make a new Communicator"
             )
         _served.add(self._comm)
         if self._outer.state.revision:
@@ -128,14 +128,14 @@ class JointCaller:
         self._thread.start()
 
     def put(self, contribution: Contribution) -> None:
-        """Hand a pseudo-gradient over."""
+        """Queue a pseudo-gradient for its round."""
         with self._changed:
             self._contributions.append(contribution)
             self._is_idle = False
             self._changed.notify_all()
 
     def news(self) -> list[JointNews]:
-        """What has happened since this was asked last, in order."""
+        """Return the events since the last call, in order."""
         with self._changed:
             news = list(self._news)
             self._news.clear()
@@ -145,7 +145,7 @@ class JointCaller:
         """Wait until there is news.
 
         Raises:
-            PCCLError: the run can't go on; the message says why.
+            PCCLError: the run cannot continue; the message says why.
         """
         with self._changed:
             while not self._news:
@@ -153,10 +153,10 @@ class JointCaller:
                 self._changed.wait(_INTERRUPT_POLL_S)
 
     def check(self) -> None:
-        """Raise what has ended the run.
+        """Raise the error that has ended the run, if there is one.
 
         Raises:
-            PCCLError: the run can't go on; the message says why.
+            PCCLError: the run cannot continue; the message says why.
         """
         if self._failure is not None:
             raise self._failure
@@ -164,12 +164,12 @@ class JointCaller:
             raise NotConnected(None, "step", "the optimizer was closed; make a new one")
 
     def settle(self) -> None:
-        """Wait until nothing is under way, or the run can't go on.
+        """Wait until no call is open and no contribution is queued, or the run has ended.
 
-        The shared state stays as it is until the next ``put``.
+        The shared state then stays unchanged until the next ``put``.
         """
         with self._changed:
-            while not (self._is_idle or self._has_ended):  # something may be put after the end
+            while not (self._is_idle or self._has_ended):  # `put` may follow the end
                 self._changed.wait(_INTERRUPT_POLL_S)
 
     def is_in_doubt(self, number: int) -> bool:
@@ -177,28 +177,28 @@ class JointCaller:
         return isinstance(self._failure, MembershipError) and number == self._rounds.doubt
 
     def close(self, *, abandon: bool) -> None:
-        """Make no more calls.
+        """Make no more calls, close the communicator, and wait for the thread.
 
         Args:
-            abandon: also leave the call that is under way, by closing the communicator.
+            abandon: interrupt the open call instead of waiting for it.
         """
         self.stop()
         has_begun = self._thread.ident is not None
-        is_coming = has_begun and not self._was_in  # others may never come; nobody waits for it
+        is_coming = has_begun and not self._was_in  # its wait may never end; no member needs it
         if abandon or is_coming:
             self._comm.close()
         if has_begun:
             self._thread.join()
 
     def stop(self) -> None:
-        """Begin no more calls; don't wait for the one that is under way."""
+        """Begin no more calls; do not wait for the open one."""
         with self._changed:
             self._is_closing = True
             self._contributions.clear()
             self._contributions.append(None)
             self._changed.notify_all()
 
-    # -- the other thread --------------------------------------------------------------------------
+    # -- the thread of the joint calls -------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -206,7 +206,7 @@ class JointCaller:
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             with self._changed:
                 self._failure = error
-        self._comm.close()  # or the others would wait for this member
+        self._comm.close()  # otherwise the other members would wait for this one
         with self._changed:
             self._has_ended = self._is_idle = True
             self._changed.notify_all()
@@ -256,8 +256,8 @@ class JointCaller:
         else:
             there, wanted = len(self._comm.members()), self._min_peers
             _log.warning(
-                "DiLoCo waits for peers: %d are in the group, min_peers is %d%s",
-                *(there, wanted, "" if self._shards == 1 else ", and all shards must be there"),
+                "DiLoCo waits for peers: the group has %d members, min_peers is %d%s",
+                *(there, wanted, "" if self._shards == 1 else ", and replicas must be complete"),
             )
 
     def _connect(self) -> None:
@@ -289,12 +289,12 @@ class JointCaller:
             contribution = self._contributions.popleft()
         if contribution is None:
             return None
-        # It is reduced in place, and the training thread may need the work once more.
+        # The reduce is in place, and the training thread may need the work again: copy it.
         room = self._outer.fragments[contribution.fragment].empty()
         return replace(contribution, values=room.copy_(contribution.values))
 
     def _reduce(self, contribution: Contribution) -> Average:
-        # Without work it neither owes nor pays.
+        # A contribution without work skips error feedback.
         name = _name(contribution.fragment) if contribution.weight else None
         info = self._comm.all_reduce(
             contribution.values,
@@ -309,7 +309,7 @@ class JointCaller:
         return Average(info.contributors, total_weight, info.tx_bytes, info.rx_bytes)
 
     def _replay(self, seen: pccl.ObservedReduction) -> None:
-        """A newcomer that is not admitted yet does what the members do."""
+        """Take the outer step of a round of the members, while waiting for admission."""
         average = Average(seen.contributors, seen.total_weight or 0.0)
         self._rounds.finish(seen.tag - 1, torch.as_tensor(seen.values), average)
 
@@ -319,7 +319,7 @@ class JointCaller:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether each replica has all of its shards: groups of the same size, one for each."""
+        """Whether each replica has all its shards: all groups are there and have equal sizes."""
         if self._shards == 1:
             return True
         peers = self._comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)
@@ -343,7 +343,7 @@ def _name(fragment: int) -> str:
 
 
 def _loss_behind(error: pccl.PCCLError) -> BaseException:
-    """The loss of the own place, also where another user of the communicator was told of it."""
+    """Return the loss that another user of the communicator received, if any, else ``error``."""
     cause = error.__cause__
     is_told = isinstance(error, NotConnected) and isinstance(cause, MembershipError)
     return cause if is_told and cause is not None else error

@@ -1,7 +1,7 @@
-"""``Ledger``: where the run is, and whose work is in its last rounds; part of the shared state.
+"""The ``Ledger`` records the position of the run, and the contributors of its last rounds.
 
-Who was cut off while it reduced cannot know whether its pseudo-gradient was applied. Back in the
-run it finds that here, with everything else that the members agree on.
+It is part of the shared state. A peer that was cut off during a reduce cannot know whether the run
+applied its pseudo-gradient. When it has joined again, it finds that here.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS_KEPT = 16
-"""A peer that was cut off in an older round takes its work for applied."""
+"""Number of rounds that the ledger keeps. A peer treats its work in older ones as applied."""
 
 CONTRIBUTORS_MAX = 255
-"""Of one round; with more of them nobody can look itself up: all take their work for applied."""
+"""Most contributors of a round that the ledger can list; in a larger round all count as applied."""
 
 _COLUMNS = 2 + CONTRIBUTORS_MAX
 _HEAD = 2
 
 
 class Ledger:
-    """A view of the array that is shared.
+    """The ledger of one replica: a view of an array in the shared state.
 
     Args:
-        values: shape (``Ledger.SIZE``,), int64; all zeros at the beginning of a run.
+        values: the array, shape (``Ledger.SIZE``,); all zeros at the beginning of a run.
     """
 
     SIZE = _HEAD + ROUNDS_KEPT * _COLUMNS
@@ -33,7 +33,7 @@ class Ledger:
     def __init__(self, values: npt.NDArray[np.int64]) -> None:
         self._head = values[:_HEAD]
         self._rows = values[_HEAD:].reshape(ROUNDS_KEPT, _COLUMNS)
-        """Each: number of the round plus 1, contributors plus 1, their ids."""
+        """One row per round: its number plus 1, the number of contributors plus 1, their ids."""
 
     @property
     def number(self) -> int:
@@ -45,15 +45,15 @@ class Ledger:
 
     @property
     def is_open(self) -> bool:
-        """Whether the members are in this round: a newcomer has to take part in it."""
+        """Whether the members have begun this round, so that newcomers have to take part in it."""
         return bool(self._head[1])
 
     def open(self) -> None:
-        """The members begin the round."""
+        """Record that the members begin the round."""
         self._head[1] = 1
 
     def close(self, contributors: Sequence[int]) -> None:
-        """The round is over.
+        """Record that the round is over.
 
         Args:
             contributors: ids of the peers whose work was applied.
@@ -68,7 +68,7 @@ class Ledger:
         self._head[:] = number + 1, 0
 
     def has_applied(self, number: int, peer: int) -> bool:
-        """Whether the work of a peer in a round is in the outer parameters; True if in doubt."""
+        """Whether the outer parameters contain a peer's work in a round; True if unknown."""
         if number >= self.number:
             return False
         row = self._rows[number % ROUNDS_KEPT]
@@ -78,29 +78,29 @@ class Ledger:
 
 
 class Revisions:
-    """The revisions with which the shared state goes into synchronizations.
+    """The revisions that a replica offers in synchronizations of the shared state.
 
-    A newcomer has synchronized nothing, and comes with a beginning: 0. But if it has replayed
-    rounds before it was admitted, and all who made them are gone, it is the one who has them. A
-    round since the last synchronization counts, too: who was cut off from it has less to offer.
+    A newcomer that has synchronized nothing offers 0. If it replayed rounds before its admission,
+    it offers more: the peers that made these rounds may be gone. A round since the last
+    synchronization counts, too, so a peer that was cut off before that round offers less.
 
     Args:
-        ledger: of the state.
+        ledger: the ledger of the state.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._synced: int | None = None
         self._number = 0
-        """Of the ledger then."""
+        """Round number of the ledger at that time."""
 
     def synced(self, revision: int) -> None:
-        """The state was synchronized with this, or comes from a checkpoint that was."""
+        """Record the revision of the last synchronization, or of a loaded checkpoint."""
         self._synced, self._number = revision, self._ledger.number
 
     def next(self) -> int:
-        """What to offer in the next one."""
+        """Return the revision to offer in the next synchronization."""
         number = self._ledger.number
         if self._synced is None:
-            return 2 * number + 1 if number else 0  # each round, and a synchronization after it
+            return 2 * number + 1 if number else 0  # a round and a synchronization count one each
         return self._synced + 1 + number - self._number

@@ -1,8 +1,8 @@
-"""``LocalModel``: the local model, and how far it has moved away from what the members hold.
+"""``LocalModel``: the local model, and its distance from the outer parameters.
 
-For each fragment it keeps a base, on the host: where the parameters were when their work was last
-accounted for. The difference to where they are is the work since then, which is the next
-pseudo-gradient. So each inner step is in exactly one of them, but for what ``merge`` gives up.
+For each fragment it keeps a base on the host: the parameters as they were at the last
+pseudo-gradient or merge. The next pseudo-gradient is the base minus the current parameters. So each
+inner step is in exactly one pseudo-gradient, except for the work that ``merge`` discards.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import torch
 from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
 
 SPARES_MAX = 2
-"""Buffers of a fragment that are kept for the next use."""
+"""Most buffers that a fragment keeps for reuse."""
 
 
 def named_parameters(
     params: Iterable[Any], inner: torch.optim.Optimizer
 ) -> list[tuple[str, torch.Tensor]]:
-    """The parameters to be averaged, each once, with names.
+    """Return the parameters to be averaged, each once, with their names.
 
     Args:
         params: tensors, pairs of name and tensor, or param groups.
         inner: the optimizer that trains them.
 
     Raises:
-        TypeError: something else; or a parameter that is no float.
-        ValueError: none, or others than ``inner`` trains.
+        TypeError: an argument has another type, or a parameter has no float dtype.
+        ValueError: ``params`` is empty or lacks a parameter of ``inner``; or names are equal.
     """
     if not isinstance(cast("object", inner), torch.optim.Optimizer):
         raise TypeError(
@@ -55,8 +55,8 @@ def named_parameters(
         raise ValueError("params has no tensor that requires a gradient; pass model.parameters()")
     if missing := sum(id(p) not in named for p in trained):
         raise ValueError(
-            f"inner trains {missing} tensors that are not in params, and would drift apart from "
-            "the other peers; pass all parameters that inner was made with"
+            f"inner trains {missing} tensors that are not in params, so they would drift apart "
+            "between peers; pass all parameters that inner was made with"
         )
     if len({name for name, _ in named.values()}) < len(named):
         raise ValueError("two parameters have the same name; pass model.named_parameters()")
@@ -76,20 +76,20 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a parameter is here: all of it, or the shard of a DTensor."""
+    """Return the local part of a parameter: all of it, or the shard of a DTensor."""
     detached: Any = tensor.detach()
     shard: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
     return shard
 
 
 def shards_of(tensor: torch.Tensor) -> int:
-    """Over how many processes a parameter is spread; 1: it is no DTensor."""
+    """Return the number of processes that hold a part of a parameter; 1 if it is no DTensor."""
     mesh = mesh_of(tensor)
     return 1 if mesh is None else int(mesh.size())
 
 
 def mesh_of(tensor: torch.Tensor) -> Any:
-    """The processes over which a parameter is spread; None: it is no DTensor."""
+    """Return the device mesh of a DTensor; None for another tensor."""
     return getattr(tensor, "device_mesh", None)
 
 
@@ -97,12 +97,12 @@ class LocalFragment:
     """One fragment of the local model.
 
     Args:
-        named: its parameters.
+        named: names and parameters.
         factory: makes the outer optimizer.
 
     Attributes:
-        outer: its outer parameters; at the beginning they are what the model is.
-        base: where the parameters were when their work was last accounted for, shape (n,).
+        outer: outer parameters of the fragment; at first they equal the model's.
+        base: parameters as of the last pseudo-gradient or merge, shape (n,).
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], factory: OuterFactory) -> None:
@@ -112,17 +112,17 @@ class LocalFragment:
         self.base = self.outer.empty().copy_(self.outer.flat)
         self._spares: list[torch.Tensor] = []
         self._is_exact = all(one.dtype == self.base.dtype for one in self.locals())
-        """Whether the model's dtype holds what the outer parameters are."""
+        """Whether all dtypes of the model can hold the outer parameters exactly."""
 
     def locals(self) -> list[torch.Tensor]:
-        """The parameters' own memory; of sharded ones what is here."""
+        """Return the parameters, without a copy; for a sharded one, its local shard."""
         return [local(tensor) for tensor in self.tensors]
 
     def take(self) -> torch.Tensor:
-        """The work since the base, which moves to where the model is.
+        """Return the work since the base, and move the base to the current parameters.
 
         Returns:
-            Base minus parameters, shape (n,).
+            The pseudo-gradient: base minus parameters, shape (n,).
         """
         here = self._spare()
         self._read(here)
@@ -130,20 +130,20 @@ class LocalFragment:
         return work
 
     def put_back(self, work: torch.Tensor) -> None:
-        """A pseudo-gradient was not applied; it is part of the next one.
+        """Make a pseudo-gradient that was not applied part of the next one.
 
         Args:
-            work: what ``take`` gave; not yours any more.
+            work: a result of ``take``; the fragment may reuse its memory.
         """
         self.base.add_(work)
         self._recycle(work)
 
     def merge(self, common: torch.Tensor, mixing: float) -> None:
-        """Take over outer parameters. Work since the base is given up, but for its share.
+        """Load outer parameters, and discard the work since the base except for its share.
 
         Args:
-            common: they, shape (n,); not yours any more.
-            mixing: how much of the local ones remains.
+            common: the outer parameters, shape (n,); the fragment keeps this tensor.
+            mixing: share of the local parameters that remains.
         """
         old = self.base
         if mixing:
@@ -156,14 +156,14 @@ class LocalFragment:
         self._recycle(old)
 
     def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:
-        """Take over outer parameters, and keep the work since the base.
+        """Load outer parameters, and keep the work since the base.
 
         Args:
-            common: the outer parameters, shape (n,); not yours any more.
-            lost: pseudo-gradients that were taken and not applied, to be counted again.
+            common: the outer parameters, shape (n,); the fragment keeps this tensor.
+            lost: taken pseudo-gradients that were not applied; their work is kept, too.
 
         Returns:
-            Whether the model was changed.
+            Whether the model has changed.
         """
         here, work = self._spare(), self.base
         self._read(here)
@@ -178,7 +178,7 @@ class LocalFragment:
         return changed
 
     def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
-        """Set the parameters; what their dtype cannot hold is taken into the base."""
+        """Set the parameters to ``wanted``, and add their rounding errors to ``base``."""
         for target, value in zip(self.locals(), self.outer.views(wanted), strict=True):
             target.copy_(value)
         if not self._is_exact:
@@ -201,15 +201,15 @@ class LocalFragment:
 
 
 class LocalModel:
-    """All fragments of the local model.
+    """The local model, as fragments.
 
     Args:
-        parts: the parameters of each, named.
-        factory: makes the outer optimizer of each.
+        parts: for each fragment, names and parameters.
+        factory: makes the outer optimizer of a fragment.
 
     Attributes:
         parts: the fragments.
-        shards: over how many processes its parameters are spread; 1: all of them are here.
+        shards: number of processes that hold a part of the model; 1: it is not sharded.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class LocalModel:
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
     def any_shard(self, flag: bool) -> bool:
-        """Whether it holds in any process of this replica. Joint call of all of them."""
+        """Whether ``flag`` is True in any process of this replica. All of them must call this."""
         meshes = [mesh_of(tensor) for part in self.parts for tensor in part.tensors]
         mesh: Any = next((mesh for mesh in meshes if mesh is not None), None)
         if mesh is None:
@@ -232,6 +232,6 @@ class LocalModel:
         return bool(voted.item())
 
     def take_over(self) -> None:
-        """The model becomes what the outer parameters are; work since then is left out."""
+        """Set the model to the outer parameters, and discard the work since the base."""
         for part in self.parts:
             part.merge(part.outer.flat.clone(), 0.0)

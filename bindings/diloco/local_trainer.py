@@ -1,10 +1,10 @@
-"""``LocalTrainer``: what the training loop of one replica does between its joint calls.
+"""``LocalTrainer``: the actions of a replica's training loop between its joint calls.
 
-It takes pseudo-gradients, merges the outcomes of their rounds, and keeps the work that is in no
-outer parameters when the replica was cut off. With :class:`~pccl.bindings.diloco.rounds.Rounds`,
-which makes the joint calls meanwhile, it is all of a replica. Nothing here waits: its methods are
-generators that yield what is to be done. The same text drives the optimizer wrapper and the
-simulator.
+It takes pseudo-gradients, and merges the averages of their rounds. When the replica was cut off, it
+keeps the work that the outer parameters do not contain. A replica is this class and
+:class:`~pccl.bindings.diloco.rounds.Rounds`, which makes the joint calls meanwhile. This module
+never waits: the methods are generators that yield actions. The optimizer wrapper and the simulator
+both drive them.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from pccl.bindings.diloco.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class RoundMerged:
-    """The outcome of a round was merged into the model."""
+    """Reports that the average of a round was merged into the model."""
 
     merge: Merge
     committed: RoundCommitted
 
 
 Steps = Generator[Contribution | RoundMerged | None, None, None]
-"""What to do: reduce a contribution; note that a round was merged; None: wait until there is news
-of the joint calls, and hand it over (``enter``, ``commit``)."""
+"""Actions for the driver: reduce a ``Contribution``; record a ``RoundMerged``; for None, wait for
+news of the joint calls, and pass it to ``enter`` or ``commit``."""
 
 
 class ModelPart(Protocol):
     """One fragment of the local model; see ``local_model.LocalFragment``."""
 
     def take(self) -> Any:
-        """The work since it was accounted for last."""
+        """Return the work since the last ``take``, as a pseudo-gradient."""
         ...
 
     def put_back(self, work: Any) -> None:
-        """It is part of what is taken next."""
+        """Make ``work`` part of the next pseudo-gradient."""
         ...
 
     def merge(self, common: Any, mixing: float) -> None:
-        """Take over outer parameters; give up the work, but for its share."""
+        """Load outer parameters; discard the untaken work except for its share ``mixing``."""
         ...
 
     def anchor(self, common: Any, lost: Iterable[Any]) -> bool:
-        """Take over outer parameters; keep the work, and what was taken and is lost."""
+        """Load outer parameters; keep the untaken work, and the taken work in ``lost``."""
         ...
 
 
 class LocalTrainer:
-    """One replica.
+    """Trains one replica between its joint calls.
 
     Args:
-        schedule: when what is due.
+        schedule: determines when rounds begin and are merged.
         parts: the local model, by fragment.
-        mixing: how much of the local parameters remains in a merge.
-        clock: the present, in seconds.
+        mixing: share of the local parameters that a merge keeps.
+        clock: returns the current time in seconds.
 
     Attributes:
-        pipeline: where it is.
-        entry: number of the last entry into the run; 0: it has not come in yet.
+        pipeline: position of the replica in the schedule.
+        entry: number of the last entry into the run; 0: the replica has not joined yet.
         commits: outcomes of rounds that are not merged yet, by number.
-        has_changed: whether parameters of the model were changed.
+        has_changed: whether this object has changed parameters of the model.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class LocalTrainer:
         self._mixing = mixing
         self._clock = clock
         self._taken: dict[int, Any] = {}
-        """Pseudo-gradients by the number of their round, until it is merged."""
+        """Pseudo-gradients of the unmerged rounds, by the number of the round."""
 
     # -- news of the joint calls -------------------------------------------------------------------
 
     def enter(self, entered: Entered, common: Sequence[Any], *, is_elsewhere: bool = False) -> None:
-        """Take over the run's parameters; work that is not in them is kept.
+        """Load the run's parameters, and keep the work that they do not contain.
 
         Args:
-            entered: where the run is.
-            common: the outer parameters, by fragment; not yours any more.
-            is_elsewhere: what is in flight belongs to another life of this replica.
+            entered: the position of the run.
+            common: the outer parameters, by fragment; the trainer keeps these tensors.
+            is_elsewhere: drop the work in flight; the run differs from the loaded checkpoint.
         """
         self.entry = entered.entry
         lost: list[list[Any]] = [[] for _ in self._parts]
@@ -109,47 +109,47 @@ class LocalTrainer:
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
 
     def stay(self, entered: Entered) -> None:
-        """The run is where this replica is, as if neither had ever stopped."""
+        """Record the entry only, because the run is at the position of the loaded checkpoint."""
         self.entry = entered.entry
 
     def commit(self, committed: RoundCommitted) -> None:
-        """A round is over."""
+        """Store the outcome of a round until the round is merged."""
         self.commits[committed.contribution.number] = committed
 
     # -- training ----------------------------------------------------------------------------------
 
     def begin(self) -> Steps:
-        """Do what is due before the first inner step."""
+        """Make the merges that are due before the first inner step."""
         yield from self._carry_out(self.pipeline.due_merges())
 
     def step(self, weight: float) -> Steps:
-        """An inner step was made: do what is due after it.
+        """Count an inner step, and make the launches and merges that are due after it.
 
         Args:
-            weight: the work in it.
+            weight: weight of the work in the step.
         """
         yield from self._carry_out(self.pipeline.step(weight, self._clock()))
 
     def finish(self) -> Steps:
-        """Make last rounds, at once, and merge everything.
+        """Launch the final rounds immediately, and merge all rounds.
 
-        Whoever has begun as many rounds takes part in the same ones: see ``last_number``.
+        Members that have begun equally many rounds launch the same ones: see ``last_number``.
         """
         last = self.pipeline.last_number
         while True:
-            while self.pipeline.number < last:  # a member that was cut off finds the run further
+            while self.pipeline.number < last:  # a replica that was cut off may have skipped some
                 yield self._launch(self.pipeline.launch_early(self._clock()))
-            due = self.pipeline.flush()  # only now: a merge gives up work that was not taken
+            due = self.pipeline.flush()  # only now: a merge discards work that was not taken
             if not due:
                 return
             yield from self._carry_out(due)
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
-        """A round will not be merged, since the run can't go on.
+        """Drop a round that will not be merged, because the run cannot continue.
 
         Args:
-            launch: what is in flight.
-            is_applied: the work may be in the outer parameters of others, and is not kept.
+            launch: the round in flight.
+            is_applied: do not keep the work, because other members may have applied it.
         """
         work = self._taken.pop(launch.number, None)
         if work is not None and not is_applied:
@@ -165,7 +165,7 @@ class LocalTrainer:
             while action.number not in self.commits:
                 yield None
                 if self.entry != entry:
-                    return  # cut off and back again: what else was due is void
+                    return  # this replica has joined again, so the remaining actions are void
             yield self._merge(action)
 
     def _launch(self, launch: Launch) -> Contribution:

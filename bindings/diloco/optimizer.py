@@ -32,14 +32,14 @@ from pccl.config import resolve_min_peers
 _log = logging.getLogger("pccl.diloco")
 
 VERSION = 1
-"""Of what ``state_dict`` returns."""
+"""Version of the format that ``state_dict`` returns."""
 
 WEIGHT_MAX = 1e30
-"""Of one step: sums of it stay far from what a reduce takes."""
+"""Upper limit for the weight of one step, far below the largest weight of a reduce."""
 
 
 class DiLoCo(torch.optim.Optimizer):
-    """Trains with peers that may join and leave at any time, and communicates rarely.
+    """An optimizer that trains with peers that may join and leave at any time.
 
     Every ``sync_every`` steps of the inner optimizer the peers average the change of their
     parameters (the pseudo-gradient). All of them take the same step of an outer optimizer with the
@@ -127,7 +127,7 @@ class DiLoCo(torch.optim.Optimizer):
         self.param_groups = inner.param_groups
         self.state = inner.state
 
-    # -- what it looks like ------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"DiLoCo({self._schedule}, inner={self.inner!r})"
@@ -171,7 +171,7 @@ class DiLoCo(torch.optim.Optimizer):
         return self._outer.state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refused: a copy would be in the run as the same member.
+        """Refuse to copy or pickle, because the copy would be in the run as the same member.
 
         Raises:
             TypeError: always.
@@ -182,15 +182,15 @@ class DiLoCo(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after construction: the members have agreed on the parameters.
+        """Refuse after construction, because the members have agreed on the parameters.
 
         Raises:
             RuntimeError: always, after construction.
         """
         if self._is_made:
             raise RuntimeError(
-                "the members of a run share the parameters that DiLoCo was made of; make the inner "
-                "optimizer with all param groups, and DiLoCo of it"
+                "a DiLoCo cannot get new parameters, because the members have agreed on them; make "
+                "the inner optimizer with all param groups, and a new DiLoCo of it"
             )
         super().add_param_group(param_group)
 
@@ -203,7 +203,7 @@ class DiLoCo(torch.optim.Optimizer):
             Whether the local parameters have changed.
 
         Raises:
-            PCCLError: the run can't be joined; the message says why.
+            PCCLError: this replica cannot join the run; the message says why.
         """
         if self._has_joined:
             return False
@@ -224,27 +224,27 @@ class DiLoCo(torch.optim.Optimizer):
         the old ones. They are not applied, and the next step is the first.
 
         Args:
-            closure: as of the inner optimizer.
+            closure: function that computes the loss again, as for the inner optimizer.
             weight: the work in this step, in tokens or samples; averages are weighted by it. The
                 changes of a round whose steps all weigh 0 are dropped.
 
         Returns:
-            What the inner optimizer returns.
+            The result of the inner optimizer's ``step``.
 
         Raises:
-            PCCLError: the run can't continue; the message says why. To continue where this object
+            PCCLError: the run cannot continue; the message says why. To go on where this object
                 stopped, make a new ``Communicator`` and a new ``DiLoCo`` with its ``state_dict``.
             TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
         """
         check_amount("weight", weight, WEIGHT_MAX)
         if closure is not None and not callable(closure):
             raise TypeError(
-                f"closure must be a function, not {closure!r}; say weight= for a weight"
+                f"closure must be a function, not {closure!r}; pass a weight as weight=..."
             )
         if self.join() and closure is None:
             return None
         self._driver.hear()
-        if self._pipeline.due_merges():  # Ctrl-C has ended the step before this one
+        if self._pipeline.due_merges():  # Ctrl-C has interrupted the previous step
             self._driver.enter()
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
@@ -253,7 +253,7 @@ class DiLoCo(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of the inner optimizer."""
+        """Reset the gradients, as the inner optimizer does."""
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def finish(self) -> None:
@@ -265,11 +265,11 @@ class DiLoCo(torch.optim.Optimizer):
         not averaged. All members that call it in the same ``round`` take part, and end with the
         same model, whenever they joined. It waits for peers that are still training.
 
-        Training may go on afterwards. A peer that joins before those final rounds would have been
-        due counts too many ``steps``, but fewer than ``sync_every`` too many.
+        Training may continue afterwards. If a peer joins before the final rounds would have been
+        due, its ``steps`` are too high, by less than ``sync_every``.
 
         Raises:
-            PCCLError: as of ``step``.
+            PCCLError: as for ``step``.
         """
         if self._has_started or self._driver.resumed is not None:
             self.join()
@@ -282,20 +282,20 @@ class DiLoCo(torch.optim.Optimizer):
             left_out = self._pipeline.leave_out_work()
         if left_out:
             _log.warning(
-                "finish() leaves out work of a weight of %g that is in no average: stop after a "
-                "multiple of sync_every steps, or right after the last fragment's round has begun "
-                "(unless this replica was cut off shortly before: nobody makes more rounds for it)",
+                "finish() dropped local work of weight %g that no average contains. Stop after a "
+                "multiple of sync_every steps, or right after the last fragment's round has begun. "
+                "If this replica was cut off shortly before, ignore this",
                 left_out,
             )
         self._events.deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model: save it with the model's own ``state_dict``.
+        """Return all state except the model's; save it with the model's own ``state_dict``.
 
-        It waits for the open reduce. It holds the inner and the outer optimizer, the outer
-        parameters, residuals of the compression, and the position in the pipeline. It also holds
-        all work that is not in the outer parameters, even after an error. The exception is work
-        that was being reduced when the run was lost for good: other members may have applied it.
+        Waits for the open reduce. The result holds both optimizers, the outer parameters, the
+        residuals of the compression, and the position in the schedule. It also holds all work that
+        is not in the outer parameters, even after an error. The exception is work that was being
+        reduced when this replica lost the run for good: other members may have applied it.
         """
         if self._has_started:
             self._caller.settle()
@@ -320,8 +320,8 @@ class DiLoCo(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where another process stopped. Load the model's ``state_dict`` separately.
 
-        The first ``step`` joins the run with it. If the run has advanced meanwhile, this replica
-        loads the outer parameters of the run, and keeps its own work since its last
+        The first ``step`` joins the run with this state. If the run has advanced meanwhile, this
+        replica loads the outer parameters of the run, and keeps its own work since its last
         synchronization.
 
         Raises:
@@ -329,15 +329,15 @@ class DiLoCo(torch.optim.Optimizer):
             ValueError: the checkpoint has other parameters or fragments.
         """
         if self._has_started:
-            raise RuntimeError("load_state_dict must be called before the first step, or join")
+            raise RuntimeError("load_state_dict must be called before the first step() or join()")
         saved = state_dict
         if saved.get("version") != VERSION:
             raise ValueError(
-                "this is not the state of a DiLoCo of this version (state_dict() makes one)"
+                "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
             )
         if saved["layout"] != [list(part.names) for part in self._model.parts]:
             raise ValueError(
-                "it was saved with other parameters, fragments or fragment_order; use the same"
+                "the state was saved with other parameters, fragments or fragment_order; use these"
             )
         self.inner.load_state_dict(saved["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -1,7 +1,7 @@
-"""``OuterParameters``: the float32 copy that the members hold bit for bit alike, on the host.
+"""``OuterParameters``: a float32 copy of the model on the host, bit-identical on all members.
 
-It is the shared state of the run, with the outer optimizer's tensors and the ledger. All of it is
-updated in place.
+With the outer optimizer's tensors and the ledger, it is the shared state of the run. All tensors
+are updated in place.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
 def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """The outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
+    """Make the outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def outer_factory(outer: object) -> OuterFactory:
-    """Return what makes the outer optimizer; None: the one of the paper.
+    """Return the function that makes the outer optimizer; for None, that of the paper.
 
     Raises:
-        TypeError: it makes none.
+        TypeError: ``outer`` is not callable.
     """
     if outer is None:
         return nesterov
@@ -42,7 +42,7 @@ def outer_factory(outer: object) -> OuterFactory:
 
 
 def length(values: torch.Tensor) -> float:
-    """L2 norm of a tensor."""
+    """Return the L2 norm of a tensor."""
     norm: float = _linalg.vector_norm(values).item()
     return norm
 
@@ -51,13 +51,13 @@ class OuterFragment:
     """The outer parameters of one fragment, and their optimizer.
 
     Args:
-        names: of its parameters.
-        tensors: the local model's, of any float dtype, on any device.
+        names: names of the parameters.
+        tensors: the parameters of the local model, of any float dtype, on any device.
         factory: makes the optimizer.
 
     Attributes:
-        flat: all values one behind the other, shape (n,); float32, or float64 if a parameter is.
-        optimizer: of views of it, shaped like the parameters.
+        flat: all values in sequence, shape (n,); float64 if a parameter is, otherwise float32.
+        optimizer: the outer optimizer; its parameters are views of ``flat``.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class OuterFragment:
         self._make_state()
 
     def empty(self) -> torch.Tensor:
-        """A buffer for all its values, page-locked if the model is on a CUDA device."""
+        """Return a new buffer like ``flat``, page-locked if the model is on a CUDA device."""
         return torch.empty(sum(self._sizes), dtype=self._dtype, pin_memory=self._is_pinned)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Parts of a flat tensor, shaped like the parameters."""
+        """Return views of a flat tensor, shaped like the parameters."""
         parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _make_state(self) -> None:
-        """Let the optimizer make its tensors now, so that they can be shared.
+        """Make the optimizer create its tensors now, so that they can be shared.
 
-        It makes them in its first step, which is taken back: each gets the value that it began
-        with, 0 for most.
+        It creates them in its first step. This method undoes that step: each tensor gets its first
+        value again, mostly 0.
         """
         before = self.flat.clone()
         for parameter in self._parameters:
@@ -115,13 +115,13 @@ class OuterFragment:
 
     @property
     def settings(self) -> str:
-        """The optimizer and its numbers."""
+        """Name and settings of the optimizer, as text."""
         group = self.optimizer.param_groups[0]
         said = [f"{key}={value}" for key, value in sorted(group.items()) if key != "params"]
         return f"{type(self.optimizer).__name__}({', '.join(said)})"
 
     def state_entries(self) -> list[tuple[str, str, Any]]:
-        """The optimizer's state: parameter, name and value of each entry that is not None."""
+        """Return the optimizer's state: parameter name, key and value of each entry but None."""
         return [
             (name, key, value)
             for name, parameter in zip(self.names, self._parameters, strict=True)
@@ -130,9 +130,9 @@ class OuterFragment:
         ]
 
     def load_state(self, saved: dict[str, Any]) -> None:
-        """Take over the optimizer's state, in place: its tensors are shared.
+        """Load the optimizer's state in place, because its tensors are shared.
 
-        Its settings stay what the program has said, as the other members are told.
+        The settings stay those of the program, which must be equal on all members.
         """
         for number, parameter in enumerate(self._parameters):
             for key, value in saved["state"].get(number, {}).items():
@@ -143,7 +143,7 @@ class OuterFragment:
         """Take an outer step.
 
         Args:
-            average: pseudo-gradients of all members, shape (n,).
+            average: average of all members' pseudo-gradients, shape (n,).
         """
         for parameter, gradient in zip(self._parameters, self.views(average), strict=True):
             parameter.grad = gradient
@@ -152,7 +152,7 @@ class OuterFragment:
             parameter.grad = None
 
     def infos(self) -> list[pccl.TensorInfo]:
-        """Its entries in the shared state."""
+        """Return the entries of this fragment for the shared state."""
         entries = [
             pccl.TensorInfo.from_torch(view, f"outer/{name}")
             for name, view in zip(self.names, self.views(self.flat), strict=True)
@@ -164,10 +164,10 @@ class OuterFragment:
 
 
 class OuterParameters:
-    """All fragments, and the shared state.
+    """The outer parameters of all fragments, and the shared state.
 
     Args:
-        fragments: in order.
+        fragments: the fragments, in order.
         agreed: other settings that must be equal on all members, as text. They are in the name of
             an entry, so a peer with other settings gets an error when it joins.
     """
@@ -180,12 +180,12 @@ class OuterParameters:
         self._names = [tuple(info.name for info in part) for part in infos]
         self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
-        # First, so that it is what members that differ are told of.
+        # First, so that a member with other settings gets an error that names this entry.
         entries = [book] + [info for part in infos for info in part]
         self.state = pccl.SharedState(entries, track_touched=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, copied."""
+        """Return copies of all parameters, optimizer states, the ledger and the revision."""
         return {
             "revision": self.state.revision,
             "ledger": torch.tensor(self.record),
@@ -196,7 +196,7 @@ class OuterParameters:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave, in place."""
+        """Load a result of ``state_dict``, in place."""
         self.state.revision = saved["revision"]
         self.record[:] = saved["ledger"].cpu().numpy()
         for fragment, values, optimizer in zip(
@@ -207,7 +207,7 @@ class OuterParameters:
         self.state.touch()
 
     def nothing(self, fragment: int) -> torch.Tensor:
-        """A contribution of zeros, in memory of its own."""
+        """Return a new contribution of zeros."""
         return self.fragments[fragment].empty().zero_()
 
     def apply(self, fragment: int, average: torch.Tensor) -> float:
@@ -221,14 +221,14 @@ class OuterParameters:
         target.copy_(self.fragments[fragment].flat)
 
     def touch(self, fragment: int | None) -> None:
-        """Mark the ledger, and the fragment if one is named, as changed in the shared state."""
+        """Mark the ledger, and the fragment unless it is None, as changed in the shared state."""
         self.state.touch(self._book)
         if fragment is not None:
             self.state.touch(*self._names[fragment])
 
 
 class _FirstValues(dict[str, Any]):
-    """The optimizer's state of one parameter, and the value that each tensor began with."""
+    """The optimizer's state of one parameter, which keeps the first value of each tensor."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class _FirstValues(dict[str, Any]):
 
 
 def _check_covers(optimizer: object, parameters: Sequence[torch.Tensor]) -> None:
-    """Make sure that the factory has used what it was given."""
+    """Raise unless ``optimizer`` is an optimizer of exactly ``parameters``."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"outer must make a torch.optim.Optimizer, not {optimizer!r}")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}

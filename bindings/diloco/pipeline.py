@@ -1,8 +1,8 @@
-"""``Pipeline``: what one replica has to do after each of its inner steps.
+"""``Pipeline``: decides what a replica has to do after each inner step.
 
-It counts inner steps and the work in them, and tells when a pseudo-gradient is to be taken and
-when the outcome of a round is to be merged. Where both are due for one fragment, as with a delay
-of a whole period, the pseudo-gradient is taken first: it is the work since the merge before.
+It counts inner steps and the work in them. It decides when the replica takes a pseudo-gradient, and
+when it merges the average of a round. If both are due for one fragment, as with a delay of a whole
+period, it takes the pseudo-gradient first: that contains the work since the previous merge.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Launch:
     """Take the pseudo-gradient of a fragment and send it into its round.
 
     Attributes:
-        number: of the round.
-        fragment: its fragment.
-        weight: work done in it since the last launch that counted.
+        number: number of the round.
+        fragment: fragment of the round.
+        weight: work on the fragment since its last launch, and work of launches that were lost.
     """
 
     number: int
@@ -31,13 +31,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Wait for a round, and take over what came of it.
+    """Wait for a round, and merge its average.
 
     Attributes:
-        number: of the round.
-        fragment: its fragment.
-        is_taken: a pseudo-gradient was taken for it; otherwise all work since the merge before is
-            still to be taken, and has to outlive this one.
+        number: number of the round.
+        fragment: fragment of the round.
+        is_taken: whether a pseudo-gradient was taken for the round; otherwise this merge must keep
+            all work since the previous one.
     """
 
     number: int
@@ -58,14 +58,14 @@ class _Flight:
 
 
 class Pipeline:
-    """The steps of one replica between its entry into the run and the next.
+    """The position of one replica in the schedule.
 
     Args:
-        schedule: when what is due.
+        schedule: determines when rounds begin and are merged.
 
     Attributes:
         steps: inner steps made altogether.
-        number: of the next round that this replica launches.
+        number: number of the next round that this replica launches.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -73,16 +73,16 @@ class Pipeline:
         self.steps = 0
         self.number = 0
         self._since = 0
-        """Inner steps since the last launch, or the entry; negative: it came so much too early."""
+        """Inner steps since the last launch or entry; negative: that launch was so much early."""
         self._began_s = -math.inf
-        """The time of either."""
+        """Time of the last launch, entry or merge."""
         self._work = [0.0] * schedule.fragments
         self._flights: dict[int, _Flight] = {}
-        """By number of the round, in that order."""
+        """Rounds in flight by number, in that order."""
 
     @property
     def run_steps(self) -> int:
-        """Inner steps that a member from the beginning of the run has made up to here."""
+        """Inner steps that a member from the beginning of the run has made by now."""
         period, fragments = self._schedule.sync_steps, self._schedule.fragments
         if not period:
             return self.steps
@@ -92,14 +92,14 @@ class Pipeline:
     # -- entering ----------------------------------------------------------------------------------
 
     def enter(self, number: int, now_s: float, *, is_open: bool) -> None:
-        """This replica holds the outer parameters as of before a round.
+        """Continue from the outer parameters before a round.
 
-        What was in flight is not any more: see ``carry``.
+        Rounds in flight are dropped; call ``carry`` before, to keep their work.
 
         Args:
-            number: of the round.
-            now_s: the present, in seconds.
-            is_open: the members are in it, and this replica takes part without a contribution.
+            number: number of the round.
+            now_s: current time, in seconds.
+            is_open: the members have begun the round; this replica contributes zeros to it.
         """
         self._flights.clear()
         self._since, self._began_s = 0, now_s
@@ -112,21 +112,21 @@ class Pipeline:
             self.number += 1
 
     def in_flight(self) -> tuple[Launch, ...]:
-        """What was launched and not merged, in order."""
+        """Return the launched and unmerged rounds, in order."""
         return tuple(flight.launch for flight in self._flights.values())
 
     def carry(self, launch: Launch) -> None:
-        """A pseudo-gradient was not applied: its work counts in the next launch."""
+        """Count the work of ``launch``, which was not applied, in the fragment's next launch."""
         self._work[launch.fragment] += launch.weight
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
-        """A round will not be merged: its work counts in the next launch, unless it is applied."""
+        """Drop a round that will not be merged; carry its work unless it may be applied."""
         del self._flights[launch.number]
         if not is_applied:
             self.carry(launch)
 
     def position(self) -> dict[str, Any]:
-        """Where it is, in plain numbers, for ``resume``."""
+        """Return the position in plain numbers, for ``resume``."""
         return {
             "steps": self.steps,
             "number": self.number,
@@ -140,7 +140,7 @@ class Pipeline:
         }
 
     def resume(self, position: dict[str, Any], now_s: float) -> None:
-        """Go on from where another one was; a time budget begins anew."""
+        """Continue from a position that ``position`` returned; a time budget starts anew."""
         self.steps, self.number = position["steps"], position["number"]
         self._since, self._began_s = position["since"], now_s
         self._work = list(position["work"])
@@ -156,14 +156,14 @@ class Pipeline:
     # -- stepping ----------------------------------------------------------------------------------
 
     def step(self, weight: float, now_s: float) -> list[Launch | Merge]:
-        """An inner step was made.
+        """Count an inner step.
 
         Args:
-            weight: the work in it.
-            now_s: the present, in seconds.
+            weight: weight of the work in the step.
+            now_s: current time, in seconds.
 
         Returns:
-            What is due now, in the order in which it has to be done.
+            The actions that are due now, in the order in which the replica must take them.
         """
         self.steps += 1
         self._since += 1
@@ -174,44 +174,44 @@ class Pipeline:
         return due + self.due_merges()
 
     def due_merges(self) -> list[Merge]:
-        """What is to be merged now."""
+        """Return the merges that are due now."""
         return [
             flight.merge() for flight in self._flights.values() if flight.due_steps <= self.steps
         ]
 
     def flush(self) -> list[Merge]:
-        """What is to be merged so that nothing is in flight."""
+        """Return the merges of all rounds in flight, due or not."""
         return [flight.merge() for flight in self._flights.values()]
 
     @property
     def last_number(self) -> int:
-        """Of the round before which the run may end: all fragments but one have had one more turn.
+        """Number of the first round that ``finish`` does not launch.
 
-        Whoever stops after a whole period, right after the last fragment's turn, leaves no work
-        out. It follows from the number of rounds alone: those who were cut off, or have come,
-        between here and there find the same end.
+        A replica that stops right after a launch of the last fragment launches one round for each
+        other fragment, and leaves no work out. The result depends only on ``number``, so members
+        that were cut off or joined meanwhile find the same end.
         """
         last = self._schedule.fragments - 1
         return self.number + (last - self.number) % self._schedule.fragments
 
     def launch_early(self, now_s: float) -> Launch:
-        """Begin the next round now; those that follow are due when they would have been anyway."""
+        """Launch the next round now. The rounds after it stay due when they were due before."""
         since = self._since - self._schedule.steps_before(self.number)
         launch = self._launch(now_s)
         self._since = since if self._schedule.sync_steps else 0
         return launch
 
     def leave_out_work(self) -> float:
-        """The model became what the outer parameters are: what was not launched is gone.
+        """Drop the work that was not launched, because the model has got the outer parameters.
 
         Returns:
-            How much work that was, of the fragment that has lost most.
+            Weight of the dropped work of the fragment that lost most.
         """
         left_out, self._work = max(self._work), [0.0] * self._schedule.fragments
         return left_out
 
     def merged(self, number: int, now_s: float) -> None:
-        """A round was merged. It is over for all members: a time budget begins with that."""
+        """Record that a round was merged. A time budget starts anew."""
         del self._flights[number]
         self._began_s = max(self._began_s, now_s)
 
@@ -224,7 +224,7 @@ class Pipeline:
         number, fragment = self.number, self._schedule.fragment(self.number)
         launch = Launch(number, fragment, self._work[fragment])
         for flight in self._flights.values():
-            if flight.launch.fragment == fragment:  # with a delay of a whole period, or more
+            if flight.launch.fragment == fragment:  # the delay is a whole period or more
                 flight.due_steps = self.steps
         self._work[fragment] = 0.0
         self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)

@@ -1,12 +1,12 @@
 """``Rounds``: the joint calls of one replica, in the order in which all members make them.
 
-A round is: newcomers are admitted; if somebody has come, the shared state is synchronized; the
-pseudo-gradients of one fragment are averaged; everybody takes the same outer step; the shared
-state is synchronized again, so that newcomers can fetch it while the members go on training.
+In a round, the members admit newcomers, and synchronize the shared state if a newcomer came. They
+average the pseudo-gradients of one fragment, and all take the same outer step. Then they
+synchronize the shared state again, so that newcomers can fetch it while the members train.
 
-Nothing here waits, or knows a socket or a thread: :meth:`Rounds.run` is a generator that yields
-what is to be done, and is sent what came of it, or thrown the error. The same text drives the
-optimizer wrapper and the simulator.
+This module never waits, and uses no socket or thread. :meth:`Rounds.run` is a generator: it yields
+an effect, and its driver sends back the result, or throws the error. The optimizer wrapper and the
+simulator both drive it.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ from pccl.errors import Evicted, MasterLost, NotAdmitted, StateUnavailable, TooF
 from pccl.inquiry import RemovalCause
 
 PAUSE_S = 0.5
-"""Between two looks for peers, while too few are there."""
+"""Pause between two checks for peers, while fewer than ``min_peers`` are in the group."""
 
 WAITS_MAX = 1200
-"""Such pauses, ten minutes together, in which replicas that have never been in the run wait for
-somebody who has what it had got to, before that ends their training."""
+"""Number of pauses, ten minutes in all, for which replicas wait for a peer that has the run's
+parameters. Then StateUnavailable ends their training."""
 
 LOSSES_MAX = 3
-"""Times in a row that the master is lost, or refuses a replica that was cut off, before that ends
-the training."""
+"""Number of losses in a row that end the training. In a loss, the master is lost, or it refuses a
+replica that was cut off."""
 
 STARVED_MAX = 40
-"""Times in a row that no source gives the shared state, before that ends the training. Each time is
-three attempts of some seconds, so a link that is down for five minutes ends nothing."""
+"""Number of synchronizations in a row without a usable source that end the training. Each makes
+three attempts of some seconds, so training survives a link that is down for five minutes."""
 
 
-# -- what is to be done --------------------------------------------------------------------------
+# -- effects ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Join the run; fetch the shared state meanwhile. Sent: ``Members``."""
+    """Join the run; fetch the shared state meanwhile. Result: ``Members``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """``update_topology``. Sent: ``Members``."""
+    """Call ``update_topology``. Result: ``Members``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """``sync_shared_state``. Sent: ``Members`` that hold the same now.
+    """Call ``sync_shared_state``. Result: the ``Members`` that now have equal states.
 
-    A replica that was in no run yet, and has loaded nothing, comes with revision 0; a run that has
-    got beyond that does not go on from it.
+    A new replica without a checkpoint offers revision 0. A run that has a later revision never
+    continues from revision 0.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Wait for the next pseudo-gradient. Sent: a ``Contribution``, or None: no more come."""
+    """Wait for the next pseudo-gradient. Result: a ``Contribution``, or None to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Average what the members contribute, over whoever is left. Sent: ``Average``."""
+    """Average the contributions of all members that remain. Result: ``Average``."""
 
     contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Do nothing for a while. Sent: whether to give up, since no more work is to come.
+    """Wait for some time. Result: whether to give up, because the program is closing.
 
     Attributes:
-        seconds: how long.
-        why: for people; empty: members are missing.
+        seconds: duration of the pause.
+        why: reason, for the log; empty: too few members.
     """
 
     seconds: float
@@ -85,16 +85,16 @@ class Pause:
 
 Effect = Connect | Update | Sync | Take | Reduce | Pause
 
-# -- what comes of it ----------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is in the group.
+    """The members of the group.
 
     Attributes:
-        peer: this replica's id.
-        ids: of all, in ring order.
+        peer: id of this replica.
+        ids: ids of all members, in ring order.
         is_whole: whether all replicas that consist of several peers are complete.
     """
 
@@ -105,15 +105,15 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A pseudo-gradient on its way into a round.
+    """The pseudo-gradient of one replica for one round.
 
     Attributes:
-        number: of the round.
-        fragment: which part of the model.
-        weight: work in it; 0.0: nothing was done.
-        values: the pseudo-gradient, shape (n,), float32; the average afterwards: in a round it is
-            not the memory in which the replica keeps its work. Whatever the driver reduces.
-        entry: the entry into the run that it belongs to; older ones don't count.
+        number: number of the round.
+        fragment: fragment of the model.
+        weight: weight of the work; 0.0: no work was done.
+        values: the pseudo-gradient, shape (n,), float32; after the reduce the average. It is a
+            copy, so the replica still has its work. The simulator uses another type.
+        entry: number of the entry that it belongs to; contributions of earlier ones are dropped.
     """
 
     number: int
@@ -125,13 +125,13 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """What the members have contributed, averaged, is in ``Contribution.values``.
+    """Facts about an average, whose values are in ``Contribution.values``.
 
     Attributes:
-        contributors: ids of those whose work is in it.
-        total_weight: of all of them.
-        tx_bytes: sent here.
-        rx_bytes: received here.
+        contributors: ids of the members whose work is in the average.
+        total_weight: sum of their weights.
+        tx_bytes: bytes that this replica sent.
+        rx_bytes: bytes that this replica received.
     """
 
     contributors: tuple[int, ...]
@@ -140,21 +140,21 @@ class Average:
     rx_bytes: int = 0
 
 
-# -- what the replica is told ---------------------------------------------------------------------
+# -- notices for the replica ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The replica holds the outer parameters of the run, for the first time or again.
+    """The replica has the outer parameters of the run, for the first time or again.
 
     Attributes:
         entry: number of the entry, from 1.
-        number: of the round before which they are.
-        is_open: the members are in that round; a contribution of nothing is made for this replica.
-        applied: rounds of the entry before, not merged yet, in which this replica's work is. That
-            of the others is not in the outer parameters.
-        corrected: fragments whose last reduce has ended otherwise than this replica had seen. What
-            compression has left out is not what it believes.
+        number: number of the open round, or else of the next one.
+        is_open: the members have begun that round; this replica contributes zeros to it.
+        applied: rounds of the previous entry whose outer step contains this replica's work. The
+            outer parameters do not contain its work of other unmerged rounds.
+        corrected: fragments for which a round ended otherwise than this replica believed. The
+            compression residuals of these fragments are wrong.
     """
 
     entry: int
@@ -166,7 +166,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """A round is over; ``contribution.values`` are the outer parameters of its fragment now."""
+    """A round is over; ``contribution.values`` now holds the outer parameters of its fragment."""
 
     contribution: Contribution
     average: Average
@@ -183,11 +183,11 @@ class Outer(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Shared, like the parameters."""
+        """The ledger of the run, which is shared like the parameters."""
         ...
 
     def nothing(self, fragment: int) -> Any:
-        """A contribution of zeros, in memory of its own."""
+        """Return a new contribution of zeros."""
         ...
 
     def apply(self, fragment: int, average: Any) -> float:
@@ -195,22 +195,22 @@ class Outer(Protocol):
         ...
 
     def copy(self, fragment: int, target: Any) -> None:
-        """Copy the parameters of a fragment into something that was a contribution."""
+        """Copy the parameters of a fragment into ``target``, the values of a contribution."""
         ...
 
     def touch(self, fragment: int | None) -> None:
-        """The ledger has changed, and the fragment, if one is named."""
+        """Record that the ledger has changed, and the fragment unless it is None."""
         ...
 
 
 class Rounds:
-    """One replica.
+    """Decides on the joint calls of one replica.
 
     Args:
-        schedule: which fragment is whose turn.
-        outer: its outer parameters.
-        notify: told what concerns the training, while the outer parameters do not change.
-        min_peers: rounds wait until so many members are there.
+        schedule: assigns fragments to rounds.
+        outer: the outer parameters of the replica.
+        notify: called with each notice; the outer parameters do not change during the call.
+        min_peers: number of members that a round waits for.
     """
 
     def __init__(
@@ -227,21 +227,21 @@ class Rounds:
         self._entry = 0
         self._peer = 0
         self._synced: frozenset[int] = frozenset()
-        """Ids of those who held the same after the last synchronization."""
+        """Ids of the members whose states were equal after the last synchronization."""
         self._members: tuple[int, ...] = ()
         self._doubt: tuple[int, int] | None = None
-        """The round that is being reduced with work of this replica, and its id in it."""
+        """Round that is being reduced with work of this replica, and the replica's id in it."""
         self._committed: list[tuple[int, int]] = []
-        """Rounds of this entry with this replica's work, the last few, and its id in each."""
+        """The last rounds of this entry with this replica's work, and its id in each."""
         self._kept = 2 * schedule.fragments
-        """As many may not be merged yet: two of each fragment, where the last rounds begin."""
+        """Most rounds that may be unmerged: two of each fragment, because of final rounds."""
         self._losses = 0
 
     def run(self) -> Generator[Effect, Any, None]:
-        """Everything, from joining to leaving.
+        """Make all joint calls, from joining to leaving.
 
         Raises:
-            PCCLError: what can't be made good by joining again.
+            PCCLError: a failure from which joining again cannot recover.
         """
         yield from self._enter(Connect())
         while True:
@@ -249,7 +249,7 @@ class Rounds:
             if contribution is None:
                 return
             if contribution.entry != self._entry:
-                continue  # it was taken before this replica was cut off
+                continue  # it dates from before this replica was cut off
             try:
                 yield from self._round(contribution)
             except (Evicted, MasterLost) as error:
@@ -258,13 +258,13 @@ class Rounds:
 
     @property
     def doubt(self) -> int | None:
-        """The round that is being reduced with work of this replica, or was when it was cut off."""
+        """Round with work of this replica whose reduce is open, or was when it was cut off."""
         return None if self._doubt is None else self._doubt[0]
 
     # -- entering ----------------------------------------------------------------------------------
 
     def _enter(self, how: Connect | Update) -> Steps:
-        """Come into the run, until the round is over that the members are in."""
+        """Join the run, and take part in the round that the members have open, if any."""
         while True:
             try:
                 if not (yield from self._gather(how)):
@@ -284,8 +284,8 @@ class Rounds:
                 return
 
     def _tell_entry(self) -> bool:
-        # Also what was committed is looked up: a run that goes on without all who were in a round
-        # goes on from before it.
+        # Look up committed rounds, too: a run that loses all contributors of one continues from
+        # before it.
         ledger = self._outer.ledger
         asked = self._committed if self._doubt is None else [*self._committed, self._doubt]
         applied = [number for number, peer in asked if ledger.has_applied(number, peer)]
@@ -311,7 +311,7 @@ class Rounds:
         return Contribution(number, fragment, 0.0, self._outer.nothing(fragment), self._entry)
 
     def _check_can_rejoin(self, error: Evicted | MasterLost | NotAdmitted) -> None:
-        """Raise what joining again would only repeat."""
+        """Raise ``error`` if joining again cannot help, or LOSSES_MAX is reached."""
         self._losses += not isinstance(error, Evicted)
         is_hopeless = isinstance(error, Evicted) and error.cause == RemovalCause.STATE_CONFLICT
         if is_hopeless or self._losses >= LOSSES_MAX:
@@ -325,20 +325,20 @@ class Rounds:
         ledger = self._outer.ledger
         is_ours = ledger.number == contribution.number
         if not self._synced.issuperset(self._members):
-            ledger.open()  # so whoever has come knows that a round follows
+            ledger.open()  # tells newcomers that a round follows
             self._outer.touch(None)
             if not (yield from self._sync()):
                 return
             is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)
-        elif self._tell_entry():  # it was the others' state that was elected
+        elif self._tell_entry():  # the election chose the state of other members
             yield from self._contribute(self._nothing())
 
     def _gather(self, how: Connect | Update) -> Steps:
-        """Admit newcomers until there are enough; return False if it is to be given up.
+        """Admit newcomers until the group has enough members; return False to give up.
 
-        All members see alike whether there are enough.
+        All members see the same members, so they decide alike.
         """
         while True:
             members: Members = yield how
@@ -351,12 +351,12 @@ class Rounds:
             how = Update()
 
     def _sync(self) -> Steps:
-        """Synchronize; return False if it is to be given up."""
+        """Synchronize the shared state; return False to give up."""
         waits = starved = 0
         while True:
             try:
                 members: Members = yield Sync()
-            except StateUnavailable as error:  # its holders are out of reach, perhaps not for long
+            except StateUnavailable as error:  # peers that have it may become reachable again
                 if error.is_for_all:
                     waits += 1
                 else:
@@ -365,7 +365,7 @@ class Rounds:
                     raise
                 if (yield Pause(PAUSE_S, error.reason)):
                     return False
-                # A holder that comes back has to be admitted, by all.
+                # All members must admit a peer that comes back with the state.
                 if error.is_for_all and not (yield from self._gather(Update())):
                     return False
             else:
@@ -385,7 +385,7 @@ class Rounds:
             self._doubt = contribution.number, self._peer
         try:
             average: Average = yield Reduce(contribution)
-        except TooFewPeers:  # alone: what is contributed is the average
+        except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
         norm = self.finish(contribution.fragment, contribution.values, average)
         self._outer.copy(contribution.fragment, contribution.values)
@@ -394,17 +394,17 @@ class Rounds:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
         self._notify(RoundCommitted(contribution, average, norm))
-        yield from self._sync()  # newcomers fetch what it is now
+        yield from self._sync()  # newcomers can now fetch the new state
 
     def finish(self, fragment: int, values: Any, average: Average) -> float:
-        """What all do with an average, newcomers that only watch included.
+        """Take the outer step with an average, as all members and watching newcomers do.
 
-        Where nobody has done any work there is nothing to apply.
+        If no member has done any work, the parameters stay as they are.
 
         Args:
-            fragment: which.
-            values: the average itself.
-            average: whose it is.
+            fragment: number of the fragment.
+            values: values of the average.
+            average: contributors and weight of the average.
 
         Returns:
             The L2 norm of the average.

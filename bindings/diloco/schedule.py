@@ -1,9 +1,9 @@
-"""``Schedule``: which fragment is reduced in which round, and how many inner steps lie between.
+"""The ``Schedule`` of a run: the fragment of each round, and the inner steps between rounds.
 
-A round is one outer step of one fragment. The rounds of a run are numbered through, and take the
-fragments in turn, so that everyone who knows the number of a round knows its fragment. With P
-fragments and H inner steps from one synchronization of a fragment to its next, a round begins
-every H / P steps (Streaming DiLoCo, Douillard et al., arXiv:2501.18512, section 2.2).
+A round is one outer step of one fragment. Rounds are numbered from 0, and take the fragments in
+turn, so the number of a round determines its fragment. With P fragments and H inner steps between
+two synchronizations of a fragment, a round begins every H / P steps (Streaming DiLoCo, Douillard
+et al., arXiv:2501.18512, section 2.2).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 ORDERS = ("strided", "sequential")
-"""How parameters are spread over fragments: see ``partition``."""
+"""Ways to distribute parameters over fragments: see ``partition``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When rounds begin and when their outcome is merged.
+    """Determines when rounds begin and when their averages are merged.
 
     Attributes:
         fragments: number of fragments; 1 averages the whole model at once.
@@ -39,11 +39,11 @@ class Schedule:
     delay: int = 0
 
     def fragment(self, number: int) -> int:
-        """The fragment of a round."""
+        """Return the fragment of round ``number``."""
         return number % self.fragments
 
     def steps_before(self, number: int) -> int:
-        """Inner steps between the beginning of the round before this one and of this one."""
+        """Return the inner steps from the beginning of round ``number - 1`` to that of this one."""
         turn = number % self.fragments
         return (turn + 1) * self.sync_steps // self.fragments - (
             turn * self.sync_steps // self.fragments
@@ -51,14 +51,14 @@ class Schedule:
 
     @property
     def seconds_between(self) -> float:
-        """Likewise in seconds, where a time budget counts."""
+        """Seconds between the beginnings of two rounds, with a time budget."""
         return self.sync_s / self.fragments
 
     def mixing(self, asked: object) -> float:
-        """How much of the local parameters remains in a merge; None: what is good for the delay.
+        """Return the share of the local parameters that a merge keeps; for None, the default.
 
         Raises:
-            TypeError, ValueError: it can't be used; the message says why.
+            TypeError, ValueError: ``asked`` is not a share; the message says why.
         """
         if asked is None:
             return 0.5 if 0 < self.delay < (self.sync_steps or math.inf) else 0.0
@@ -66,16 +66,16 @@ class Schedule:
 
 
 def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
-    """Check what a program asks for.
+    """Check the settings of a program, and return their schedule.
 
     Args:
         sync_every: inner steps, or a time budget such as ``"30s"``, ``"500ms"``, ``"2min"``.
-        fragments: 1 or more.
-        delay: in inner steps; from 0 to ``sync_every``.
+        fragments: number of fragments, 1 or more.
+        delay: inner steps from 0 to ``sync_every``.
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: one out of range; the message says what is possible.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range; the message names the limits.
     """
     check_count("fragments", fragments)
     check_count("delay", delay, lowest=0)
@@ -91,35 +91,35 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
     check_count("sync_every", sync_every)
     if fragments > sync_every:
         raise ValueError(
-            f"fragments must be at most sync_every ({sync_every}), so that at most one of them is "
-            f"due in an inner step, not {fragments}"
+            f"fragments must be at most sync_every ({sync_every}), not {fragments}: at most one "
+            "fragment can be due in an inner step"
         )
     if delay > sync_every:
         raise ValueError(
-            f"delay must be at most sync_every ({sync_every}): a fragment is merged before it is "
-            f"reduced again; not {delay}"
+            f"delay must be at most sync_every ({sync_every}), not {delay}: a fragment must be "
+            "merged before it is reduced again"
         )
     return Schedule(fragments, sync_every, 0.0, delay)
 
 
 def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[int, ...], ...]:
-    """Spread parameters over fragments, none of them empty, of about the same number of elements.
+    """Distribute parameters over non-empty fragments with about equal numbers of elements.
 
-    ``sequential``: runs of neighbours. ``strided``: dealt out like cards, so that each fragment has
-    some of all depths (arXiv:2501.18512, section 2.2, for the layers of a transformer). Every P-th
-    one would not do: where P divides the number of tensors in a layer, all the large ones end up in
-    the same fragments. So the largest come first, and each goes to the fragment that has least.
+    ``sequential``: a fragment has neighbouring parameters. ``strided``: it has parameters of all
+    depths (arXiv:2501.18512, section 2.2, for the layers of a transformer). Taking every P-th
+    parameter would put all large ones into the same fragments, if P divides the number of tensors
+    in a layer. So the largest parameters come first, and each goes to the smallest fragment.
 
     Args:
-        sizes: elements of each parameter.
-        fragments: how many are wanted.
+        sizes: number of elements of each parameter.
+        fragments: number of fragments.
         order: one of ``ORDERS``.
 
     Returns:
         For each fragment the indices of its parameters, ascending.
 
     Raises:
-        ValueError: no such order, or fewer parameters than fragments.
+        ValueError: ``order`` is unknown, or there are fewer parameters than fragments.
     """
     if order not in ORDERS:
         raise ValueError(f"fragment_order must be 'strided' or 'sequential', not {order!r}")
@@ -134,7 +134,7 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
     left, begin = sum(sizes), 0
     for number in range(fragments):
         goal, end, taken = left / (fragments - number), begin, 0
-        last = len(sizes) - (fragments - number - 1)  # one each for those that follow
+        last = len(sizes) - (fragments - number - 1)  # leave one for each later fragment
         while end < last and (end == begin or taken + sizes[end] / 2 <= goal):
             taken += sizes[end]
             end += 1

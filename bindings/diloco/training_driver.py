@@ -1,7 +1,7 @@
-"""``TrainingDriver``: the training thread of one replica.
+"""``TrainingDriver``: the part of a replica that runs on the training thread.
 
-It does what the local trainer asks for, with the thread that makes the joint calls, and reports
-what has happened as events.
+It carries out the actions of the local trainer, with the thread that makes the joint calls, and
+reports events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pccl.bindings.events import InnerStep, OuterStep, TrainsAlone
 
 @dataclass(slots=True)
 class _OwnRound:
-    """A round with a pseudo-gradient of this replica: its norm, its beginning, its duration."""
+    """A round with a pseudo-gradient of this replica: its norm, start time and duration."""
 
     norm: float = 0.0
     began_s: float = 0.0
@@ -34,18 +34,18 @@ class _OwnRound:
 
 
 class TrainingDriver:
-    """Trains, and waits only where an outcome is needed.
+    """Carries out the actions of the trainer; waits only where a merge needs an average.
 
     Args:
-        schedule: when what is due.
+        schedule: determines when rounds begin and are merged.
         model: the local model.
-        mixing: how much of it remains in a merge.
+        mixing: share of the local parameters that a merge keeps.
         caller: makes the joint calls.
-        events: of this replica.
+        events: queue for the events of this replica.
 
     Attributes:
-        trainer: what is due when.
-        resumed: the outer parameters of the checkpoint that was loaded, until the run is joined.
+        trainer: decides on the actions.
+        resumed: outer parameters of a loaded checkpoint, until the replica has joined the run.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class TrainingDriver:
         self._caller = caller
         self._events = events
         self._rounds: dict[int, _OwnRound] = {}
-        """By number, until they are merged."""
+        """Unmerged rounds of this replica, by number."""
         self._last_step_s = math.nan
         self._is_alone = False
 
-    # -- what the trainer asks for -----------------------------------------------------------------
+    # -- actions of the trainer --------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Wait until the run is joined, and do what is due before the first inner step.
+        """Wait until this replica has joined the run, and make the merges that are due then.
 
         Raises:
-            PCCLError: the run can't be joined; the message says why.
+            PCCLError: the replica cannot join the run; the message says why.
         """
         while not self.trainer.entry:
             self._caller.wait()
@@ -79,13 +79,13 @@ class TrainingDriver:
         self.carry_out(self.trainer.begin())
 
     def stepped(self, weight: float) -> None:
-        """An inner step was made: do what is due after it.
+        """Count an inner step, and carry out the actions that are due after it.
 
         Args:
-            weight: the work in it.
+            weight: weight of the work in the step.
 
         Raises:
-            PCCLError: the run can't go on; the message says why.
+            PCCLError: the run cannot continue; the message says why.
         """
         now_s = time.monotonic()
         step = self.trainer.pipeline.steps + 1
@@ -94,10 +94,10 @@ class TrainingDriver:
         self.carry_out(self.trainer.step(weight))
 
     def carry_out(self, steps: Steps) -> None:
-        """Do what is due.
+        """Carry out the actions of the trainer.
 
         Raises:
-            PCCLError: the run can't go on; the message says why.
+            PCCLError: the run cannot continue; the message says why.
         """
         waited_s = 0.0
         while True:
@@ -114,7 +114,7 @@ class TrainingDriver:
                         self._caller.put(action)
                 else:
                     return
-            self._events.deliver()  # it may take long; after Ctrl-C in it the merge stays due
+            self._events.deliver()  # may take long; if Ctrl-C interrupts it, the merge stays due
             began_s = time.monotonic()
             self._caller.wait()
             self.hear(after_failure=True)
@@ -124,7 +124,7 @@ class TrainingDriver:
         average, contribution = merged.committed.average, merged.committed.contribution
         own = self._rounds.pop(merged.merge.number, _OwnRound())
         step = self.trainer.pipeline.steps
-        # With members that have just come, and add nothing yet, it is not.
+        # Newcomers that contribute nothing yet are company, too.
         is_alone = len(average.contributors) == 1 and len(self._events.members) == 1
         if is_alone and not self._is_alone:
             self._events.put(TrainsAlone(step=step))
@@ -147,13 +147,13 @@ class TrainingDriver:
             )
         )
 
-    # -- what happens meanwhile --------------------------------------------------------------------
+    # -- news of the joint calls -------------------------------------------------------------------
 
     def hear(self, *, after_failure: bool = False) -> None:
-        """Take in the news of the joint calls.
+        """Process the news of the joint calls.
 
         Raises:
-            PCCLError: the run can't go on, unless that is known.
+            PCCLError: the run cannot continue. Not raised with ``after_failure``.
         """
         with interrupts.deferred():
             for news in self._caller.news():
@@ -185,7 +185,7 @@ class TrainingDriver:
         self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
 
     def give_up_flights(self) -> None:
-        """What is in flight and has no outcome will have none: the run can't go on."""
+        """Drop the rounds in flight without an outcome; the run has failed, so none will come."""
         with interrupts.deferred():
             for launch in self.trainer.pipeline.in_flight():
                 if launch.number not in self.trainer.commits:

@@ -1,4 +1,4 @@
-"""Which gradients can be averaged; of others, why not and what to do."""
+"""Checks which gradients can be averaged; errors say why a gradient cannot, and what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
-    """The parameters whose gradients are averaged, by name, in the order of registration.
+    """Return the names and parameters whose gradients are averaged, in registration order.
 
     Raises:
-        ValueError: one that cannot be averaged; or none.
+        ValueError: a gradient cannot be averaged, or no parameter is trained.
     """
     ours = {id(parameter) for parameter in model.parameters()}
     groups: Any = optimizer.param_groups

@@ -1,4 +1,4 @@
-"""``GradientAverager``: hooks on the parameters, the membership, and the step."""
+"""``GradientAverager``: averages gradients through hooks on the parameters and the optimizer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pccl.inquiry import RemovalCause
 
 BUCKET_BYTES = 4 << 20
 FIRST_TAG = 1 << 32
-"""Buckets take this tag and those that follow: far from those that programs count from 0."""
+"""Tag of the first bucket; later ones count up. Far from the tags of programs, which start at 0."""
 
 
 class GradientAverager:
@@ -56,25 +56,25 @@ class GradientAverager:
     has one.
 
     Args:
-        model: contiguous parameters, on the CPU or a CUDA device, registered alike on all peers.
+        model: contiguous parameters, on the CPU or a CUDA device, in the same order on all peers.
         optimizer: optimizer of the model's parameters; its state must be tensors and numbers.
         comm: communicator of the run, connected or not. The caller closes it.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
         compression: wire format of the gradients: the name of a format, with error feedback, or
             options, whose ``name`` is filled in. The same for all peers.
         min_peers: members that the run must have before this peer is admitted, itself included;
-            None: as of ``Communicator.connect``.
+            None: as for ``Communicator.connect``.
         shared: further tensors that newcomers receive, by name, contiguous.
         stateful: other objects that count steps, by name: learning-rate schedulers, a GradScaler.
             Newcomers receive the numbers in their ``state_dict()``.
-        resume: as of ``Communicator.sync_shared_state``.
-        on_progress: as of ``Communicator.sync_shared_state``, for the fetch of a newcomer.
-        on_event: called with each :data:`pccl.bindings.events.Event`, on the training thread; or
-            several of them.
+        resume: as for ``Communicator.sync_shared_state``.
+        on_progress: as for ``Communicator.sync_shared_state``, for the fetch of a newcomer.
+        on_event: function, or several, called with each :data:`pccl.bindings.events.Event` on the
+            training thread.
 
     Raises:
-        ValueError, TypeError: something that cannot be averaged or shared; the message says what
-            to do.
+        ValueError, TypeError: a parameter cannot be averaged, or another argument cannot be used;
+            the message says what to do.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class GradientAverager:
         feedback = options.error_feedback if own is None and options is not None else own
         self._compression = Compression(options, feedback)
         self._replica = AveragedReplica(model, optimizer, shared or {}, stateful or {})
-        # What changes in every step is not worth fetching before it.
+        # Trained parameters change in every step, so fetching them early is useless.
         frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self._fetches_early = bool(shared) or frozen
         self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -143,7 +143,7 @@ class GradientAverager:
                 ``requires_grad`` has changed; make a new GradientAverager.
             MasterLost: there is no master. Start one, and call again.
             Evicted, StateMismatch: the other peers train another model.
-            StateUnavailable, NotAdmitted: as of ``Communicator.sync_shared_state`` and ``connect``.
+            StateUnavailable, NotAdmitted: as for ``sync_shared_state`` and ``connect``.
         """
         if self._reductions.are_open:
             raise RuntimeError("gradients are being averaged; call synchronize() or step() first")
@@ -169,7 +169,7 @@ class GradientAverager:
                 self._connect()
 
     def _meet(self) -> tuple[int, ...]:
-        """Everybody comes here between two steps."""
+        """Join the run, or update the topology, between two steps; synchronize with newcomers."""
         if not self._is_connected:
             self._connect()
         else:
@@ -202,7 +202,7 @@ class GradientAverager:
         return frozenset(member.peer_id for member in self._comm.members())
 
     def _synchronize_state(self) -> None:
-        """Make all replicas equal. All that are in this one will be valid in the next one."""
+        """Make all replicas equal, and increase the revision for the next synchronization."""
         began_s = time.monotonic()
         self._replica.publish()
         info = self._comm.sync_shared_state(
@@ -214,17 +214,17 @@ class GradientAverager:
         self._events.deliver()
 
     def _leave(self) -> None:
-        """The run goes on without this peer, until it joins again as a newcomer."""
+        """Record that this peer has lost its membership; it can join again as a newcomer."""
         self._members = frozenset()
         self._replica.begin_anew()
         for number in range(len(self._buckets)):
             self._compression.feedback.forget(_name(number))
 
     def verify(self) -> None:
-        """Make sure that all replicas are equal, bit for bit; changes nothing. Joint call.
+        """Check that all replicas are bit-identical; change nothing. Joint call.
 
         Raises:
-            StateMismatch: they are not; the message names the first tensor that differs.
+            StateMismatch: the replicas differ; the message names the first tensor that differs.
             Evicted, MasterLost: this peer was cut off; the next ``update`` joins again.
         """
         self._replica.publish()
@@ -253,8 +253,8 @@ class GradientAverager:
         the same on all remaining peers.
 
         Args:
-            also: further tensors to average in place: contiguous, on the CPU, of floats, such as
-                the loss. The same on all peers.
+            also: further tensors to average in place, such as the loss: contiguous, on the CPU,
+                with a float dtype. The same number and shapes on all peers.
 
         Returns:
             Whether the gradients are averages. If not, this peer has lost its membership: take no
@@ -275,7 +275,7 @@ class GradientAverager:
                     bucket.wait_on_host()
                     self._launch(number)
         for number, tensor in enumerate(also, len(self._buckets)):
-            if number == len(self._launched):  # not yet, in a call that Ctrl-C has ended
+            if number == len(self._launched):  # not launched by a call that Ctrl-C interrupted
                 self._launched.append(True)
                 self._reductions.launch(tensor, FIRST_TAG + number, None)
         try:
@@ -306,13 +306,13 @@ class GradientAverager:
         """``synchronize``, then the optimizer's step, unless this peer lost its membership.
 
         Args:
-            also: as of ``synchronize``.
+            also: as for ``synchronize``.
 
         Returns:
             Whether a step was taken.
 
         Raises:
-            RuntimeError, DescriptorMismatch: as of ``synchronize``.
+            RuntimeError, DescriptorMismatch: as for ``synchronize``.
         """
         averaged = self.synchronize(*also)
         if averaged:
@@ -320,7 +320,7 @@ class GradientAverager:
         return averaged
 
     def _listen(self) -> None:
-        """Be told of every gradient, for as long as this object lives."""
+        """Register hooks on the parameters and the optimizer, which do not keep this alive."""
         this = weakref.ref(self)
         for number, bucket in enumerate(self._buckets):
             for place, each in enumerate(bucket.parameters):
@@ -350,7 +350,7 @@ class GradientAverager:
         self._hooks.append(self._optimizer.register_step_post_hook(stepped))
 
     def _arrived(self, number: int, place: int) -> None:
-        """Backward has made a gradient."""
+        """Take a gradient that backward has made; launch the buckets that are complete."""
         if self._accumulates:
             return
         self._require_membership()
@@ -385,7 +385,7 @@ class GradientAverager:
     # -- the rest ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and residuals, for a checkpoint beside model, optimizer and other state."""
+        """Return steps and residuals, for a checkpoint beside model, optimizer and other state."""
         return {
             "steps": self.steps,
             "error_feedback": self._compression.feedback.state_dict(),
@@ -400,7 +400,7 @@ class GradientAverager:
             RuntimeError: this peer is in the run already.
         """
         if self.is_member:
-            raise RuntimeError("load checkpoints before the first update()")
+            raise RuntimeError("call load_state_dict() before the first update()")
         self._replica.steps = int(state["steps"])
         self._replica.begin_anew()
         if self._compression.remembers:

@@ -1,9 +1,9 @@
-"""Which gradients are reduced together. Pure: numbers in, numbers out.
+"""Decides which gradients are reduced together. Pure: numbers in, numbers out.
 
 Backward makes the gradients of the last layers first, so buckets are filled from the last parameter
-to the first: the first bucket is complete, and on its way, while most of backward is still to come
-(Li et al., arXiv:2006.15704, section 3.2.3). The plan follows from the parameters alone and not
-from the order in which their gradients happen to arrive, so that it is the same on all peers.
+to the first. The reduce of the first bucket then starts early in the backward pass (Li et al.,
+arXiv:2006.15704, section 3.2.3). The plan depends on the parameters only, not on the order in which
+gradients arrive, so it is the same on all peers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BucketPiece:
-    """What the plan has to know of a parameter.
+    """Facts about one parameter, for the plan.
 
     Attributes:
-        dtype: the name of its dtype; only equal ones share a bucket.
-        nbytes: of its gradient.
+        dtype: name of its dtype; parameters in a bucket have equal dtypes.
+        nbytes: size of its gradient in bytes.
     """
 
     dtype: str
@@ -26,15 +26,15 @@ class BucketPiece:
 
 
 def plan_buckets(pieces: Sequence[BucketPiece], bucket_bytes: int) -> list[list[int]]:
-    """Deal parameters out to buckets.
+    """Distribute parameters over buckets.
 
     Args:
         pieces: the parameters, in the order of their registration.
-        bucket_bytes: what a bucket holds at most; a parameter that is larger has one of its own.
+        bucket_bytes: size limit of a bucket, in bytes; a larger parameter gets its own bucket.
 
     Returns:
         For each bucket the numbers of its parameters, descending. The buckets are in the order in
-        which backward is expected to complete them. Parameters without elements are in none.
+        which backward is expected to complete them. Parameters without elements are in no bucket.
     """
     plans: list[list[int]] = []
     filling: dict[str, list[int]] = {}

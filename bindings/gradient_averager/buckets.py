@@ -1,8 +1,8 @@
-"""The memory of a bucket: gradients that lie one behind the other on the host.
+"""Buckets of gradients that are contiguous in host memory.
 
 The gradient of a CPU parameter *becomes* a part of the bucket (``parameter.grad`` is a view), so
-the average is written where the optimizer reads it. That of a CUDA parameter is copied to
-page-locked memory and back, on the stream that backward runs on; nobody waits for the device.
+the optimizer reads the average without a copy. The gradient of a CUDA parameter is copied to
+page-locked memory and back, on the stream of the backward pass, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Bucket:
     """Gradients that are reduced together.
 
     Args:
-        named: their parameters with names, in the order of the values; on one device.
+        named: names and parameters, in the order of the values; on one device.
 
     Attributes:
         values: all gradients, shape (n,), on the host.
@@ -45,46 +45,46 @@ class Bucket:
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """Whose gradients these are, in their order."""
+        """The parameters of the gradients, in the order of the values."""
         return tuple(self._parameters)
 
     @property
     def is_complete(self) -> bool:
-        """All gradients have been taken, though copies from a device may be under way."""
+        """Whether all gradients were taken; copies from a device may still be running."""
         return not self._missing
 
     @property
     def is_on_host(self) -> bool:
-        """All gradients have been taken, and lie in ``values``."""
+        """Whether all gradients were taken, and have arrived in ``values``."""
         return self.is_complete and (self._copied is None or bool(self._copied.query()))
 
     def wait_on_host(self) -> None:
-        """Wait for copies from the device."""
+        """Wait until the copies from the device are complete."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def begin(self) -> None:
-        """All gradients are missing again."""
+        """Begin a new step: no gradient has been taken yet."""
         self._here = [False] * len(self._views)
         self._missing = len(self._views)
         self._copied = None
 
     def take(self, place: int) -> None:
-        """The gradient of the parameter at this place is there.
+        """Copy the gradient of the parameter at this place into the bucket.
 
         Raises:
-            RuntimeError: it was taken before.
-            TypeError: it is sparse.
+            RuntimeError: the gradient was taken already in this step.
+            TypeError: the gradient is sparse.
         """
         if self._here[place]:
             raise RuntimeError(
-                f"a second backward() has made a gradient of {self._names[place]!r}, whose first "
-                "one is being averaged; to add gradients up, run all but the last backward() in "
-                "`with averager.no_sync():`, otherwise call averager.step() in between"
+                f"a second backward() has made a gradient of {self._names[place]!r} while the "
+                "first one is being averaged; to accumulate gradients, run all but the last "
+                "backward() in `with averager.no_sync():`, else call averager.step() in between"
             )
         gradient, view = self._parameters[place].grad, self._views[place]
         if gradient is None:
-            if self._returned is not None:  # the device may still read what it was given back
+            if self._returned is not None:  # the device may still be reading the last average
                 self._returned.synchronize()
             view.zero_()
         elif gradient.layout is not torch.strided:
@@ -102,13 +102,13 @@ class Bucket:
             self._copied = _recorded(self._parameters[place].device)
 
     def take_rest(self) -> None:
-        """Take the gradients that backward has not announced; where there is none, zeros."""
+        """Take the remaining gradients; a missing gradient counts as zero."""
         for place, here in enumerate(self._here):
             if not here:
                 self.take(place)
 
     def give_back(self) -> None:
-        """Put what is in ``values`` into the gradients."""
+        """Copy ``values`` into the gradients of the parameters."""
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.grad is view:
                 continue

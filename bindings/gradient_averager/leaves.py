@@ -1,7 +1,7 @@
-"""The numbers in nested dictionaries and lists, as one list and back. Pure.
+"""Converts the numbers in nested dictionaries and lists to one list, and back. Pure.
 
-Newcomers take over step counters, learning rates and the like as one tensor of float64. What is no
-number (names, functions, None) is the program's own and the same on all peers anyway.
+Newcomers receive step counters, learning rates and similar numbers as one float64 tensor. Other
+values (names, functions, None) come from the program, and are the same on all peers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 
 def numbers_of(nested: object) -> Iterator[float]:
-    """Every int, float and bool, in an order that does not depend on that of the dictionaries."""
+    """Yield every int, float and bool; the order of dictionary entries does not matter."""
     if isinstance(nested, int | float):
         yield float(nested)
     elif _is_dict(nested):
@@ -23,14 +23,14 @@ def numbers_of(nested: object) -> Iterator[float]:
 
 
 def with_numbers(nested: Any, numbers: Iterator[float]) -> Any:
-    """A copy with other numbers, of the types that were there; the rest is the same objects.
+    """Return a copy of ``nested`` with other numbers of the same types.
 
-    An int that is given a fraction or infinity becomes a float: some programs begin to count at 0
-    what they go on with as 0.5.
+    A fraction or infinity in place of an int becomes a float, because some programs start a float
+    at the int 0.
 
     Args:
-        nested: as of ``numbers_of``.
-        numbers: as many as that yields.
+        nested: the dictionaries and lists, as for ``numbers_of``.
+        numbers: the new numbers, as many as ``numbers_of`` yields.
     """
     if isinstance(nested, bool):
         return bool(next(numbers))

@@ -1,10 +1,10 @@
-"""Averages in flight, until every one of them has an outcome.
+"""The reduces of one step, until each has an outcome.
 
-Outcomes are the same for all members: each average is committed for everybody, with the same
-contributors, or aborted for everybody. So what is launched again after a loss is the same on all
-survivors, too, if they look at no outcome before all are launched; that is what ``wait`` is for.
-When somebody dies after some averages were committed, these have his values in them and the others
-have not. Each is a mean over its own contributors, the same bits everywhere.
+All members get the same outcome of a reduce: either committed with the same contributors, or
+aborted. So after a loss, all survivors launch the same reduces again, if they launch all of them
+before they look at an outcome. ``wait`` ensures that. If a peer dies after some reduces were
+committed, only these contain its values. Each average is a mean over its own contributors, with
+the same bits on all members.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pccl.errors import (
 )
 
 OUT_OF_STEP = (Evicted, MasterLost, OutcomeUnknown, ResyncRequired)
-"""The others go on without this peer, or may have taken what it has not."""
+"""Errors after which the other members may continue, or have continued, without this peer."""
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class _BucketFlight:
 
 @dataclass(frozen=True, slots=True)
 class BucketOutcome:
-    """How the averages of one step went.
+    """The outcome of one step's reduces.
 
     Attributes:
-        contributors: who is in all of them, ascending; some may have more.
-        tx_bytes: sent for them.
-        rx_bytes: received for them.
+        contributors: ids of the peers that are in all averages, ascending.
+        tx_bytes: bytes sent for the averages.
+        rx_bytes: bytes received for the averages.
     """
 
     contributors: tuple[int, ...]
@@ -57,10 +57,10 @@ class BucketOutcome:
 
 
 class Reductions:
-    """The averages of one step, all of them in place.
+    """The reduces of one step, all of them in place.
 
     Args:
-        comm: connected.
+        comm: a connected communicator.
     """
 
     def __init__(self, comm: pccl.Communicator) -> None:
@@ -70,22 +70,22 @@ class Reductions:
 
     @property
     def are_open(self) -> bool:
-        """Something was launched and not waited for."""
+        """Whether a reduce was launched since the last complete ``wait``."""
         return bool(self._flights)
 
     def launch(self, values: Tensor, tag: int, options: QuantizationOptions | None) -> None:
-        """Begin to average ``values``, contiguous and on the CPU; borrowed until ``wait``."""
+        """Begin to average ``values``, a contiguous CPU tensor; do not use it until ``wait``."""
         flight = _BucketFlight(values, tag, options)
         self._flights.append(flight)
         self._start(flight)
 
     def wait(self) -> BucketOutcome | None:
-        """Wait until all averages are there, over whoever is left; alone, values stay as they are.
+        """Wait until all averages over the remaining members are complete; alone, keep the values.
 
         May be called again after Ctrl-C.
 
         Returns:
-            None: this peer is out of step with the others. What the tensors hold is worth nothing.
+            The outcome; None: this peer has lost its membership, and the values are worthless.
 
         Raises:
             DescriptorMismatch, LockstepError: the peers do not run the same program.
@@ -125,10 +125,10 @@ class Reductions:
         except NotConnected as error:
             if not isinstance(error.__cause__, MembershipError):
                 raise
-            self._out_of_step = True  # the loss was told to another user of the communicator
+            self._out_of_step = True  # another user of the communicator received the loss
 
     def _aborted(self, flights: list[_BucketFlight]) -> list[_BucketFlight]:
-        """Wait for all of them; those that have to be launched again."""
+        """Wait for the reduces in ``flights``; return the aborted ones, to launch them again."""
         again: list[_BucketFlight] = []
         for flight in flights:
             if flight.handle is None or flight.info is not None:
@@ -140,7 +140,7 @@ class Reductions:
             except OUT_OF_STEP:
                 self._out_of_step = True
             except (DescriptorMismatch, LockstepError):
-                self._flights = []  # whoever asked for something else may not come to the others
+                self._flights = []  # do not wait for the rest: another program may never make them
                 raise
             except CollectiveAborted:
                 again.append(flight)

@@ -1,14 +1,14 @@
-"""What all peers have, bit for bit the same, as one shared state that a newcomer takes over.
+"""The model and its optimizer as one shared state, bit-identical on all peers.
 
-Parameters, the optimizer's state, the numbers of its groups and of whatever else counts along
-(learning-rate schedulers), and how many steps were taken. Buffers are in it too, but every member
-may have its own: running statistics are of the own data.
+It contains the parameters, the optimizer's state, the number of steps, and the numbers of parameter
+groups, learning-rate schedulers and similar objects. It also contains the buffers, but these may
+differ between members, because running statistics depend on the own data.
 
-Optimizers make their state in the first step, and a shared state has to name its tensors before. So
-a step of a *copy* of the optimizer, on zeros, finds out which tensors there will be; room for them
-is made at once. The optimizer itself stays as it is: its own first step makes what it makes (which
-need not be the step from zeros: the momentum of SGD with dampening is not), and that is moved into
-the room that was made. Only a newcomer that takes over a later step has its state put there.
+An optimizer creates its state in its first step, but a shared state must name its tensors before.
+So a *copy* of the optimizer makes a step on zeros, which shows the tensors, and memory for them is
+allocated. The optimizer itself does not change. Its own first step creates its state (not always
+the step from zeros: see the momentum of SGD with dampening), which is then moved into that memory.
+A newcomer that joins later gets its optimizer state from the shared state.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pccl.bindings.gradient_averager.leaves import numbers_of, with_numbers
 
 
 class AveragedReplica:
-    """A model and its optimizer, with the number of steps that they have taken together.
+    """A model, its optimizer, and the number of their steps, as a shared state.
 
     Args:
-        model: its parameters and buffers.
-        optimizer: of the model's parameters.
-        shared: more tensors that all have alike.
-        stateful: what else has numbers to take over, with ``state_dict`` and ``load_state_dict``.
+        model: the model, of which parameters and buffers are shared.
+        optimizer: the optimizer of the model's parameters.
+        shared: further tensors that must be equal on all peers, by name.
+        stateful: objects with ``state_dict`` and ``load_state_dict``, whose numbers are shared.
 
     Attributes:
-        steps: taken so far.
+        steps: number of steps taken so far.
 
     Raises:
-        ValueError, TypeError: something that cannot be shared; the message says what to do.
+        ValueError, TypeError: an argument cannot be shared; the message says what to do.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class AveragedReplica:
         self.state = self.begin_anew()
 
     def begin_anew(self) -> SharedState:
-        """A shared state that was in no synchronization yet.
+        """Return a new shared state, which no synchronization has seen.
 
-        Its revision is the number of steps: in a group that has not synchronized, who is furthest
-        is right. In one that has, whoever comes with it is a newcomer.
+        Its revision is the number of steps: in a new group, the member with most steps wins. In a
+        group that has synchronized before, a member with a new state is a newcomer.
         """
         infos = [
             _entry(tensor, f"shared.{name}", every_own=False)
@@ -87,20 +87,20 @@ class AveragedReplica:
         return self.state
 
     def publish(self) -> None:
-        """Make the shared state say what is the case, before it is synchronized."""
+        """Copy the optimizer's state and all numbers into the shared state, before a sync."""
         self._read()
         numbers = torch.tensor(list(self._all_numbers()), dtype=torch.float64)
         if numbers.shape != self._numbers.shape:
             if self.state.lineage is not None:
                 raise RuntimeError(
-                    f"optimizer and schedulers had {len(self._numbers)} numbers to share, and now "
-                    f"have {len(numbers)}: make all of them before the first update()"
+                    f"optimizer and schedulers had {len(self._numbers)} numbers to share, but now "
+                    f"have {len(numbers)}; create all of them before the first update()"
                 )
             self.begin_anew()
         self._numbers.copy_(numbers)
 
     def adopt(self) -> None:
-        """Make what is the case be what the shared state says, after it was synchronized."""
+        """Load the optimizer's state and all numbers from the shared state, after a sync."""
         position = int(self._position.item())
         self.steps = position // 2
         if position % 2:
@@ -116,14 +116,14 @@ class AveragedReplica:
             self._set_numbers(iter(numbers))
 
     def stepped(self) -> None:
-        """The optimizer has taken a step with averaged gradients."""
+        """Record that the optimizer has taken a step with averaged gradients."""
         self.steps += 1
         self._read()
 
     # -- the optimizer's state ---------------------------------------------------------------------
 
     def _find_state(self) -> None:
-        """Make room for the state that the optimizer has or is going to have."""
+        """Allocate memory for the state that the optimizer has or will create."""
         own = self._optimizer.state
         trained = [p for group in self._optimizer.param_groups for p in group["params"]]
         is_whole = all(p in own for p in trained if p.requires_grad)
@@ -132,8 +132,8 @@ class AveragedReplica:
             if not isinstance(parameter, Tensor) or parameter not in self._names:
                 raise ValueError(
                     f"{type(self._optimizer).__name__} keeps state that belongs to no parameter of "
-                    "the model, and that cannot be shared; use one of torch.optim, or all_reduce "
-                    "the gradients yourself"
+                    "the model, so it cannot be shared; use an optimizer of torch.optim, or "
+                    "all_reduce the gradients yourself"
                 )
             for key, value in sorted(entries.items()):
                 if isinstance(value, Tensor):
@@ -150,7 +150,7 @@ class AveragedReplica:
                     )
 
     def _state_after_a_trial(self) -> dict[Any, dict[str, Any]]:
-        """The state that a copy of the optimizer has after a step on zeros."""
+        """Return the state of a copy of the optimizer after a step on zeros."""
         stand_ins: dict[int, Any] = {}
         original: dict[Any, Any] = {}
         for group in self._optimizer.param_groups:
@@ -166,13 +166,13 @@ class AveragedReplica:
         except Exception as error:
             raise ValueError(
                 f"a step of a copy of {type(self._optimizer).__name__}, with zeros for gradients, "
-                f"fails ({error}), so what newcomers have to take over is unknown; take a step "
-                "with it before you make the GradientAverager, or use another optimizer"
+                f"failed ({error}), so the state that newcomers need is unknown; take a step with "
+                "the optimizer before you make the GradientAverager, or use another optimizer"
             ) from error
         return {original.get(key, key): value for key, value in trial.state.items()}
 
     def _read(self) -> None:
-        """Take in what the optimizer keeps, also where it has put new tensors."""
+        """Move the optimizer's state into the shared tensors, and update the position."""
         state = self._optimizer.state
         has_state = False
         for (parameter, key), room in self._tensors.items():
@@ -184,7 +184,7 @@ class AveragedReplica:
                 if tensor.shape != room.shape:
                     raise RuntimeError(
                         f"the state {key!r} of {self._names[parameter]!r} has changed its shape "
-                        f"from {tuple(room.shape)} to {tuple(tensor.shape)}, and cannot be shared"
+                        f"from {tuple(room.shape)} to {tuple(tensor.shape)}; use another optimizer"
                     )
                 room.copy_(tensor)
                 state[parameter][key] = room
@@ -221,7 +221,7 @@ class AveragedReplica:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group; a tensor (a learning rate for CUDA graphs) as a number."""
+    """Return the settings of a parameter group; a tensor (as a CUDA graph needs) as a number."""
     return {
         key: value.item() if isinstance(value, Tensor) else value
         for key, value in group.items()
@@ -230,7 +230,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entry(tensor: Tensor, name: str, *, every_own: bool) -> TensorInfo:
-    """An entry of the shared state, in place; dtypes that it does not know go as bytes."""
+    """Return an entry of the shared state, without a copy; an unknown dtype becomes bytes."""
     detached = tensor.detach()
     try:
         DataType.from_torch_dtype(detached.dtype)

@@ -1,1 +1,1 @@
-"""What ``train_gpt.py`` trains, and on what: the model and its text."""
+"""The parts of ``train_gpt.py``: model, text, options, and a trainer for each mode."""

@@ -1,7 +1,7 @@
-"""A small GPT over bytes, as plain as it gets.
+"""A small and plain GPT over bytes.
 
-Decoder only: learned positions, pre-norm, causal attention, GELU, and one matrix for reading and
-writing bytes (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
+Decoder only: learned positions, pre-norm, causal attention, GELU, and one matrix for input and
+output bytes (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners").
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 VOCABULARY = 256
-"""Every byte is a token: there is no tokenizer to train, to ship or to disagree about."""
+"""Number of tokens. Every byte is a token, so the model needs no tokenizer."""
 
 PROMPT = b"\ndef "
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a model is.
+    """The size of a model.
 
     Attributes:
         width: numbers per byte between the layers; a multiple of ``heads``.
-        layers: how many blocks there are.
-        heads: of the attention in each block.
-        context: how many bytes the model sees at most.
+        layers: number of blocks.
+        heads: number of attention heads in each block.
+        context: largest number of bytes that the model sees.
     """
 
     width: int = 128
@@ -41,11 +41,11 @@ class Shape:
         if min(self.width, self.layers, self.heads, self.context) < 1:
             raise ValueError(f"a model needs positive sizes, not {self}")
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is no multiple of {self.heads} heads")
+            raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads")
 
 
 class Block(nn.Module):
-    """Each byte looks at those before it, then thinks for itself."""
+    """A transformer block: causal attention, then a feed-forward network for each byte."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, length, width) in and out."""
+        """Return the output for ``x``, of the same shape: (batch, length, width)."""
         x = x + self.attend(self.attention_norm(x))
         thought: Tensor = self.thought(self.thought_norm(x))
         return x + thought
 
     def attend(self, x: Tensor) -> Tensor:
-        """Mix in what stands before each place."""
+        """Return the causal attention of ``x``, shape (batch, length, width)."""
         batch, length, width = x.shape
         parts: Tensor = self.queries_keys_values(x)
         q, k, v = parts.view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
@@ -77,12 +77,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Says of each byte of a text which one comes next.
+    """A model that predicts the next byte at each place of a text.
 
     Args:
-        shape: how large it is.
-        seed: of the initial weights; the same seed gives the same weights, whatever was drawn
-            before.
+        shape: size of the model.
+        seed: seed of the initial weights, which depend on ``seed`` and ``shape`` only.
     """
 
     def __init__(self, shape: Shape, seed: int = 0) -> None:
@@ -95,17 +94,17 @@ class GPT(nn.Module):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Initial weights. What adds to the residual stream is smaller the more of them add."""
+        """Draw the initial weights. Those that add to the residual stream shrink with the depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
-                continue  # the norms begin as they are
+                continue  # the norms keep their initial values
             is_added = name.endswith(("attended.weight", "thought.2.weight"))
             scale = 0.02 / math.sqrt(2 * self.shape.layers) if is_added else 0.02
             with torch.no_grad():
                 parameter.normal_(0.0, scale, generator=generator)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Logits of the next byte at each place.
+        """Return the logits of the next byte at each place.
 
         Args:
             text: int64, shape (batch, length), length up to ``shape.context``.
@@ -116,10 +115,10 @@ class GPT(nn.Module):
         places = torch.arange(text.shape[1], device=text.device)
         x: Tensor = self.bytes(text) + self.places(places)
         x = self.norm(self.blocks(x))
-        return functional.linear(x, self.bytes.weight)  # tied: what reads bytes also writes them
+        return functional.linear(x, self.bytes.weight)  # tied: one matrix for input and output
 
     def loss(self, text: Tensor) -> Tensor:
-        """Mean cross-entropy of each byte given those before it, in nats.
+        """Return the mean cross-entropy of each byte given the bytes before it, in nats.
 
         Args:
             text: int64, shape (batch, length + 1).
@@ -129,16 +128,16 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def write(self, count: int, *, prompt: bytes = PROMPT, heat: float = 0.8, seed: int = 0) -> str:
-        """Let the model write.
+        """Let the model write text.
 
         Args:
-            count: how many bytes.
-            prompt: what they follow; at least one byte.
-            heat: divides the logits; below 1 it keeps to what it is surer of.
-            seed: of the draw.
+            count: number of bytes to write.
+            prompt: bytes before the new text; at least one.
+            heat: temperature, which divides the logits; likely bytes become likelier below 1.
+            seed: seed of the draw.
 
         Returns:
-            The prompt and what follows it; what is no UTF-8 is shown as such.
+            The prompt and the new text. Bytes that are not UTF-8 become replacement characters.
         """
         generator = torch.Generator().manual_seed(seed)
         text = torch.tensor(list(prompt))[None]
@@ -150,7 +149,7 @@ class GPT(nn.Module):
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """16 hex digits that differ if a single bit of the tensors does."""
+    """Return 16 hex digits of a hash over all bits of the tensors."""
     hashed = hashlib.sha256()
     for tensor in tensors:
         hashed.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -14,18 +14,18 @@ from gpt.model import Shape
 
 MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
 FORMATS = tuple(wire.label for wire in pccl.WireFormat)
-"""What ``--compression`` may be."""
+"""Values of ``--compression``."""
 
 FRAGMENTS, MIXING = 4, 0.5
-"""Of streaming, if nothing else is said."""
+"""Defaults of the mode ``streaming``."""
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
-"""Of the outer optimizer. What comes a whole round late goes without momentum: it overshoots."""
+"""Defaults of the outer optimizer. ``delayed`` has no momentum, because late averages overshoot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for; ``--help`` says what each is."""
+    """The options of a training; ``--help`` describes each one."""
 
     mode: str
     steps: int
@@ -56,15 +56,15 @@ class Options:
 
     @property
     def tokens_per_step(self) -> int:
-        """How many bytes one peer learns from in one step."""
+        """The number of bytes that one peer trains on in one step."""
         return self.batch * self.shape.context
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line, with what ``pccl launch`` says of this process in its environment.
+    """Read the command line, and the variables of ``pccl launch`` in the environment.
 
     Raises:
-        SystemExit: it makes no sense, or help was asked for; either has been printed.
+        SystemExit: the options are wrong, or the user asked for help; the text has been printed.
     """
     parser = make_parser()
     given = parser.parse_args(arguments)
@@ -76,17 +76,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run: bool) -> Options:
-    """What was left open follows from what was said.
+    """Return the options, with defaults that depend on other options.
 
     Args:
-        given: what :func:`make_parser` made of the command line.
-        peers: how many processes were launched here.
-        index: this one's number among them; None: nobody gave it one.
-        in_run: whether it is told of a run to join. Without a number there, it chooses one, so that
-            no other draws the same data.
+        given: the command line as parsed by :func:`make_parser`.
+        peers: number of processes that ``pccl launch`` started here.
+        index: number of this process among them; None: not started by ``pccl launch``.
+        in_run: whether this process joins a run. In a run without ``index``, it chooses a random
+            number, so that no other peer draws the same data.
 
     Raises:
-        ValueError: things that don't go together.
+        ValueError: options do not fit together.
     """
     shape = Shape(given.width, given.layers, given.heads, given.context)
     known = dict(vars(given), shape=shape)
@@ -100,7 +100,7 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
     if given.delay is None:
         known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
     known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
-    known["sample"] = given.sample if index in (None, "0") else 0  # the others write the same
+    known["sample"] = given.sample if index in (None, "0") else 0  # all peers would write the same
     known["min_peers"] = given.min_peers or peers
     known["threads"] = given.threads or (1 if peers > 1 else None)
     for name in ("checkpoint", "log", "tensorboard"):
@@ -111,12 +111,12 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
 
 
 def usual_delay(mode: str, sync_every: int | str, fragments: int) -> int:
-    """How many inner steps an average may take until it is merged.
+    """Return the default of ``--delay``: inner steps until an average is merged.
 
-    Delayed: until the next one is taken. Streaming: until it is the next fragment's turn.
+    In both modes, that is when the next average begins: in ``streaming``, of the next fragment.
 
     Raises:
-        ValueError: ``sync_every`` is a time, so that nobody knows how many steps that is.
+        ValueError: ``sync_every`` is a time, so the number of steps is unknown.
     """
     if mode not in ("delayed", "streaming"):
         return 0
@@ -126,7 +126,7 @@ def usual_delay(mode: str, sync_every: int | str, fragments: int) -> int:
 
 
 def own_path(path: str, option: str, peers: int, index: str | None) -> Path:
-    """The path with ``{peer}`` replaced.
+    """Return ``path`` with the number of this process in place of ``{peer}``.
 
     Raises:
         ValueError: several processes of this machine would write to one path.
@@ -137,10 +137,10 @@ def own_path(path: str, option: str, peers: int, index: str | None) -> Path:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All options. A default that depends on others is None here."""
+    """Return the parser of all options. A default that depends on other options is None here."""
     parser = argparse.ArgumentParser(
         prog="train_gpt.py",
-        description="Train a small GPT on the bytes of real text, alone or together with others.",
+        description="Train a small GPT on the bytes of real text, alone or with other peers.",
     )
     add = parser.add_argument
     add("--mode", choices=MODES, default="sync", help="how the peers train together (%(default)s)")
@@ -150,7 +150,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--steps", type=positive, default=600, help="inner steps (%(default)s)", metavar="N"
     )
     length.add_argument(
-        "--tokens", type=positive, metavar="N", help="bytes for each peer, in place of --steps"
+        "--tokens", type=positive, metavar="N", help="bytes for each peer, instead of --steps"
     )
 
     add(
@@ -158,15 +158,15 @@ def make_parser() -> argparse.ArgumentParser:
         type=steps_or_time,
         default=50,
         metavar="N",
-        help="inner steps between two averages (%(default)s), or a time such as 30s: then each "
-        "peer ends after --steps of its own",
+        help="inner steps between two averages (%(default)s), or a time such as 30s; with a time, "
+        "each peer ends after --steps of its own",
     )
     add(
         "--delay",
         type=count,
         metavar="N",
         help="inner steps until an average is merged "
-        "(delayed: --sync-every, streaming: that by --fragments, else 0)",
+        "(delayed: --sync-every, streaming: --sync-every / --fragments, else 0)",
     )
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
@@ -175,10 +175,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--outer-momentum",
         type=float,
         metavar="M",
-        help=f"Nesterov's, of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
+        help=f"Nesterov momentum of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
     )
     add("--compression", choices=FORMATS, metavar="FORMAT", help=f"{', '.join(FORMATS)}")
-    add("--min-peers", type=positive, metavar="N", help="begin with so many (all that launch made)")
+    add("--min-peers", type=positive, metavar="N", help="begin with so many (all in the launch)")
 
     add = parser.add_argument_group("model").add_argument
     add("--width", type=positive, default=128, metavar="N", help="(%(default)s)")
@@ -187,27 +187,27 @@ def make_parser() -> argparse.ArgumentParser:
     add("--context", type=positive, default=128, metavar="N", help="bytes (%(default)s)")
 
     add = parser.add_argument_group("learning").add_argument
-    add("--batch", type=positive, default=8, metavar="N", help="excerpts a step (%(default)s)")
-    add("--lr", type=float, default=2e-3, metavar="R", help="at its peak (%(default)s)")
+    add("--batch", type=positive, default=8, metavar="N", help="excerpts per step (%(default)s)")
+    add("--lr", type=float, default=2e-3, metavar="R", help="peak learning rate (%(default)s)")
     add("--warm-up", type=count, default=60, metavar="N", help="steps (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="(%(default)s)")
-    add("--text", type=Path, metavar="DIR", help="to learn (Python's standard library)")
+    add("--text", type=Path, metavar="DIR", help="training text (Python's standard library)")
 
-    add = parser.add_argument_group("output; {peer} in a path is its number").add_argument
+    add = parser.add_argument_group("output; {peer} in a path: its number").add_argument
     add("--evaluate-every", type=positive, default=50, metavar="N", help="steps (%(default)s)")
     add("--held-out", type=positive, default=64, metavar="N", help="excerpts (%(default)s)")
-    add("--checkpoint", metavar="PATH", help="save there, and resume from it if it exists")
+    add("--checkpoint", metavar="PATH", help="file to save to, and to resume from if it exists")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="steps (%(default)s)")
     add("--log", metavar="FILE", help="events and losses as lines of JSON")
     add("--tensorboard", metavar="DIR", help="events and losses as curves")
-    add("--status", action="store_true", help="one line on stderr that says how it goes")
+    add("--status", action="store_true", help="show one line with the progress on stderr")
     add("--sample", type=count, default=0, metavar="N", help="bytes to write at the end")
-    add("--threads", type=positive, metavar="N", help="of torch (1 if launch made several peers)")
+    add("--threads", type=positive, metavar="N", help="torch threads (1 if launch made several)")
     return parser
 
 
 def positive(text: str) -> int:
-    """An int of at least 1."""
+    """Parse an int of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -215,7 +215,7 @@ def positive(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """An int of at least 0."""
+    """Parse an int of at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is less than 0")
@@ -223,5 +223,5 @@ def count(text: str) -> int:
 
 
 def steps_or_time(text: str) -> int | str:
-    """``100``, or ``30s``, which DiLoCo reads."""
+    """Parse a number of steps; leave a time such as ``30s`` to DiLoCo."""
     return positive(text) if text.lstrip("-").isdigit() else text

@@ -1,8 +1,8 @@
-"""Real text, split into what is trained on and what is held out.
+"""Real text, split into training text and held-out text.
 
-Without a folder it is the source text of Python's own standard library, some 11 MB that lie on
-every machine that can run this. Which files are held out depends on their paths alone, so all peers
-that have the same files split them alike.
+The default is the source text of Python's standard library, about 11 MB that every machine with
+Python has. The path of a file alone decides whether it is held out, so all peers with the same
+files split them equally.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ import torch
 from torch import Tensor
 
 HELD_OUT_SHARE = 0.1
-"""Of the files, about."""
+"""Approximate share of the files that are held out."""
 
 NOT_THE_LIBRARY = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages"})
-"""Folders of the standard library that are left out: data for tests, and what is installed."""
+"""Folders of the standard library to skip: data for tests, and installed packages."""
 
 END = b"\0"
-"""Comes after each file."""
+"""The byte after each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Bytes to train on and bytes to judge by, none of them in both.
+    """The training text and the held-out text, from different files.
 
     Attributes:
-        training: uint8, one file after the other.
-        held_out: likewise.
+        training: concatenated files, uint8.
+        held_out: concatenated files, uint8.
     """
 
     training: npt.NDArray[np.uint8]
     held_out: npt.NDArray[np.uint8]
 
     def batch(self, count: int, length: int, *, seed: int, peer: int, step: int) -> Tensor:
-        """What one peer trains on in one step: a pure function of the arguments.
+        """Return the batch of one peer in one step: a pure function of the arguments.
 
-        So a run that resumes from a checkpoint draws what it would have drawn, two modes are
-        compared on the same batches, and no two peers draw alike.
+        So a run that resumes from a checkpoint draws the same batches, different modes train on the
+        same batches, and no two peers draw the same batch.
 
         Args:
-            count: of excerpts, which begin anywhere in the training text.
-            length: of each, in bytes.
-            seed: of the run.
-            peer: whose batch it is.
-            step: the inner step.
+            count: number of excerpts, which begin at random places of the training text.
+            length: length of each excerpt, in bytes.
+            seed: seed of the run.
+            peer: number of the peer.
+            step: number of the inner step.
 
         Returns:
             int64, shape (count, length).
@@ -62,7 +62,7 @@ class Text:
         return excerpts(self.training, starts, length)
 
     def held_out_excerpts(self, count: int, length: int) -> Tensor:
-        """The same for everyone: so many excerpts, evenly spread over the held-out text.
+        """Return ``count`` excerpts, evenly spread over the held-out text; equal on all peers.
 
         Returns:
             int64, shape (count, length).
@@ -72,7 +72,7 @@ class Text:
 
 
 def excerpts(text: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], length: int) -> Tensor:
-    """So many bytes from each start on; int64, shape (starts, length)."""
+    """Return ``length`` bytes from each start on, int64, shape (starts, length)."""
     return torch.tensor(text[starts[:, None] + np.arange(length)], dtype=torch.int64)
 
 
@@ -80,33 +80,33 @@ def load(folder: Path | None, length_min: int) -> Text:
     """Read a folder of text.
 
     Args:
-        folder: every file in it and below counts, but hidden ones and those that hold a zero byte;
-            None: the ``*.py`` files of the standard library.
-        length_min: of the training text and of the held-out text, in bytes.
+        folder: folder whose files are read, also in subfolders, except hidden files and files that
+            hold a zero byte. None: the ``*.py`` files of the standard library.
+        length_min: smallest length of the training text and of the held-out text, in bytes.
 
     Raises:
-        ValueError: there is no such folder, or less text than that.
+        ValueError: the folder does not exist, or holds too little text.
         OSError: a file cannot be read.
     """
     if folder is not None and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
+        raise ValueError(f"{folder} is not a folder")
     parts: dict[bool, list[bytes]] = {False: [], True: []}
     for name, path in files(folder):
         content = path.read_bytes()
         if END not in content:
             parts[is_held_out(name)].append(content + END)
     training, held_out = (b"".join(parts[which]) for which in (False, True))
-    for what, text in (("to train on", training), ("held out", held_out)):
+    for what, text in (("for training", training), ("held out", held_out)):
         if len(text) < length_min:
             raise ValueError(
-                f"of {folder or 'the standard library'}, {len(text)} bytes are {what};"
-                f" at least {length_min} are needed: name a folder with more files of text"
+                f"{folder or 'the standard library'} has {len(text)} bytes {what}, but the model "
+                f"needs at least {length_min}; give a folder with more text files"
             )
     return Text(np.frombuffer(training, np.uint8), np.frombuffer(held_out, np.uint8))
 
 
 def files(folder: Path | None) -> Iterator[tuple[str, Path]]:
-    """Each file and its path relative to the folder, with slashes, in the order of these."""
+    """Yield each file, sorted: its path relative to the folder, with slashes, and its full path."""
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     unwanted = NOT_THE_LIBRARY if folder is None else frozenset[str]()
     found: dict[str, Path] = {}
@@ -123,6 +123,6 @@ def files(folder: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a file is kept from training, by its path relative to the folder."""
+    """Whether a file is held out, by its path relative to the folder."""
     hashed = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(hashed[:4]) < HELD_OUT_SHARE * 2**32

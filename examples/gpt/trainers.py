@@ -1,4 +1,4 @@
-"""The modes of ``train_gpt.py``: what is put around the inner optimizer in each of them."""
+"""The trainers of ``train_gpt.py``, one for each mode. Each wraps the inner optimizer."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ Tell = Callable[[Event], None]
 
 
 class Trainer(Protocol):
-    """What the loop needs. :class:`~pccl.bindings.diloco.DiLoCo` has it all; here is the rest."""
+    """The interface of a trainer. :class:`~pccl.bindings.diloco.DiLoCo` has all of its methods."""
 
     @property
     def steps(self) -> int:
-        """How many the run has made up to here, also before a resume, or before this one joined."""
+        """The steps of the run, also those before a resume, or before this peer joined."""
         ...
 
     def zero_grad(self) -> None:
-        """Begin a step: forget the gradients."""
+        """Begin a step: clear the gradients."""
         ...
 
     def step(self, *, weight: float) -> object:
-        """Learn from the gradients; ``weight`` says how much work they stand for."""
+        """Apply the gradients. ``weight``: amount of work that they represent."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Load the state of a checkpoint."""
         ...
 
     def finish(self) -> None:
-        """The last step is made: give the model what the others have, too."""
+        """Complete the last average, so that all peers have the same model."""
         ...
 
 
@@ -58,18 +58,18 @@ def make_trainer(
     tell: Tell,
     stack: contextlib.ExitStack,
 ) -> Trainer:
-    """This is all there is to training together: wrap the optimizer.
+    """Wrap the optimizer for the mode. Training together needs nothing else.
 
     Args:
-        given: which mode, and its settings.
-        model: the model; of several peers, the eldest one's weights count.
-        inner: steps from one synchronization to the next.
-        tell: hears of every event.
-        stack: closes what is opened here.
+        given: the mode and its settings.
+        model: the model; all peers begin with the weights of the eldest peer.
+        inner: optimizer for the steps between two averages.
+        tell: called with every event.
+        stack: closes the communicator and the trainer.
     """
     if given.mode == "alone":
         return Alone(inner, tell)
-    comm = stack.enter_context(pccl.Communicator())  # the environment says whom to join
+    comm = stack.enter_context(pccl.Communicator())  # PCCL_MASTER names the master
     if given.mode == "data-parallel":
         from pccl.bindings.gradient_averager import GradientAverager
 
@@ -101,12 +101,12 @@ def make_trainer(
 
 
 def outer(parameters: list[torch.Tensor], *, lr: float, momentum: float) -> torch.optim.Optimizer:
-    """The outer optimizer; Nesterov's, if it has momentum."""
+    """Return the outer optimizer: SGD, with Nesterov momentum unless ``momentum`` is 0."""
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
 class Alone:
-    """The inner optimizer, and nobody else."""
+    """A trainer of one process: the inner optimizer alone."""
 
     def __init__(self, inner: torch.optim.Optimizer, tell: Tell) -> None:
         self._inner = inner
@@ -114,30 +114,30 @@ class Alone:
         self.steps = 0
 
     def zero_grad(self) -> None:
-        """Begin a step."""
+        """Begin a step: clear the gradients."""
         self._inner.zero_grad()
 
     def step(self, *, weight: float) -> None:
-        """Make it; alone, everything weighs the same."""
+        """Apply the gradients. One process alone needs no weight."""
         self._inner.step()
         self.steps += 1
         self._pace.stepped(self.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"inner": self._inner.state_dict(), "steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Load the state of a checkpoint."""
         self._inner.load_state_dict(state_dict["inner"])
         self.steps = state_dict["steps"]
 
     def finish(self) -> None:
-        """There is nobody else."""
+        """Do nothing: there are no other peers."""
 
 
 class DataParallel:
-    """Every step averages all gradients; the steps that count are the run's."""
+    """A trainer that averages all gradients at every step, and counts the steps of the run."""
 
     def __init__(
         self, averager: GradientAverager, inner: torch.optim.Optimizer, tell: Tell
@@ -148,41 +148,41 @@ class DataParallel:
 
     @property
     def steps(self) -> int:
-        """How many steps the run has made."""
+        """The number of steps of the run."""
         return self._averager.steps
 
     def zero_grad(self) -> None:
-        """Begin a step: let newcomers in, or come in."""
+        """Begin a step: admit newcomers, or join; then clear the gradients."""
         self._averager.update()
         self._inner.zero_grad()
 
     def step(self, *, weight: float) -> None:
-        """Make it; if this peer has lost its place in the run, the next one joins it again."""
+        """Average and apply the gradients. After a loss of membership, the next step rejoins."""
         if self._averager.step():
             self._pace.stepped(self._averager.steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"inner": self._inner.state_dict(), "averager": self._averager.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Load the state of a checkpoint."""
         self._inner.load_state_dict(state_dict["inner"])
         self._averager.load_state_dict(state_dict["averager"])
 
     def finish(self) -> None:
-        """All have the same model anyway."""
+        """Do nothing: all peers have the same model after each step."""
 
 
 class Pace:
-    """Tells of each step how long it took."""
+    """Reports the duration of each step."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._last_s = math.nan
 
     def stepped(self, step: int) -> None:
-        """One was made."""
+        """Report that a step has ended."""
         now_s = time.perf_counter()
         self._tell(InnerStep(step=step, seconds=now_s - self._last_s))
         self._last_s = now_s

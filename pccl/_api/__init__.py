@@ -1,10 +1,10 @@
-"""What both communicators share: from a caller's arguments to the engine, and back.
+"""The code that both communicators share, from a caller's arguments to the engine and back.
 
 * ``signatures``: makes the methods of both communicators from one signature.
 * ``arguments``: checks every argument of a call, and makes a request from them.
 * ``session``: the engine of a communicator on the I/O thread.
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
-* ``reports``: what a peer reports to its program: members, and the status.
+* ``reports``: the reports of a peer to its program: members, and the status.
 * ``handles``: the outcome of a reduce that runs in the background.
 * ``base``: base class of both communicators: construction, and calls that do not wait.
 * ``draining``: on SIGTERM this peer leaves the run before the program ends.

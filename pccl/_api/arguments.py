@@ -76,7 +76,7 @@ def join_request(
     """Check the arguments of ``connect``.
 
     Raises:
-        TypeError, ValueError: a mistake, here and below; the message says how to mend it.
+        TypeError, ValueError: an argument is wrong, here and below; the message says what to do.
     """
     attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
     peers = resolve_min_peers(min_peers)
@@ -91,7 +91,7 @@ def join_request(
         fetched = FetchedPieces(memory, staging_max, directory)
         prefetch = PrefetchRequest(memory, fetched, listener, on_reduction)
     elif on_reduction is not None:
-        raise ValueError("on_reduction needs the shared_state that it changes")
+        raise ValueError("on_reduction needs the shared_state to which reductions are applied")
     return JoinRequest(attempts, peers, prefetch, limit_s)
 
 
@@ -164,11 +164,11 @@ _ALGORITHMS = {algorithm.label: algorithm for algorithm in Algorithm}
 
 
 def check_algorithm(given: object) -> Algorithm:
-    """Check an algorithm, by its name or as the enum's member, and return it.
+    """Return ``given``, an algorithm or the name of one, as an algorithm.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: there is none of that name.
+        TypeError: ``given`` is neither.
+        ValueError: no algorithm has this name.
     """
     if isinstance(given, Algorithm):
         return given
@@ -184,8 +184,8 @@ def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:
         return descriptor
     if algorithm is Algorithm.STAR and descriptor.tensor_bytes > STAR_BYTES_MAX:
         raise ValueError(
-            f"algorithm 'star' is for tensors up to {STAR_BYTES_MAX} bytes, and this one has "
-            f"{descriptor.tensor_bytes}; take 'mesh', 'ring' or 'auto'"
+            f"algorithm 'star' is for tensors up to {STAR_BYTES_MAX} bytes, and this tensor has "
+            f"{descriptor.tensor_bytes}; use 'mesh', 'ring' or 'auto'"
         )
     return replace(descriptor, algorithm=algorithm, forced=True)
 
@@ -205,12 +205,12 @@ def many_request(
     requests = tuple(_described_request(descriptor) for descriptor in given)
     _check_names(given)
     if not requests:
-        raise ValueError("nothing to reduce: no descriptors")
+        raise ValueError("nothing to reduce: descriptors is empty; pass at least one")
     return ReduceManyRequest(requests, in_flight, limit_s)
 
 
 def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
-    """Each tensor with error feedback must have a name of its own."""
+    """Check that no two tensors share a residual of the same error feedback."""
     seen: set[tuple[int, str]] = set()
     for given in descriptors:
         options = given.reduce_descriptor.quantization_options
@@ -219,7 +219,7 @@ def _check_names(descriptors: list[ReduceOpDescriptor]) -> None:
         key = (id(options.error_feedback), options.name)
         if key in seen:
             raise ValueError(
-                f"two tensors share the residual of {options.name!r}; give each a name of its own"
+                f"two tensors have the same residual {options.name!r}; give each its own name"
             )
         seen.add(key)
 
@@ -256,8 +256,8 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
             check_operand_descriptor(held, operand.data_type)
     elif held is None:
         raise ValueError(
-            f"tag {tag}: an address does not tell what it points to; give the ReduceDescriptor an "
-            "operand_descriptor, as in ReduceOperandDescriptor(DataType.FLOAT)"
+            f"tag {tag}: an address does not tell the type of its elements; give the "
+            "ReduceDescriptor an operand_descriptor, as in ReduceOperandDescriptor(DataType.FLOAT)"
         )
     else:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
@@ -335,7 +335,7 @@ def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:
 
 
 def _wire_format(options: QuantizationOptions) -> WireFormat:
-    """The format asked for by our name, or by PCCL's dtype and algorithm."""
+    """Return the wire format of ``options``: by its name, or by PCCL's dtype and algorithm."""
     algorithm = check_member("algorithm", options.algorithm, QuantizationAlgorithm)
     wire = check_member("quantized_datatype", options.quantized_datatype, DataType)
     if isinstance(options.format, str):
@@ -357,14 +357,14 @@ def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
     if options.error_feedback is None:
         if options.name is not None:
             raise ValueError(
-                "name tells an error_feedback which tensor this is; give one, or leave name out"
+                "name is for error_feedback only; pass an error_feedback too, or leave name out"
             )
         return
     check_type("error_feedback", options.error_feedback, ErrorFeedback)
     if op not in (ReduceOp.SUM, ReduceOp.AVG):
         raise ValueError(
-            f"error_feedback cannot make good what {op.name} loses: only with SUM and AVG does an "
-            "error add up with later contributions; leave it out"
+            f"error_feedback works with SUM and AVG only, because {op.name} does not add an error "
+            "to later contributions; leave error_feedback out"
         )
     if options.name is None:
         raise ValueError("error_feedback needs the tensor's name, as in name='layer1'")
@@ -391,8 +391,8 @@ def sync_request(
         raise ValueError(f"resume must be one of {known}, not {resume!r}")
     if check_flag("in_place", in_place) and state.lineage is not None:
         raise ValueError(
-            "in_place is for the first synchronization of a state only: these contents have been "
-            "synchronized before, and would be lost if this failed half-way"
+            "in_place is for the first synchronization of a state only: this state has been "
+            "synchronized, and a failure half-way would destroy its contents; leave in_place out"
         )
     return SyncOptions(
         state,
@@ -414,10 +414,10 @@ def verify_request(shared_state: SharedState, *, timeout_s: float | None = None)
 
 
 def _check_directory(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Check it even if it may not be needed, so that a mistake shows before a large fetch."""
+    """Return ``path`` as a string; refuse a missing directory now, not after a large download."""
     if path is None:
         return None
     directory = os.fspath(path)
     if not os.path.isdir(directory):
-        raise ValueError(f"{name}: {directory!r} is no directory; make it first, or leave it out")
+        raise ValueError(f"{name}: no directory {directory!r}; create it, or leave {name} out")
     return directory

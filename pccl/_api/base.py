@@ -89,7 +89,7 @@ class CommunicatorBase:
         return f"<{name}: {self._session.describe()}>"
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """A size, as of this peer's last joint call. Local; never blocks.
+        """Return a size, as of this peer's last joint call. Local; never blocks.
 
         Raises:
             NotConnected: ``connect`` was not called.
@@ -138,7 +138,7 @@ class CommunicatorBase:
         return len(self._session.roster("world_size").members)
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """The own group in ring order, as of this peer's last joint call. Local; never blocks.
+        """Return the own group's members in ring order, as of this peer's last joint call. Local.
 
         Raises:
             NotConnected: ``connect`` was not called.
@@ -146,7 +146,7 @@ class CommunicatorBase:
         return members_of(self._session.roster("members"))
 
     def status(self) -> Status:
-        """This peer's own view: membership, master, open calls, transfers, links. Local.
+        """Return this peer's own view: membership, master, open calls, transfers, links. Local.
 
         Raises:
             NotConnected: ``connect`` was not called.

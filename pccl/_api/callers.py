@@ -63,10 +63,10 @@ class Callers:
             self._open -= 1
 
     def all_blocked(self) -> bool:
-        """Whether every caller that lives is inside a joint call, and waits there. I/O thread.
+        """Whether every living caller waits inside a joint call. I/O thread.
 
-        If more callers are inside than calls are open, the call of one of them has ended, and it
-        has not been woken up yet.
+        If more callers are inside than calls are open, the call of one caller has ended, and this
+        caller will wake up soon.
         """
         inside = 0
         for record in list(self._records.values()):

@@ -35,7 +35,7 @@ def drain(session: Session) -> None:
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> None:
-    if os.getpid() != _pid:  # a child made by fork: it is no peer, and ends as if we were not here
+    if os.getpid() != _pid:  # a forked child is no peer, and ends as if this handler were absent
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
         return

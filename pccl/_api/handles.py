@@ -24,7 +24,7 @@ from pccl.runtime.requests import ReduceInfo
 FUNC = "all_reduce_async"
 
 NO_INFO = ReduceInfo(0, 0, 0)
-"""Of a reduce that failed."""
+"""The info of a reduce that failed."""
 
 
 class AsyncReduceHandle:
@@ -74,9 +74,9 @@ class AsyncReduceHandle:
 
         Raises:
             TimeoutError: no outcome yet; the reduce continues, and the program may wait again.
-            CollectiveAborted: a member was lost, or withdrew; the input is what it was. Re-read
-                the world size and call again.
-            PCCLError: as of ``all_reduce``.
+            CollectiveAborted: a member was lost, or withdrew; the input is unchanged. Read the
+                world size again, and call again.
+            PCCLError: the errors of ``all_reduce``.
         """
         limit_s = check_timeout(timeout_s)
         if self._outcome is None:
@@ -109,14 +109,14 @@ class AsyncReduceHandle:
                 left_s = INTERRUPT_POLL_S if ends is None else ends - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(
-                        f"the reduce has not ended within {limit_s:g} s; it goes on: wait again"
+                        f"the reduce did not end within {limit_s:g} s, but continues; wait again"
                     )
                 concurrent.futures.wait([question.finished], min(left_s, INTERRUPT_POLL_S))
         finally:
             self._leave(question)
 
     def _ask(self) -> Submission[ReduceInfo] | None:
-        """One more waits; None: the outcome is there already."""
+        """Add a waiter, and return its question to the engine; None if the outcome is known."""
         with self._lock:
             if self._outcome is None and self._question is None:
                 try:
@@ -129,7 +129,7 @@ class AsyncReduceHandle:
             return self._question
 
     def _leave(self, question: Submission[ReduceInfo]) -> None:
-        """One less waits."""
+        """Remove a waiter, and keep the outcome if there is one; else the last one withdraws."""
         with self._lock:
             self._waiters -= 1
             if self._outcome is not None:

@@ -1,4 +1,4 @@
-"""What a peer reports to its program: members, and the status."""
+"""The reports of a peer to its program: the members of its group, and its status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LaneStatus:
         number: number of the lane within its link, from 0.
         local: this end, ``HOST:PORT``.
         remote: the other end, as this host sees it.
-        congestion: congestion control of this end, as the kernel names it; empty if unknown.
+        congestion: congestion control of this end, by its name in the kernel; empty if unknown.
         sent_bytes: all bytes sent since the connection was greeted.
         received_bytes: all bytes received since then.
     """
@@ -69,7 +69,7 @@ class MasterContact:
 
     Attributes:
         address: address of the master.
-        connected: whether there is a connection to it.
+        connected: whether this peer has a connection to it.
         silent_s: seconds since its last message.
     """
 
@@ -80,13 +80,13 @@ class MasterContact:
 
 @dataclass(frozen=True, slots=True)
 class CallStatus:
-    """One call of this peer's program that has not returned, or a handle's that has no outcome.
+    """One open call of this peer's program: a running call, or a handle without an outcome.
 
     Attributes:
         call: its name.
         tag: tag of a collective; None for a joint call of the run.
         open_s: seconds since the call was made.
-        waits_for: members or event it waits for, as the master reports; empty: not for long.
+        waits_for: members or event it waits for, as the master reports; empty until it reports.
     """
 
     call: str
@@ -97,17 +97,17 @@ class CallStatus:
 
 @dataclass(frozen=True, slots=True)
 class TransferStatus:
-    """One collective of this peer that has no outcome.
+    """One collective of this peer that has no outcome yet.
 
     Attributes:
         tag: its tag.
         what: description of the tensor or call.
-        algorithm: how the values travel, as of ``ReduceInfo``.
-        phase: ``requested``, ``started``, or ``done`` here and not yet everywhere.
+        algorithm: how the values travel, as in ``ReduceInfo``.
+        phase: ``requested``, ``started``, or ``done`` on this peer but not yet on all members.
         received_segments: segments received so far.
         segments: segments that this peer receives in total.
         received_bytes: payload bytes received so far.
-        sent_bytes: payload bytes handed to the network, or about to be.
+        sent_bytes: payload bytes sent, or queued for sending.
     """
 
     tag: int
@@ -122,7 +122,7 @@ class TransferStatus:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One thing that has happened to this peer: a loss, a failure, a connection that broke.
+    """One event of this peer: a loss, a failure, a broken connection.
 
     Attributes:
         ago_s: seconds since then.
@@ -148,7 +148,7 @@ class Status:
             ``joining`` and ``pending``: while it joins again.
         term: number of the master's incarnation.
         view: number of the own group's newest view.
-        members: of the own group in that view, in ring order.
+        members: members of the own group in that view, in ring order.
         master: the master as this peer knows it.
         calls: open calls, the oldest first.
         transfers: collectives without an outcome, the oldest first.
@@ -168,7 +168,7 @@ class Status:
 
 
 def status_of(engine: PeerEngine) -> Status:
-    """The user's view of a peer that is or was a member; for the I/O thread."""
+    """Return the status of a peer that is or was a member. I/O thread."""
     machine, now_ns = engine.machine, engine.now_ns()
     newest, contact = machine.newest, machine.contact
     return Status(
@@ -246,7 +246,7 @@ def _lane_status(lane: Lane) -> LaneStatus:
 
 
 def members_of(roster: Roster) -> tuple[MemberInfo, ...]:
-    """The user's view of a group."""
+    """Return the members of a group as the user sees them."""
     return tuple(
         MemberInfo(member.peer, rank, member.host, member.port)
         for rank, member in enumerate(roster.members)

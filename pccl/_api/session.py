@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio communicator share: an engine on the I/O thread.
+"""The session that the blocking and the asyncio communicator share: an engine on the I/O thread.
 
 A session owns its engine, and the engine does not refer to it. ``weakref.finalize`` closes the
 session when the communicator is collected or the interpreter ends, so ``close`` is optional.
@@ -46,7 +46,7 @@ class CheckedCall(Generic[_Request, _T]):
 
 
 class Session:
-    """An engine on the I/O thread.
+    """The engine of one communicator, on the I/O thread.
 
     Args:
         owner: the communicator.
@@ -91,7 +91,7 @@ class Session:
         return self._io.submit(lambda: self.engine.finish(ticket))
 
     def info_of(self, ticket: int) -> ReduceInfo | None:
-        """Result of a launched reduce if it was committed, also after ``close``; otherwise None."""
+        """Return the result of a launched reduce, also after ``close``; None if not committed."""
         info = self.engine.calls.result_of(ticket)
         return info if isinstance(info, ReduceInfo) else None
 
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called, or this is a copy that fork made."""
+        """Whether ``close`` was called, or this process is a forked child of the owner."""
         return not self._finalizer.alive or self._io.abandoned
 
     def submit(self, call: CheckedCall[_Request, _T]) -> Submission[_T]:
@@ -124,14 +124,14 @@ class Session:
         return self._io.submit(partial(self.callers.counted, work) if call.joint else work)
 
     def inside(self, call: CheckedCall[Any, Any], caller: Caller) -> AbstractContextManager[None]:
-        """Context in which the caller waits for the call."""
+        """Return the context in which ``caller`` waits for the call."""
         if call.joint:
             return self.callers.inside(caller)
         self.callers.note(caller)
         return nullcontext()
 
     def settle_left(self, call: CheckedCall[_Request, _T], submission: Submission[_T]) -> None:
-        """Report to the engine that the caller left, if the call had ended all the same."""
+        """Tell the engine that the caller left, if the call ended before its cancellation."""
         finished = submission.finished
         if not finished.done() or finished.cancelled():
             return
@@ -145,10 +145,10 @@ class Session:
     # -- what is known here ----------------------------------------------------------------------
 
     def roster(self, func: str) -> Roster:
-        """Membership as of the caller's last joint call.
+        """Return the membership as of the caller's last joint call.
 
         Raises:
-            NotConnected: not a member yet, or closed.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         if self.closed:
             raise self._closed_error(func)
@@ -158,25 +158,25 @@ class Session:
         return roster
 
     def peer_id(self, func: str) -> PeerId:
-        """The own id.
+        """Return this peer's id.
 
         Raises:
-            NotConnected: not a member yet, or closed.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         self.roster(func)
         return self.engine.machine.peer
 
     def status(self, func: str) -> Status:
-        """What this peer knows of itself.
+        """Return this peer's own view of the run.
 
         Raises:
-            NotConnected: not a member yet, or closed.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         self.roster(func)
         return self._io.call(lambda: status_of(self.engine))
 
     def describe(self) -> str:
-        """Name of this peer, for people."""
+        """Return a name of this peer for messages."""
         where = f"master {self.engine.master}, group {self.engine.group}"
         if self.closed:
             return f"{where}, closed"

@@ -27,7 +27,7 @@ def asking(
 ]:
     """Make a method that takes a request into one that takes the arguments of ``request_of``.
 
-    Its coroutine is one of ``object``, not ``Any``: mypy would take a ``gather`` of those for Any.
+    The coroutine yields ``object``, because mypy infers Any for a ``gather`` of ``Any`` coroutines.
     """
 
     def make(
@@ -52,8 +52,8 @@ def blocking(
 ) -> Callable[Concatenate[Any, _P], _T]:
     """Make the blocking method from the awaitable one.
 
-    It runs the same coroutine, in which only ``_run`` waits, and that of a blocking communicator
-    blocks the thread.
+    The method runs the same coroutine. Only ``_run`` waits in it, and the ``_run`` of a blocking
+    communicator blocks the thread.
     """
 
     @wraps(method)
@@ -66,6 +66,6 @@ def blocking(
             return value
         finally:
             coroutine.close()
-        raise AssertionError(f"{method.__qualname__} has suspended outside of _run")
+        raise AssertionError(f"{method.__qualname__} suspended outside of _run")
 
     return call

@@ -1,25 +1,22 @@
-"""The command line: what ``pccl`` does when typed into a shell.
+"""The command line: the ``pccl`` program and its commands.
 
-* ``main``: ``pccl``: the group of commands. Each is imported only when it is used.
-* ``command_line``: options and arguments of commands that end in another command.
+* ``main``: the ``pccl`` program: a group of commands, each imported on first use.
+* ``command_line``: options of commands, also of those that run another command.
 * ``sizes``: arguments of commands that measure: sizes in bytes, and lists.
-* ``streams``: standard streams that are not as one would wish: closed, or full.
-* ``logs``: logging for the commands. The library itself adds no handlers; a program does, and we
-  are one.
-* ``master``: ``pccl master``: one master in the foreground.
+* ``streams``: handles standard streams that are closed, broken or full.
+* ``logs``: configures logging for the commands.
+* ``master``: ``pccl master`` runs one master in the foreground.
 * ``processes``: ``pccl launch`` and ``pccl join``: they start programs, and leave none behind.
-* ``status``: ``pccl status``: how a run stands, as its master sees it.
-* ``status_view``: what ``pccl status`` shows: tables on a terminal, one line for each thing when
-  piped.
-* ``checkpoint``: ``pccl checkpoint``: whether a checkpoint is whole, and what is in it.
-* ``demo``: ``pccl demo``: a small network is trained by processes of which one is killed half-way.
-* ``bench``: ``pccl bench``: how fast the library is on this machine, and beside what.
-* ``stress``: ``pccl stress``: real processes under faults. The work is done by ``python -m
-  pccl.stress``.
+* ``status``: ``pccl status`` shows a run as its master sees it.
+* ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
+* ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
+* ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
+* ``bench``: ``pccl bench`` measures how fast the library is.
+* ``stress``: ``pccl stress`` hands its arguments to ``python -m pccl.stress``.
 
-The commands are users of the library like any other: they import the public API and nothing below
-it. Everybody else's rule to stay silent ends here: this is where logging gets its handlers and
-where things are printed. Rich on a terminal, plain lines when piped, one JSON object for programs.
-A mistake in the arguments is one line and exit status 2. Every option can be set as
-``PCCL_<COMMAND>_<OPTION>`` too: flag, then environment, then default.
+The commands use the library as any program does: they import the public API and nothing below it.
+Only the commands configure logging and print. They print with rich on a terminal, plain lines when
+piped, and one JSON object for programs. A mistake in the arguments gives one line and exit status
+2. The environment can set each option as ``PCCL_<COMMAND>_<OPTION>``. A flag overrides the
+environment, and the environment overrides the default.
 """

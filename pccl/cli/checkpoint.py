@@ -1,4 +1,4 @@
-"""``pccl checkpoint``: whether a checkpoint is whole, and what is in it."""
+"""``pccl checkpoint`` verifies a checkpoint, and shows its contents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pccl.cli.streams import writing
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def checkpoint(file: str, as_json: bool) -> None:
-    """Verify every byte of FILE, which SharedState.save has written, and show what it holds.
+    """Verify every byte of FILE, which SharedState.save has written, and show its contents.
 
-    Its revision and the run that it is from, the digest of the contents, which is the same for all
-    members that hold the same, and each tensor. Any reader of safetensors can load FILE, too.
+    Shows the revision, the run, the digest of the contents and each tensor. Members with the same
+    contents have the same digest. Any reader of safetensors can load FILE, too.
 
-    The exit code is 1 if FILE is no checkpoint, is truncated, altered, or cannot be read.
+    The exit code is 1 if FILE is not a checkpoint, is truncated or altered, or cannot be read.
     """
     try:
         found = files.verify(file)
@@ -37,7 +37,7 @@ def checkpoint(file: str, as_json: bool) -> None:
 
 
 def to_json(file: str, found: files.Checkpoint) -> dict[str, Any]:
-    """The checkpoint in plain values."""
+    """Return the checkpoint as the object that ``--json`` prints."""
     lineage = found.lineage
     return {
         "file": file,
@@ -61,7 +61,7 @@ def to_json(file: str, found: files.Checkpoint) -> dict[str, Any]:
 
 
 def lines_of(file: str, found: files.Checkpoint) -> list[str]:
-    """The checkpoint for people."""
+    """Return the checkpoint as lines for people."""
     count = f"{len(found.tensors)} tensor{'s' * (len(found.tensors) != 1)}"
     lineage = found.lineage
     origin = "never synchronized"

@@ -1,4 +1,4 @@
-"""Commands that end in another command: ``pccl launch -n 4 -- python train.py``."""
+"""Options of commands, also of those that run another one: ``pccl launch -- python train.py``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class Seconds(click.FloatRange):
-    """A time that can be waited for, in whatever unit."""
+    """The type of an option that takes a finite number of seconds."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Check the range, and refuse what is no number."""
+        """Check the range, and refuse NaN and infinity."""
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -29,45 +29,45 @@ class Seconds(click.FloatRange):
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse a file that could not be written in the end, before the minutes are spent."""
+    """Refuse an output file in a missing folder, before the command spends minutes."""
     if value is not None and not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {value.absolute().parent}")
+        raise click.BadParameter(f"the folder {value.absolute().parent} does not exist")
     return value
 
 
 class Wrapper(click.Command):
-    """A click command that takes everything behind ``--`` as it is.
+    """A click command that leaves everything after ``--`` unparsed: another command.
 
-    The body finds it with :func:`wrapped_command`. The dashes are required: without them nobody
-    could tell whose option is whose.
+    The body gets the other command from :func:`wrapped_command`. The dashes are required, because
+    they separate the options of the two commands.
     """
 
     example = ""
-    """A whole command line, for help and complaints."""
+    """A whole command line, for help and errors."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the other command aside; the rest is ours."""
+        """Store the other command in ``ctx``, and parse the arguments before it."""
         own, dashes, wrapped = _split(args)
         ctx.meta[__name__] = wrapped
         asks_for_help = any(arg in ctx.help_option_names for arg in own)
         if not wrapped and not asks_for_help:
-            remedy = "name a command behind --" if dashes else "put -- and then the command"
+            remedy = "name a command after --" if dashes else "put -- and then the command"
             raise click.UsageError(f"{remedy}, for example: {self.example}", ctx)
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """``[OPTIONS]``, arguments, and what is behind them."""
+        """Return ``[OPTIONS]``, the arguments, and a placeholder for the other command."""
         return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
 
 
 def wrapped_command(ctx: click.Context) -> list[str]:
-    """The command behind ``--``, never empty."""
+    """Return the command after ``--``, which is never empty."""
     command: list[str] = ctx.meta[__name__]
     return command
 
 
 def check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse what nobody can dial."""
+    """Refuse a master address that no peer can dial."""
     if value is None:
         return None
     try:
@@ -78,10 +78,10 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
 
 
 def check_switches() -> None:
-    """Refuse here, once, what every peer would refuse in the variables that we pass on.
+    """Refuse wrong values of the environment variables that this command passes to all peers.
 
     Raises:
-        click.UsageError: one is neither 0 nor 1.
+        click.UsageError: a variable is neither 0 nor 1.
     """
     try:
         config.resolve_drain()
@@ -93,7 +93,7 @@ def check_switches() -> None:
 def token_option(
     text: str = "File that holds the run's secret (PCCL_TOKEN_FILE).",
 ) -> Callable[[F], F]:
-    """Give a command ``--token FILE``, with this help."""
+    """Return a decorator that adds ``--token FILE`` with ``text`` as its help."""
     return click.option(
         "--token",
         metavar="FILE",
@@ -103,10 +103,10 @@ def token_option(
 
 
 def read_secret(file: str | None) -> bytes | None:
-    """The run's secret: what is in the file of ``--token``, or else what the environment says.
+    """Return the run's secret: from the file of ``--token``, or else from the environment.
 
     Raises:
-        click.BadParameter: there is no good secret in it.
+        click.BadParameter: the file or the environment holds no valid secret.
     """
     try:
         return config.resolve_token(None) if file is None else config.read_token_file(file)
@@ -116,7 +116,7 @@ def read_secret(file: str | None) -> bytes | None:
 
 
 def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse where no peer could listen."""
+    """Refuse an address at which no peer could listen."""
     if value is not None:
         try:
             pccl.addresses.parse_advertised(value, param.name or "address")

@@ -1,7 +1,7 @@
-"""Logging for the commands. The library itself adds no handlers; a program does, and we are one.
+"""Configures logging for the commands. The library itself adds no handlers.
 
-Logs go to stderr, so that stdout holds only what a command has to say: rich on a terminal, plain
-lines elsewhere.
+Logs go to stderr, so that stdout holds only the output of a command. They are formatted by rich on
+a terminal, and are plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ PLAIN_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: int) -> None:
-    """Show records of ``pccl`` from this level on, and warnings of everybody else.
+    """Show records of ``pccl`` from ``level`` on, and warnings of all other packages.
 
     Args:
-        level: one of the levels of :mod:`logging`.
+        level: a level of :mod:`logging`.
     """
     handler: logging.Handler
     if sys.stderr.isatty():
@@ -40,12 +40,12 @@ def configure(level: int) -> None:
 
 
 def verbose_option(default_level: int) -> Callable[[F], F]:
-    """Give a command ``--verbose``, which shows everything from DEBUG on.
+    """Return a decorator that adds ``--verbose``, which shows all records of ``pccl``.
 
-    Logging is configured before the command's body runs, whether or not the flag is there.
+    The option configures logging before the command's body runs, with or without the flag.
 
     Args:
-        default_level: what is shown without the flag.
+        default_level: lowest level that is shown without the flag.
     """
 
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -1,4 +1,4 @@
-"""``pccl``: the group of commands. Each is imported only when it is used.
+"""The ``pccl`` program: a group of commands, each imported on first use.
 
 To add a command, give it a module with a click command and a line in ``COMMANDS``.
 """
@@ -16,11 +16,11 @@ import pccl
 from pccl.cli import streams
 
 STATUS_INTERRUPTED = 130
-"""What shells give to what Ctrl-C has ended."""
+"""The status of a command that Ctrl-C ended, as shells report it."""
 
 
 class Command(NamedTuple):
-    """Where a command lives and what ``pccl --help`` says about it without importing it."""
+    """The place of a command, and its summary for ``pccl --help``, which does not import it."""
 
     place: str
     summary: str
@@ -33,11 +33,11 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "checkpoint": Command(
         "pccl.cli.checkpoint:checkpoint",
-        "Verify a checkpoint of shared state, and show what it holds.",
+        "Verify a checkpoint of shared state, and show its contents.",
     ),
     "demo": Command(
         "pccl.cli.demo.command:demo",
-        "Train with several processes; half-way kill one, let another join.",
+        "Train with several processes; half-way, kill one and let another join.",
     ),
     "join": Command(
         "pccl.cli.processes.join:join",
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
     "status": Command(
-        "pccl.cli.status:status", "Show a run: its members, what they wait for, who was removed."
+        "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
     ),
     "stress": Command(
         "pccl.cli.stress:stress", "Kill, freeze and cut off real processes, and check every bit."
@@ -58,23 +58,23 @@ COMMANDS: Mapping[str, Command] = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in ``COMMANDS`` and imported on first use."""
+    """A click group that imports each command of ``COMMANDS`` on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, in the order in which help shows them."""
+        """Return the names of all commands, in the order of the help text."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command, or None if there is none of that name."""
+        """Import and return a command; None if no command has this name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name].place.partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{COMMANDS[cmd_name].place} is no command"
+        assert isinstance(command, click.Command), f"{COMMANDS[cmd_name].place} is not a command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the summaries above; nothing is imported for it."""
+        """Write the list of commands from ``COMMANDS``, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in sorted(COMMANDS)])
 
@@ -86,11 +86,11 @@ class LazyGroup(click.Group):
 )
 @click.version_option(pccl.__version__, message="%(prog)s %(version)s")
 def group() -> None:
-    """Average tensors across the internet, stay bit-identical, carry on when a peer dies."""
+    """All-reduce tensors over the internet, bit-identical, also when peers die."""
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Do what the arguments say and exit; a mistake in them is one line and status 2."""
+    """Run the command of ``arguments``, and exit; a mistake in them gives one line and status 2."""
     streams.open_missing()
     try:
         status: object = group.main(
@@ -112,12 +112,12 @@ def run(arguments: Sequence[str]) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """What the ``pccl`` script and ``python -m pccl.cli.main`` call."""
+    """Run ``pccl``: the entry point of the script and of ``python -m pccl.cli.main``."""
     run(sys.argv[1:])
 
 
 def pccl_master() -> NoReturn:
-    """What the ``pccl_master`` script calls: the name that users of PCCL know."""
+    """Run ``pccl master``: the entry point of ``pccl_master``, a script name from PCCL."""
     run(["master", *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""``pccl master``: one master in the foreground."""
+"""``pccl master`` runs one master in the foreground."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pccl.cli.command_line import check_address, read_secret
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
-"""Loopback unless told otherwise: nobody opens a master to others by accident."""
+"""Loopback, so that no user opens a master to other machines by accident."""
 
 AUTO = "auto"
 AUTO_TOKEN_BYTES = 32
@@ -42,24 +42,24 @@ def greeting(
     standby: str | None = None,
     standby_of: str | None = None,
 ) -> list[str]:
-    """What to tell the user about a master that listens.
+    """Return the lines that tell the user how to reach a master that listens.
 
     Args:
         address: ``HOST:PORT`` that the master is bound to.
-        token: a secret that the user does not know yet.
+        token: a new secret, which the user must see; None: the user knows it, or there is none.
         secured: whether peers need a token.
-        standby: where a second master is expected.
-        standby_of: where the master is that this one stands by for.
+        standby: address of the standby master, if there is one.
+        standby_of: address of the active master, if this master is a standby.
     """
     host, _, port = address.rpartition(":")
     lines = [f"master listening on {address}"]
     if is_loopback(host):
-        lines.append("  reachable from this machine only; for others: --listen 0.0.0.0:PORT")
+        lines.append("  reachable from this machine only; to change that: --listen 0.0.0.0:PORT")
     if is_wildcard(host):
         address = f"HOST:{port}"
-        lines.append("  reachable from other machines; HOST below is a name or address of this one")
+        lines.append("  reachable from other machines; HOST: a name or address of this machine")
     if standby_of is not None:
-        lines.append(f"  a standby: it begins no run, and takes over the one of {standby_of}")
+        lines.append(f"  a standby: it begins no run, but takes over the run of {standby_of}")
     address = ",".join(known for known in (standby_of, address, standby) if known is not None)
     lines.append("  on each peer:")
     if token is not None:
@@ -75,13 +75,13 @@ def greeting(
 
 
 def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
-    """The run's secret, and its words if the user has to be told.
+    """Return the run's secret, and its text if the secret is new and the user must see it.
 
     Args:
-        option: ``auto``, a file's path, or None: what the environment says.
+        option: ``auto`` for a new secret, the path of a file, or None for the environment.
 
     Raises:
-        click.BadParameter: there is no good secret in it.
+        click.BadParameter: the file or the environment holds no valid secret.
     """
     if option == AUTO:
         made = secrets.token_urlsafe(AUTO_TOKEN_BYTES)
@@ -90,24 +90,24 @@ def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
 
 
 def refuse_to_be_open(listen: str) -> None:
-    """Without a token, listen where only this machine can reach.
+    """Refuse to listen beyond this machine without a token.
 
     Raises:
-        click.BadParameter: others can.
+        click.BadParameter: other machines can reach ``listen``.
     """
     if not is_loopback(parse_address(listen).host):
         raise click.BadParameter(
-            f"without a token, whoever reaches {listen} could join the run, read its tensors and "
-            "spoil them. Give --token auto (or a FILE that holds a secret), and the same secret to "
-            "the peers; or --insecure, if nobody else can reach it",
+            f"without a token, any process that reaches {listen} could join the run, and read and "
+            "change its tensors. Give --token auto (or a FILE that holds a secret), and the same "
+            "secret to the peers; or --insecure, if only trusted machines can reach the address",
             param_hint="--listen",
         )
 
 
 def _check_directory(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """An empty name is a variable that was not set."""
+    """Refuse an empty name, which comes from a shell variable that was not set."""
     if value == "":
-        raise click.BadParameter("an empty name is no directory")
+        raise click.BadParameter("the name of the directory is empty")
     return value
 
 
@@ -118,35 +118,35 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     metavar="HOST:PORT",
     default=DEFAULT_LISTEN,
     show_default=True,
-    help="Where to listen; port 0 takes a free one.",
+    help="Address to listen on; port 0: a free one.",
 )
 @click.option(
     "--token",
     metavar="FILE|auto",
-    help="The secret that peers must know: the content of FILE, or a new one that is printed. "
-    f"Without it: {config.TOKEN} or {config.TOKEN_FILE}.",
+    help="The secret that peers must know: the content of FILE, or a new one, which is printed. "
+    f"Default: {config.TOKEN} or {config.TOKEN_FILE}.",
 )
-@click.option("--insecure", is_flag=True, help="Let anybody join who reaches the address.")
+@click.option("--insecure", is_flag=True, help="Let every process that reaches the address join.")
 @click.option(
     "--state",
     metavar="DIR",
     type=click.Path(file_okay=False),
     callback=_check_directory,
-    help="Keep there which run this is. A master that is killed may be started again with or "
-    "without it: the members know everything; but with it no newcomer can come before them.",
+    help="Directory in which to store the identity of the run. A killed master can restart without "
+    "it, because members report the run. With it, no newcomer can begin another run before that.",
 )
 @click.option(
     "--standby",
     metavar="HOST:PORT",
     callback=check_address,
-    help="Where a second master stands by; the peers are told. From then on no master goes on "
-    "without a majority of the members.",
+    help="Address of the standby master, which this master tells the peers. From then on, a master "
+    "needs a majority of the members to continue.",
 )
 @click.option(
     "--standby-of",
     metavar="HOST:PORT",
     callback=check_address,
-    help="Be a standby of the master there: begin no run, take over its run when it is gone.",
+    help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
 @logs.verbose_option(logging.INFO)
 def master(
@@ -157,11 +157,11 @@ def master(
     standby: str | None,
     standby_of: str | None,
 ) -> None:
-    """Run a master: the process that keeps a run's membership and decides.
+    """Run a master: the process that admits and evicts peers, and decides joint calls.
 
-    It listens on this machine only unless told otherwise, and runs until Ctrl-C or SIGTERM. Where
-    others can reach it, it wants a token: a secret that each process of the run proves to know
-    before anything else happens on a connection. The token does not encrypt what follows.
+    It listens on loopback by default, and runs until Ctrl-C or SIGTERM. If other machines can reach
+    it, it needs a token: a secret that both sides of each connection prove to know before anything
+    else. The token does not encrypt data.
     """
     try:
         parse_address(listen)
@@ -199,7 +199,7 @@ def master(
             standby_of=standby_of,
         )
         click.echo("\n".join(words))
-        while not stopped.wait(0.2):  # a signal that comes just before it blocks wakes nobody
+        while not stopped.wait(0.2):  # a limit, because a signal just before the wait wakes nothing
             pass
     finally:
         node.interrupt()

@@ -17,19 +17,19 @@ UNITS = {
     },
     **{letter + "B": 1000 ** (place + 1) for place, letter in enumerate("KMG")},
 }
-"""Bytes; a letter alone is binary, as nccl-tests has it."""
+"""Bytes of each unit. A letter alone is a power of 1024, as in nccl-tests."""
 
 SIZE_MAX = 64 << 30
-"""Bytes of one tensor."""
+"""Largest size of one tensor, in bytes."""
 
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Bytes that a text such as ``64MiB`` stands for.
+    """Return the number of bytes that a text such as ``64MiB`` names.
 
     Raises:
-        ValueError: none, or too many; it says what is allowed.
+        ValueError: not a size, or out of range; the message says what is allowed.
     """
     found = SIZE_PATTERN.fullmatch(text.strip())
     unit = found[2][:1].upper() + found[2][1:] if found else ""
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """Bytes as people write them, exactly."""
+    """Return ``size`` bytes as an exact text, such as ``64 MiB``."""
     for unit in ("GiB", "MiB", "KiB"):
         if size % UNITS[unit] == 0:
             return f"{size // UNITS[unit]} {unit}"
@@ -55,12 +55,12 @@ def format_size(size: int) -> str:
 
 
 class Size(click.ParamType[int]):
-    """One size in bytes."""
+    """The type of an option that takes a size in bytes."""
 
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse."""
+        """Parse a size."""
         try:
             return value if isinstance(value, int) else parse_size(str(value))
         except ValueError as error:
@@ -68,10 +68,10 @@ class Size(click.ParamType[int]):
 
 
 class ListOf(click.ParamType[tuple[Any, ...]]):
-    """Values with commas between them, each once.
+    """The type of an option that takes values separated by commas; it drops duplicates.
 
     Args:
-        kind: what each is.
+        kind: type of each value.
     """
 
     def __init__(self, kind: click.ParamType[Any]) -> None:
@@ -81,7 +81,7 @@ class ListOf(click.ParamType[tuple[Any, ...]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[Any, ...]:
-        """Convert each."""
+        """Convert each value."""
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]
         parts = [self._kind.convert(part.strip(), param, ctx) for part in str(value).split(",")]

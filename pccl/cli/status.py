@@ -1,4 +1,4 @@
-"""``pccl status``: how a run stands, as its master sees it."""
+"""``pccl status`` shows a run as its master sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERVAL_S_MIN = 0.1
 @click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
 @token_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--watch", is_flag=True, help="Ask again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option(
     "--interval",
     "interval_s",
@@ -30,7 +30,7 @@ INTERVAL_S_MIN = 0.1
     type=Seconds(INTERVAL_S_MIN),
     default=1.0,
     show_default=True,
-    help="Between two questions of --watch.",
+    help="Time between two requests of --watch.",
 )
 @click.option(
     "--timeout",
@@ -49,13 +49,13 @@ def status(
     interval_s: float,
     timeout_s: float,
 ) -> None:
-    """Show the run of the master at HOST:PORT (PCCL_MASTER if left out).
+    """Show the run of the master at HOST:PORT (default: PCCL_MASTER).
 
-    Its members and what they are in, newcomers and what they wait for, open rounds and collectives
-    and who is missing in them, and who was removed, when and why. To ask takes no part in the run
-    and changes nothing in it. A run with a token tells only those who know it.
+    Shows members and their open calls, newcomers and what they wait for, open rounds and
+    collectives with the missing peers, and removed peers with time and cause. The request does not
+    change the run. If the run has a token, the request needs it.
 
-    The exit code is 1 if no master answered as one does.
+    The exit code is 1 if no master answers, or the answer is not valid.
     """
     try:
         config.resolve_masters(master)
@@ -79,7 +79,7 @@ def status(
 def _show_next(
     view: PlainView | TableView, master: str | None, secret: bytes | None, timeout_s: float
 ) -> None:
-    """A master that is gone for a while may come back: somebody who watches wants to see that."""
+    """Show the next status, or why there is none; ``--watch`` continues, as a master may return."""
     try:
         found = _ask(master, secret, timeout_s)
     except click.ClickException as error:

@@ -1,7 +1,7 @@
-"""What ``pccl status`` shows: tables on a terminal, one line for each thing when piped.
+"""The output of ``pccl status``: tables on a terminal, one line per row when piped.
 
-Words come from the run, so whatever is not printable in them is replaced: nobody who joins a run
-can write to the terminals of those who watch it.
+Some texts come from peers of the run. The message decoder has replaced unprintable characters in
+them, so no peer can send control sequences to the terminal.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Row: TypeAlias = tuple[str, ...]
 
 
 class PlainView:
-    """For pipes, logs and programs: a line for each thing, or one object for each status."""
+    """Prints to pipes and programs: a line for each row, or a JSON object for each status."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
     def show(self, status: MasterStatus) -> None:
-        """This is how the run stands."""
+        """Print ``status``."""
         for line in [json.dumps(to_json(status))] if self._as_json else lines(status):
             click.echo(line)
 
     def trouble(self, text: str) -> None:
-        """This is why nobody knows at the moment."""
+        """Print why there is no status."""
         click.echo(json.dumps({"error": text}) if self._as_json else f"trouble: {text}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this view has nothing to close."""
 
 
 class TableView:
-    """For a terminal; a second status takes the place of the first one."""
+    """Prints to a terminal; a second status replaces the first one."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -62,16 +62,16 @@ class TableView:
         self._shown: RenderableType | None = None
 
     def show(self, status: MasterStatus) -> None:
-        """Print the tables, or exchange them."""
+        """Print the tables of ``status``, or replace those on the screen."""
         self._put(Group(Text(headline(status), style="bold"), *_tables(status)))
 
     def trouble(self, text: str) -> None:
-        """Keep what is known, and say that it is old."""
+        """Show why there is no new status, above the last status."""
         old = [] if self._shown is None else [self._shown]
-        self._put(Group(Text(f"{text}; below, what it said last", style="red"), *old), old)
+        self._put(Group(Text(f"{text}; below, its last status", style="red"), *old), old)
 
     def close(self) -> None:
-        """Stop to exchange, and leave the last status on the terminal."""
+        """End the live display, and leave the last status on the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -90,9 +90,9 @@ class TableView:
 
 
 def headline(status: MasterStatus) -> str:
-    """The run in one line."""
+    """Return a summary of the run in one line."""
     if status.waits_for:
-        return f"this master coordinates nothing: {status.waits_for}"
+        return f"this master coordinates no run: {status.waits_for}"
     return (
         f"run {status.run.hex()}, term {status.term}, up {_seconds(status.uptime_ms)}: "
         f"{counted(status.member_count, 'member')}, {counted(status.newcomer_count, 'newcomer')}, "
@@ -103,7 +103,7 @@ def headline(status: MasterStatus) -> str:
 
 
 def lines(status: MasterStatus) -> Iterator[str]:
-    """Everything, line by line: each says what it is about."""
+    """Yield the whole status as lines. Each line names its subject."""
     yield headline(status)
     for kind in KINDS:
         for row in kind.rows(status):
@@ -113,7 +113,7 @@ def lines(status: MasterStatus) -> Iterator[str]:
 
 
 def _tables(status: MasterStatus) -> Iterator[RenderableType]:
-    """The same as tables; what is empty has none."""
+    """Yield a table for each kind of row that ``status`` has."""
     for kind in KINDS:
         if not (rows := kind.rows(status)):
             continue
@@ -125,7 +125,7 @@ def _tables(status: MasterStatus) -> Iterator[RenderableType]:
             yield Text(f"... and {left_out} more", style="dim")
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def _member(member: MemberStatus) -> Row:
@@ -139,7 +139,7 @@ def _member(member: MemberStatus) -> Row:
 def _newcomer(newcomer: NewcomerStatus) -> Row:
     where = f"group {newcomer.group}, {_address(newcomer.host, newcomer.port)}"
     state = _connection(newcomer.connected, newcomer.silent_ms)
-    state += f", here for {_seconds(newcomer.waiting_ms)}"
+    state += f", waiting for {_seconds(newcomer.waiting_ms)}"
     return str(newcomer.peer), where, state, newcomer.waits_for
 
 
@@ -163,7 +163,7 @@ def _operation(operation: OperationStatus) -> Row:
     made = "are done" if operation.started else "have called"
     phase = "started" if operation.started else "requested"
     missing = _peers(operation.missing, operation.missing_count)
-    data = f"nothing new for {_seconds(operation.still_ms)}"
+    data = f"no progress for {_seconds(operation.still_ms)}"
     if operation.started:
         least, most = operation.least_bytes / MIB, operation.most_bytes / MIB
         data = f"{least:.1f} to {most:.1f} MiB received, {data}"
@@ -202,7 +202,7 @@ def _seconds(duration_ms: int) -> str:
 
 
 class Kind(NamedTuple):
-    """Things that a status lists: each is a row of a table, or put into a line."""
+    """A kind of thing that a status lists: its table's name and headings, and its line."""
 
     name: str
     headings: tuple[str, ...]
@@ -210,11 +210,11 @@ class Kind(NamedTuple):
     row: Callable[[Any], Row]
 
     def rows(self, status: MasterStatus) -> list[Row]:
-        """What is listed."""
+        """Return a row for each thing of this kind in ``status``."""
         return [self.row(each) for each in getattr(status, f"{self.name}s")]
 
     def left_out(self, status: MasterStatus) -> int:
-        """How many more there are."""
+        """Return how many things of this kind ``status`` counts but does not list."""
         listed = len(getattr(status, f"{self.name}s"))
         return max(0, getattr(status, f"{self.name}_count", listed) - listed)
 
@@ -237,4 +237,4 @@ KINDS = (
     ),
     Kind("removal", ("removed", "when", "cause", "reason"), "removed {} {}: {}, {}", _removal),
 )
-"""In the order in which they are shown."""
+"""All kinds, in the order of the output."""

@@ -1,4 +1,4 @@
-"""Standard streams that are not as one would wish: closed, or full."""
+"""Handles standard streams that are closed, broken or full."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import click
 
 
 def open_missing() -> None:
-    """Give this process the null device for each standard stream that it was started without.
+    """Open the null device for each standard stream that is closed.
 
-    Otherwise the next pipe or socket takes the number of that stream, and the processes that this
-    one starts take it for theirs.
+    Otherwise the next pipe or socket gets the descriptor of that stream, and child processes use it
+    as their standard stream.
     """
-    # In this order: a file that is opened gets the lowest number that is free.
+    # In this order, because a newly opened file gets the lowest free descriptor.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for good
@@ -26,13 +26,13 @@ def open_missing() -> None:
 
 @contextlib.contextmanager
 def writing() -> Generator[None, None, None]:
-    """For a block or a function that does nothing that can fail but write to stdout.
+    """Report write errors of stdout, in a block whose only possible OSError is one.
 
     Raises:
-        click.ClickException: stdout cannot be written to, say because the disk is full; what is
-            written to it after that goes nowhere.
-        BrokenPipeError: nobody reads it any more, as in ``pccl bench ... | head``; click ends the
-            command for that without a word.
+        click.ClickException: a write to stdout failed, for example because the disk is full. Later
+            output is discarded.
+        BrokenPipeError: the reader closed the pipe, as in ``pccl bench ... | head``. Click then
+            ends the command silently.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def writing() -> Generator[None, None, None]:
 
 
 def _drop_stdout() -> None:
-    """Send what is still in the buffer nowhere, or the interpreter complains when it ends."""
+    """Discard the buffered output, so that the interpreter reports no error when it exits."""
     with (
         contextlib.suppress(io.UnsupportedOperation),  # no file, as in a test
         Path(os.devnull).open("w") as nowhere,

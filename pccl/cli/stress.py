@@ -1,7 +1,7 @@
-"""``pccl stress``: real processes under faults. The work is done by ``python -m pccl.stress``.
+"""``pccl stress`` hands its arguments to ``python -m pccl.stress``.
 
-The harness is no part of the library and may use all of it, so it is a program of its own, which
-takes this one's place: signals and the exit code are its own.
+The stress harness is not part of the library and may import all of it, so it is a separate program.
+The program replaces this process, so it gets the signals and sets the exit code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AS_GIVEN: dict[str, Any] = {
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
-"""Nothing is understood here, ``--help`` neither."""
+"""Settings with which click passes on all arguments, ``--help`` too."""
 
 
 @click.command(context_settings=AS_GIVEN)

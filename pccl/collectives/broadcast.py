@@ -1,12 +1,12 @@
 """Broadcast as a pure schedule: a chain in ring order that starts at the root.
 
-The root sends every segment to the next rank, which forwards each as soon as it is here; the rank
-before the root forwards nothing, and the root receives nothing. The rank at distance d from the
-root receives at step d - 1 and sends at step d. Each rank but the last sends the tensor once. With
-S segments the chain takes S + N - 2 segment times: the more segments, the less the length of the
-chain matters.
+The root sends every segment to the next rank, and each rank forwards a segment as soon as it has
+arrived. The rank before the root forwards nothing, and the root receives nothing. The rank at
+distance d from the root receives at step d - 1 and sends at step d. Each rank but the last sends
+the tensor once. With S segments the chain takes S + N - 2 segment times. So with more segments, the
+length of the chain matters less.
 
-What travels is final from the start, so all members hold the root's bytes.
+All values are final from the start, so all members hold the root's bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pccl.collectives.schedule import Arrival
 
 
 class BroadcastSchedule:
-    """The chain as one rank sees it.
+    """The schedule of a broadcast as one rank sees it.
 
     Args:
         rank: own position in the ring.
-        root: the rank whose values everybody gets.
+        root: the rank whose values all ranks receive.
         world_size: number of ranks, at least 2.
-        layout: segments, however they are grouped into chunks.
+        layout: the segments, in any chunks.
     """
 
     def __init__(self, rank: int, root: int, world_size: int, layout: SegmentLayout) -> None:
@@ -50,10 +50,10 @@ class BroadcastSchedule:
         self.arrivals = [arrival] * self.step_count
 
     def seen_by(self, rank: int) -> BroadcastSchedule:
-        """The same chain as another rank sees it (modulo the world size)."""
+        """Return the same chain as another rank sees it (modulo the world size)."""
         world_size = self.world_size
         return BroadcastSchedule(rank % world_size, self.root, world_size, self.layout)
 
     def irreplaceable_count(self, gap: int) -> int:
-        """All incoming segments if the root is in the gap, otherwise none."""
+        """Return the number of all incoming segments if the root is in the gap, otherwise 0."""
         return self.incoming.count if gap >= self._distance else 0

@@ -1,11 +1,11 @@
-"""The fingerprint of a result: hashes of its segments, in the order of their position.
+"""The digest of a result: hashes of its segments, in the order of their position.
 
-Each segment is hashed while it is still in cache, in whatever order it arrives; the digest of the
-list says whether two members hold the same bits. It detects accidents (a broken machine, a bug),
-not lies: XXH3 is not a cryptographic hash.
+Each segment is hashed in the order of arrival, while it is still in the cache. The digest of all
+hashes shows whether two members hold the same bits. It detects accidents (a broken machine, a bug),
+not attacks: XXH3 is not a cryptographic hash.
 
-The hash of a segment is also the checksum of the frame that carries its final bytes: it is made
-once, by the owner of the segment, and what the others have verified they take over as it is.
+The hash of a segment is also the checksum of the frame that carries its final bytes. Only the owner
+of the segment computes it; the other members verify the frame and reuse the hash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGEST_BYTES = 16
 
 
 class ResultDigest:
-    """Collects segment hashes of one result.
+    """Collects the segment hashes of one result.
 
     Args:
         segment_count: number of segments of the whole tensor.
@@ -30,14 +30,14 @@ class ResultDigest:
         self._hashes = array("Q", bytes(8 * segment_count))
 
     def add(self, position: int, *data: memoryview) -> int:
-        """Hash the final bytes of the segment at ``position``, in one piece or in several."""
+        """Hash the final bytes of the segment at ``position``, given in one or several pieces."""
         check = self._hashes[position] = payload_hash(*data)
         return check
 
     def take(self, position: int, check: int) -> None:
-        """Likewise of bytes whose hash is known."""
+        """Record the known hash ``check`` of the segment at ``position``."""
         self._hashes[position] = check
 
     def value(self) -> bytes:
-        """The 16-byte digest over all segments (meaningful once each was added)."""
+        """Return the 16-byte digest over all segments (meaningful once each was added)."""
         return xxhash.xxh3_128_digest(self._hashes.tobytes())

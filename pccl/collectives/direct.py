@@ -1,20 +1,20 @@
 """Mesh and star all-reduce as one pure schedule: contributions to owners, results from owners.
 
-Each segment has an owner. At step 0 every rank sends it its contribution; when all are there, the
-owner sends the result to every rank at step 1. Two steps, whatever the number of ranks.
+Each segment has an owner. At step 0 every rank sends its contribution to the owner. When all have
+arrived, the owner sends the result to every rank at step 1. There are always two steps.
 
 * Mesh: rank r owns chunk r (direct reduce-scatter and all-gather; Thakur, Rabenseifner & Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 2005, sections 4 and 5, and
   Li et al., "Communication efficient distributed machine learning with the parameter server", NIPS
   2014, with a server in every rank). Each rank sends and receives 2(N-1)/N of the tensor, as in the
-  ring, over N-1 links at once. Contributions are added in the order in which they come.
-* Star: one rank, the root, owns everything. Every other rank sends and receives the tensor once,
-  the root N-1 times: for tensors whose time on the wire is small beside the latency. Contributions
-  are added in rank order, so the result is reproducible for the same ranks; what comes before its
-  turn waits at the root.
+  ring, over N-1 links at once. Contributions are added in the order of arrival.
+* Star: one rank, the root, owns all segments. Every other rank sends and receives the tensor once,
+  the root N-1 times. The star suits tensors whose time on the wire is short beside the latency.
+  Contributions are added in rank order, so the result is reproducible for the same ranks. The root
+  stores contributions that arrive before their turn.
 
-One owner computes each value and all take its bytes: results are bit-identical. With quantization a
-contribution is quantized once and the result once, however many ranks there are.
+One owner computes each value, and all ranks copy its bytes, so results are bit-identical. With
+quantization each contribution and each result is quantized once, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DirectSchedule:
     Args:
         rank: own rank.
         world_size: number of ranks, at least 2.
-        layout: the segments; for a mesh of ``world_size`` chunks.
-        root: the rank that owns everything (star); None: each owns the chunk of its number (mesh).
+        layout: the segments; a mesh needs ``world_size`` chunks, a star one.
+        root: the rank that owns all segments (star); None: each rank owns its own chunk (mesh).
     """
 
     step_count = 2
@@ -44,7 +44,7 @@ class DirectSchedule:
         self, rank: int, world_size: int, layout: SegmentLayout, root: int | None = None
     ) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= (root or 0) < world_size:
-            raise ValueError(f"nothing direct for rank {rank} of {world_size} with root {root}")
+            raise ValueError(f"no mesh or star for rank {rank} of {world_size} with root {root}")
         if layout.world_size != (world_size if root is None else 1):
             raise ValueError(f"a mesh of {world_size} needs as many chunks, a star one")
         self.rank = rank
@@ -52,7 +52,7 @@ class DirectSchedule:
         self.layout = layout
         self.root = root
         self.in_rank_order = root is not None
-        """Whether contributions are combined in the order of ranks, or as they come."""
+        """Whether contributions are combined in rank order, instead of the order of arrival."""
         self._everything = tuple(layout.segments())
         self.owned = self._owned_by(rank)
         """The segments whose results this rank computes."""
@@ -60,9 +60,9 @@ class DirectSchedule:
         incoming = {other: self._route(other, rank) for other in others}
         outgoing = {other: self._route(rank, other) for other in others}
         self.incoming_from = {other: route for other, route in incoming.items() if route.count}
-        """By rank: what comes from it; the next rank first."""
+        """By rank: the segments that this rank receives from there; the next rank first."""
         self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
-        """By rank: what goes to it."""
+        """By rank: the segments that this rank sends there."""
         self.initial_sends = tuple(self._in_turn())
         """All (rank, segment) to send as step 0, in turn to each owner, the next rank first."""
 

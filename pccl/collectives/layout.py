@@ -1,8 +1,8 @@
 """How a tensor splits: into one chunk per rank, and each chunk into segments.
 
-The first ``count mod world_size`` chunks are one element longer (as users of PCCL know it); with
-fewer elements than ranks the later chunks are empty. A segment is at most ``segment_bytes`` long
-and never splits an element. All members compute the same layout from the same descriptor.
+The first ``count mod world_size`` chunks are one element longer, as in PCCL. With fewer elements
+than ranks the later chunks are empty. A segment has at most ``segment_bytes`` bytes, and never
+splits an element. All members compute the same layout from the same descriptor.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 
 SEGMENT_BYTES_MIN = 64 << 10
 SEGMENT_BYTES_MAX = 896 << 10
-"""Large enough to make per-segment work in Python and in the kernel small, small enough to stay in
-cache between being received, added, hashed and sent on."""
+"""Large enough to keep the work per segment small in Python and in the kernel. Small enough that a
+segment stays in the cache while it is received, added, hashed and forwarded."""
 
 _SEGMENTS_PER_CHUNK = 4
-"""So that a ring's steps overlap: a segment travels on while the next one arrives."""
+"""Several, so that a ring's steps overlap: a rank forwards a segment while it receives the next."""
 _PAGE_BYTES = 4096
 
 
 def segment_bytes_for(tensor_bytes: int, world_size: int) -> int:
-    """Choose a segment size: a fixed part of a chunk, in whole pages."""
+    """Return the segment size for a tensor: a fixed part of a chunk, in whole pages."""
     pages = -(-tensor_bytes // (world_size * _SEGMENTS_PER_CHUNK * _PAGE_BYTES))
     return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, pages * _PAGE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A contiguous part of the tensor: ``position`` in the whole tensor's list of segments."""
+    """A contiguous part of a tensor; ``position`` is its index among all segments of the tensor."""
 
     position: int
     offset: int
@@ -37,11 +37,11 @@ class Segment:
     length: int
     """In bytes."""
     wire_length: int
-    """In bytes, as it travels: the same, unless values are quantized."""
+    """Length on the wire, in bytes: the same unless the values are quantized."""
     span: tuple[int, int] = field(init=False, compare=False, repr=False)
-    """Where it is, in bytes: the first one, and the one behind it."""
+    """(first byte, byte behind the last one) in the tensor."""
     wire_span: tuple[int, int] = field(init=False, compare=False, repr=False)
-    """The same of the bytes that travel."""
+    """The same for the bytes on the wire."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "span", (self.offset, self.offset + self.length))
@@ -49,7 +49,7 @@ class Segment:
 
     @property
     def is_coded(self) -> bool:
-        """Whether its values are encoded while it travels."""
+        """Whether the segment is encoded on the wire."""
         return self.wire_length != self.length
 
 
@@ -57,12 +57,12 @@ class SegmentLayout:
     """The chunks and segments of one tensor.
 
     Args:
-        count: number of elements; of none there are no segments.
+        count: number of elements; an empty tensor has no segments.
         itemsize: bytes per element.
         world_size: number of ranks, at least 1.
         segment_bytes: upper bound of a segment; rounded down to whole elements.
-        wire_bytes: how many bytes so many elements are on the wire; None: what they are here, and
-            so are segments too short to become shorter.
+        wire_bytes: number of elements -> bytes on the wire; None: values are not encoded. A segment
+            that encoding would not shorten is not encoded either.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class SegmentLayout:
             self._chunks.append(tuple(segments))
         self.segment_count = position
         self.numbers = self._number()
-        """Offset of each segment -> which one of its chunk it is."""
+        """Offset of each segment -> its index in its chunk."""
 
     def in_one_chunk(self) -> SegmentLayout:
-        """The same segments as a single chunk, for a chain that sends all of them in order."""
+        """Return the same segments as a single chunk, for a chain that sends them all in order."""
         other = copy(self)
         other.world_size = 1
         other._chunks = [tuple(self.segments())]
@@ -109,10 +109,10 @@ class SegmentLayout:
         return {s.offset: number for chunk in self._chunks for number, s in enumerate(chunk)}
 
     def chunk(self, index: int) -> tuple[Segment, ...]:
-        """The segments of chunk ``index`` in order (empty for an empty chunk)."""
+        """Return the segments of chunk ``index`` in order (empty for an empty chunk)."""
         return self._chunks[index]
 
     def segments(self) -> Iterator[Segment]:
-        """All segments in order of position."""
+        """Yield all segments in order of position."""
         for chunk in self._chunks:
             yield from chunk

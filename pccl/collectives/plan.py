@@ -1,4 +1,4 @@
-"""Which schedule carries out what was asked for. All members derive the same one."""
+"""The schedule of an operation. All members derive the same one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pccl.protocol.types import Algorithm, Collective, Descriptor
 Plan = RingSchedule | BroadcastSchedule | DirectSchedule
 
 STAR_ROOT = 0
-"""The eldest member."""
+"""The eldest member is the root of a star."""
 
 
 @lru_cache(maxsize=256)
@@ -26,17 +26,17 @@ def plan(
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
 ) -> Plan:
-    """The schedule of an operation as ``rank`` sees it. Plans are kept: many operations are alike.
+    """Return the schedule of an operation as ``rank`` sees it, cached for similar operations.
 
     Args:
-        descriptor: what all members asked for; its algorithm is settled.
+        descriptor: what all members requested; its algorithm is settled.
         rank: own position in the ring.
         world_size: members of the ring, at least 2.
-        segment_bytes: upper bound of a segment; None: chosen by size of tensor and ring.
-        wire_bytes: how many bytes so many elements are on the wire; None: what they are here.
+        segment_bytes: upper bound of a segment; None: chosen for the tensor and the ring.
+        wire_bytes: number of elements -> bytes on the wire; None: values are not encoded.
 
     Raises:
-        ValueError: a rank or a root outside the ring.
+        ValueError: the rank or the root is outside the ring.
     """
     itemsize = descriptor.dtype.itemsize
     segment_bytes = segment_bytes or segment_bytes_for(descriptor.count * itemsize, world_size)
@@ -53,9 +53,9 @@ def plan(
         case Collective.BROADCAST:
             layout = SegmentLayout(descriptor.count, itemsize, 1, segment_bytes)
             return BroadcastSchedule(rank, descriptor.root, world_size, layout)
-        case Collective.BARRIER:  # a ring of nothing
+        case Collective.BARRIER:  # a ring without elements
             return RingSchedule(rank, SegmentLayout(0, itemsize, world_size, segment_bytes))
         case Collective.SYNC:
-            raise ValueError("shared state follows no schedule")
+            raise ValueError("a synchronization of shared state has no schedule")
         case _:
             assert_never(descriptor.collective)

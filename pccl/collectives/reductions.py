@@ -6,11 +6,11 @@
   warning.
 * Halves (float16, bfloat16) are combined in float32 and rounded once per hop; the owner of an
   average rounds only after the division.
-* Of a weighted average (:mod:`~pccl.collectives.weighting`) each contribution is multiplied by its
+* In a weighted average (:mod:`~pccl.collectives.weighting`) each contribution is multiplied by its
   factor, and rounded, before it is combined or sent.
 
-One owner computes each value, so all peers hold the same bits whatever its machine makes of the
-payload of a NaN or of the sign of the smaller of two zeros.
+One owner computes each value. So all peers hold the same bits, even where machines differ: in the
+payload of a NaN, or in the sign of the minimum of 0.0 and -0.0.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _OPERATIONS: dict[ReduceOp, np.ufunc] = {
 
 
 class Scratch:
-    """Working memory of one thread: as large as the largest segment needed it, and reused."""
+    """Reusable working memory of one thread, as large as the largest request so far."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def array(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """``count`` elements with undefined values, good until the next call."""
+        """Return ``count`` elements with undefined values, valid until the next call."""
         nbytes = count * np.dtype(dtype).itemsize
         if len(self._memory) < nbytes:
             self._memory = np.empty(nbytes, np.uint8)
@@ -51,14 +51,14 @@ class Scratch:
 
 
 class Reduction:
-    """How what arrives and the own contribution become one value.
+    """Combines the arriving values and the own contribution of one operation.
 
     Args:
-        data_type: of all arrays.
-        op: what becomes of the contributions.
+        data_type: the type of all arrays.
+        op: the operation.
         world_size: how many contributions there are.
         scratch: working memory; may be shared by all reductions of a thread.
-        weighted: whether it is a weighted average: nothing can be combined before ``weigh``.
+        weighted: whether this is a weighted average, which must not combine before ``weigh``.
     """
 
     def __init__(
@@ -75,39 +75,39 @@ class Reduction:
         self._divisor: float | None = world_size if op is ReduceOp.AVG else None
         self._scratch = scratch
         self.lacks_weights = weighted
-        """Whether the weights are still to come."""
+        """Whether the weights have yet to come."""
         self._factor = 1.0
         self.scales = False
-        """Whether the own contribution counts other than as it is."""
+        """Whether the own contribution is multiplied by a factor other than 1."""
         self._scaled: Scratch | None = None
 
     def weigh(self, weighting: Weighting) -> None:
-        """The weights are known."""
+        """Set the weights."""
         self.lacks_weights = False
         self._factor, self._divisor = weighting.factor, weighting.divisor
         self.scales = self._factor != 1.0
 
     def contribution(self, own: Array) -> Array:
-        """What the own values contribute, to be combined; good until the next call."""
+        """Return the own values times their factor, to be combined; valid until the next call."""
         self._scaled = self._scaled or Scratch()
         scaled = self._scaled.array(len(own), own.dtype)
         scale(own, self._factor, scaled)
         return scaled
 
     def sendable(self, own: Array) -> Array:
-        """The same, to be sent: in memory of its own."""
+        """Return the own values times their factor, to be sent, in new memory."""
         scaled = np.empty_like(own)
         scale(own, self._factor, scaled)
         return scaled
 
     def combine(self, left: Array, right: Array, out: Array | None = None, *, finish: bool) -> None:
-        """``out`` becomes ``left`` op ``right``, in that order of operands.
+        """Set ``out`` to ``left`` op ``right``, in that order of operands.
 
         Args:
             left: shape (n,), at most a segment.
             right: shape (n,), same dtype.
-            out: likewise; may be one of the two. None: ``left``.
-            finish: the last contribution: divide if an average was asked for.
+            out: shape (n,), same dtype; may be ``left`` or ``right``. None: ``left``.
+            finish: whether this is the last contribution: an average then divides.
         """
         out = left if out is None else out
         divisor = self._divisor if finish else None
@@ -134,9 +134,9 @@ class Reduction:
 
 
 def _divide_integers(values: Array, divisor: int, scratch: Scratch) -> None:
-    """Exact quotients, truncated toward zero, also if ``divisor`` does not fit the dtype."""
+    """Divide exactly, and truncate toward zero, even if ``divisor`` does not fit the dtype."""
     info = np.iinfo(values.dtype)
-    if divisor > info.max:  # all quotients are 0, but the one of -128 and 128 (and so on)
+    if divisor > info.max:  # all quotients are 0, except that -128 / 128 is -1 (and so on)
         np.negative(np.equal(values, -divisor).astype(values.dtype), out=values)
         return
     if info.min < 0:

@@ -1,4 +1,4 @@
-"""What quantization left out of one tensor, on its way from one operation into the next."""
+"""The rounding error of one tensor, which error feedback carries from one operation to the next."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pccl.protocol.data_type import DataType
 Array = npt.NDArray[Any]
 
 _PART = 1 << 16
-"""Values that are looked at together: no memory that grows with the tensor."""
+"""Values that ``commit`` checks at once, so that its memory does not grow with the tensor."""
 
 
 def residual_dtype(data_type: DataType) -> np.dtype[Any]:
-    """Of residuals of tensors of ``data_type``: float64 for float64, float32 for the others."""
+    """Return the dtype of residuals: float64 for tensors of float64, float32 for all others."""
     return np.dtype(np.float64 if data_type is DataType.DOUBLE else np.float32)
 
 
 class Residual:
-    """One use of a tensor's residual; ``commit`` or ``drop`` ends it.
+    """One use of a tensor's residual; ``commit``, ``drop`` or ``forget`` ends it.
 
     Args:
-        current: what earlier operations left out; None: nothing. To be added to the contribution,
-            and not to be changed.
-        staged: same dtype and shape, zeros: takes what this operation leaves out.
-        on_end: told the residual from now on: ``staged`` of a commit, or None if it stays.
+        current: rounding errors of earlier operations, to be added to the contribution; read-only.
+            None if there are none.
+        staged: zeros, same dtype and shape; collects the rounding errors of this operation.
+        on_end: receives the new residual: ``staged``, or None if the residual does not change.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Residual:
         self._on_end: Callable[[Array | None], None] | None = on_end
 
     def commit(self) -> None:
-        """The result counts: from now on the residual is what was staged.
+        """Make ``staged`` the new residual, because the result counts.
 
-        Where a value was NaN or infinite nothing is left to make good.
+        A value that was NaN or infinite leaves no residual.
         """
         for first in range(0, len(self.staged), _PART):
             part = self.staged[first : first + _PART]
@@ -49,17 +49,17 @@ class Residual:
         self._end(self.staged)
 
     def drop(self) -> None:
-        """There is no result: the residual stays, and nothing is counted twice.
+        """Keep the residual as it was, because there is no result.
 
-        After the end it changes nothing.
+        After the end this changes nothing.
         """
         if self._on_end is not None:
             self._end(None)
 
     def forget(self) -> None:
-        """Whether the result counts is not known here: nothing is owed any more.
+        """Clear the residual, because it is unknown here whether the result counts.
 
-        What was owed may be in the result, and must not be added twice.
+        The result may contain the old residual, which must not be added twice.
         """
         self.staged[:] = 0
         if self._on_end is not None:

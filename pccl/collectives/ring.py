@@ -3,19 +3,18 @@
 Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC
 2009: 2(N-1) steps; each rank sends and receives 2(N-1)/N of the tensor.
 
-At step k rank p sends chunk (p - k) mod N to rank p + 1 and receives chunk (p - k - 1) mod N from
-rank p - 1. During the first N - 1 steps (reduce-scatter) an arrival is a partial result with which
-the rank combines its own contribution; after step N - 2 rank p owns the finished chunk p + 1.
-During the other N - 1 steps (all-gather) an arrival is a final value that is taken as it is.
-Whatever is received at step k is exactly what is sent at step k + 1, so nothing waits for a whole
-chunk: each segment travels on as soon as it is here.
+At step k rank p sends chunk (p - k) mod N to rank p + 1. It receives chunk (p - k - 1) mod N from
+rank p - 1. During the first N - 1 steps (reduce-scatter) each rank receives a partial result and
+combines its own contribution with it. After step N - 2 rank p owns the finished chunk p + 1. During
+the other N - 1 steps (all-gather) each rank receives final values and copies them. A rank sends at
+step k + 1 exactly what it received at step k. So it does not wait for a whole chunk: it forwards
+each segment as soon as that has arrived.
 
-Chunk c is thus folded in ring order starting at rank c, whatever the timing, and everybody takes
-the owner's bytes: results are bit-identical, and reproducible for the same ring.
+Chunk c is thus combined in ring order starting at rank c, whatever the timing, and all ranks copy
+the owner's bytes. So results are bit-identical, and reproducible for the same ring.
 
-Why a partial result may live in the result buffer: the region of chunk c is overwritten by the
-gather only after its final value exists, which takes the neighbour's having received our partial
-of c.
+Why the result buffer may hold a partial result: the gather overwrites the region of chunk c only
+after the final value of c exists. By then the next rank has received this rank's partial result.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from pccl.collectives.schedule import Arrival
 
 
 class RingSchedule:
-    """The ring as one rank sees it.
+    """The schedule of a ring as one rank sees it.
 
     Args:
         rank: own position in the ring.
-        layout: chunks and segments; its world size is the ring's, at least 2. Without elements
-            nothing travels.
+        layout: chunks and segments; its world size is that of the ring, at least 2. An empty tensor
+            has no segments, so the ring sends none.
     """
 
     def __init__(self, rank: int, layout: SegmentLayout) -> None:
@@ -52,25 +51,26 @@ class RingSchedule:
 
     @property
     def first_gather_index(self) -> int:
-        """How many of the incoming segments are partial results: the others are the gather."""
+        """How many incoming segments are partial results; all later ones belong to the gather."""
         return self.incoming.first(self.world_size - 1)
 
     def seen_by(self, rank: int) -> RingSchedule:
-        """The same ring as another rank sees it (modulo the world size)."""
+        """Return the same ring as another rank sees it (modulo the world size)."""
         return RingSchedule(rank % self.world_size, self.layout)
 
     def irreplaceable_count(self, gap: int) -> int:
-        """All partial results, and what the ranks in the gap have finished.
+        """Return how many segments only the ranks in the gap could send.
 
-        The gather begins with the chunk that the rank right before has finished, and goes on with
-        those of the ranks before it.
+        These are all partial results, and the chunks that the ranks in the gap have finished. The
+        gather begins with the chunk that the rank right before has finished, then that of the rank
+        before it, and so on.
         """
         return self.incoming.first(self.world_size - 1 + gap)
 
     # -- the arithmetic of the ring ------------------------------------------------------------
 
     def _chunk(self, hop: int) -> tuple[Segment, ...]:
-        """The chunk that begins so many ranks before this one."""
+        """Return chunk (rank - ``hop``) mod N."""
         return self.layout.chunk((self.rank - hop) % self.world_size)
 
     def _arrival(self, step: int) -> Arrival:

@@ -1,7 +1,7 @@
-"""What one rank sends to another in one collective: segments, numbered.
+"""The segments that one rank sends to another in one collective, with their numbers.
 
-Both sides derive the same route, so a number stands for the same segment at either end: the
-receiver can say in a bitmap what it has, and the sender repeats only what is missing.
+Both sides derive the same route, so each number means the same segment on both. The receiver can
+send a bitmap of the segments that have arrived, and the sender repeats only missing ones.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from pccl.collectives.layout import Segment, SegmentLayout
 
 Leg = tuple[int, tuple[Segment, ...]]
-"""A step, and the segments that travel at it: a whole chunk, or several."""
+"""A step, and the segments that one rank sends at it: a whole chunk, or several."""
 
 
 class Route:
     """The segments of some steps, in order.
 
     Args:
-        layout: whose segments they are; a leg holds those of one of its chunks, or all.
-        legs: in the order of their steps.
+        layout: the tensor's layout; a leg holds the segments of one of its chunks, or all.
+        legs: the legs in the order of their steps.
     """
 
     def __init__(self, layout: SegmentLayout, legs: Sequence[Leg]) -> None:
@@ -30,32 +30,32 @@ class Route:
             self._legs[step] = (first, segments)
             first += len(segments)
         self.count = first
-        """How many segments travel in all."""
+        """How many segments the route has."""
 
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
-        """All (step, segment), in the order of their number."""
+        """Iterate over all (step, segment), in the order of their numbers."""
         for step, (_, segments) in self._legs.items():
             for segment in segments:
                 yield step, segment
 
     def first(self, step: int) -> int:
-        """Number of the first segment of ``step``; of a step behind the last: the count."""
+        """Return the number of the first segment of ``step``; past the last step, the count."""
         return self._legs[step][0] if step in self._legs else self.count
 
     def number(self, step: int, segment: Segment) -> int:
-        """Number of a segment that travels at ``step``."""
+        """Return the number of a segment that belongs to ``step``."""
         return self._legs[step][0] + self._numbers[segment.offset]
 
     def find(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
-        """Find what a frame claims to carry: (number, segment).
+        """Find the segment that a frame claims to carry: (number, segment).
 
         Args:
-            step: of the schedule.
-            offset: of the segment, in bytes from the start of the tensor.
-            length: bytes on the wire.
+            step: step of the schedule.
+            offset: offset of the segment, in bytes from the start of the tensor.
+            length: length on the wire, in bytes.
 
         Returns:
-            None if no such segment travels at this step: the sender broke the protocol.
+            None if the route has no such segment at this step: the sender broke the protocol.
         """
         leg = self._legs.get(step)
         within = self._numbers.get(offset)

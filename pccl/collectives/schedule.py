@@ -1,7 +1,7 @@
-"""What a chain tells the runtime: who sends what when, as one rank sees it.
+"""The interface of a chain's schedule: which segments one rank receives and sends, and when.
 
-In a chain everything comes from the rank before and goes to the rank behind: the ring and the
-broadcast. The steps tell apart the times that one segment passes one rank.
+In a chain (the ring and the broadcast) each rank receives only from the rank before it, and sends
+only to the rank behind it. A segment may pass a rank several times, each time at another step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pccl.collectives.route import Route
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What the arrival of a segment at a step causes, in this order."""
+    """What this rank does when a segment arrives at a step, in this order."""
 
     reduce: bool
-    """Combine the own contribution with what has arrived."""
+    """Combine the own contribution with the arrived values."""
     finish: bool
-    """This rank owns the value: apply what the operation does last (the division of an average)."""
+    """This rank owns the value: apply the last operation (the division of an average)."""
     final: bool
-    """The value is now final: take its digest."""
+    """The value is now final: add it to the digest."""
     forward: bool
-    """Send it on to the next rank, as part of the next step."""
+    """Send the segment to the next rank, as part of the next step."""
 
 
 class ChainSchedule(Protocol):
@@ -33,7 +33,7 @@ class ChainSchedule(Protocol):
 
     @property
     def rank(self) -> int:
-        """The rank that sees it so."""
+        """The rank whose view this is."""
         ...
 
     @property
@@ -53,56 +53,56 @@ class ChainSchedule(Protocol):
 
     @property
     def upstream(self) -> int:
-        """The rank that segments come from."""
+        """The rank that sends to this one."""
         ...
 
     @property
     def downstream(self) -> int:
-        """The rank that segments go to."""
+        """The rank that this one sends to."""
         ...
 
     @property
     def incoming(self) -> Route:
-        """What this rank receives."""
+        """The segments that this rank receives."""
         ...
 
     @property
     def outgoing(self) -> Route:
-        """What this rank sends: the incoming route of the next one."""
+        """The segments that this rank sends: the incoming route of the next rank."""
         ...
 
     @property
     def first_gather_index(self) -> int:
-        """How many of the incoming segments are partial results; the others are final values."""
+        """How many incoming segments are partial results; all later ones are final values."""
         ...
 
     @property
     def arrivals(self) -> Sequence[Arrival]:
-        """By step: what the arrival of any segment causes."""
+        """By step: what this rank does when a segment arrives."""
         ...
 
     @property
     def sends_finals(self) -> bool:
-        """Whether the own contribution is the result: nothing arrives for what is sent at first."""
+        """Whether the own contribution is the result: the initial sends are final values."""
         ...
 
     @property
     def initial_sends(self) -> tuple[Segment, ...]:
-        """The segments to send as step 0, from the own contribution."""
+        """The segments of the own contribution to send at step 0."""
         ...
 
     def seen_by(self, rank: int) -> ChainSchedule:
-        """The same collective as another rank sees it (modulo the world size)."""
+        """Return the same collective as another rank sees it (modulo the world size)."""
         ...
 
     def irreplaceable_count(self, gap: int) -> int:
-        """How many of the incoming segments, the first ones, cannot come from across a gap.
+        """Return how many incoming segments, counted from the first, cannot come from across a gap.
 
         Args:
-            gap: how many of the ranks right before this one are gone, at least 1.
+            gap: how many of the ranks right before this one are lost, at least 1.
 
-        What the rank before the gap can send instead are final values that it holds, or will: a
-        final value is the same wherever it comes from. What a rank that is gone has contributed to,
-        and nobody behind it has got, nobody can send.
+        The rank before the gap can send all final values that it holds, or will hold: these are the
+        same from any rank. No rank can replace a partial result that a lost rank contributed to and
+        that had not passed the gap.
         """
         ...

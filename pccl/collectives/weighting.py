@@ -1,12 +1,12 @@
-"""Weighted averages: what becomes of contributions that count unequally.
+"""Weighted averages: the factor of each contribution, and the divisor of their sum.
 
 Each contribution is multiplied by its weight, and their sum is divided by the sum of the weights.
-All weights of an operation are first divided by a unit: the power of two that brings the largest
-of them into (1/2, 1], which is exact, so it changes no result; or, if all that are not 0 are equal,
-that weight, so that the result is bit for bit the plain average. No partial sum is larger than that
-of a plain average would be, whatever the weights count.
+All weights of an operation are first divided by a unit. If all weights other than 0 are equal, the
+unit is that weight, so the result is bit for bit the plain average. Otherwise the unit is the power
+of two that brings the largest weight into (1/2, 1]; this division is exact, so it changes no
+result. So no partial sum is larger than that of a plain average, whatever the weights are.
 
-A contribution of weight 0 is taken for zeros, also where it is infinite or NaN.
+A contribution of weight 0 counts as zeros, even where it is infinite or NaN.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """How one rank's contribution counts among all.
+    """The factor of one rank's contribution, and the divisor of the sum.
 
     Attributes:
-        factor: of the own contribution, from 0 to 1.
-        divisor: of the sum of all: the sum of all factors; 1 if all are 0.
+        factor: multiplies the own contribution; from 0 to 1.
+        divisor: divides the sum of all contributions: the sum of all factors; 1 if all are 0.
         world_size: how many contributions there are.
     """
 
@@ -37,16 +37,16 @@ class Weighting:
 
     @property
     def mean_factor(self) -> float:
-        """The factor of a contribution of average weight."""
+        """The factor of a contribution with the average weight."""
         return self.divisor / self.world_size
 
 
 def weigh(weights: tuple[float, ...], rank: int) -> Weighting:
-    """How the contribution of ``rank`` counts.
+    """Return the weighting of the contribution of ``rank``.
 
     Args:
-        weights: of all contributions, in ring order; finite, not negative.
-        rank: whose factor it is.
+        weights: one per contribution, in ring order; finite, not negative.
+        rank: the rank that contributes.
     """
     unit = _unit_of(weights)
     factors = [weight / unit for weight in weights]
@@ -60,16 +60,16 @@ def _unit_of(weights: tuple[float, ...]) -> float:
 
 
 def total_weight(weights: tuple[float, ...]) -> float | None:
-    """The sum of all weights, rounded once; None: there are none."""
+    """Return the sum of all weights, rounded once; None if there are none."""
     return fsum(weights) if weights else None
 
 
 def scale(values: Array, factor: float, out: Array) -> None:
-    """``out`` becomes ``values`` times ``factor``, rounded once; zeros if ``factor`` is 0.
+    """Set ``out`` to ``values`` times ``factor``, rounded once; to zeros if ``factor`` is 0.
 
     Args:
         values: floats, shape (n,).
-        factor: of float32 precision for halves, otherwise of theirs.
+        factor: rounded to float32 for halves, otherwise to the dtype of ``values``.
         out: shape (n,), same dtype; may be ``values``.
     """
     wide = np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype

@@ -1,11 +1,11 @@
-"""The deciders, pure: an event and the time go in, effects come out in the order of doing them.
+"""Pure state machines: an event and the time go in, effects come out in the order of execution.
 
-* ``machine``: what the two machines share.
-* ``history``: the bounded story that each keeps, and prints when it fails.
-* ``ticks``: whether a machine's own clock stood still, so that silence proves nothing.
-* ``reachability``: who can be dialled, and at which addresses others may be asked to dial.
-* ``repair``: how a ring goes on without those that it has lost.
-* ``batch``: after which error a reduce is made again, and several reduces as one call.
-* ``peer``: one process's part in a run.
-* ``master``: who coordinates a run.
+* ``machine``: the base class of both machines.
+* ``history``: the last events and effects of a machine, printed when it fails.
+* ``ticks``: whether this process slept, so that the silence of other processes proves nothing.
+* ``reachability``: which peers can be dialled, and tests of newcomers' addresses.
+* ``repair``: how an operation in a ring continues after members were lost.
+* ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
+* ``peer``: one process of a run.
+* ``master``: the coordinator of a run.
 """

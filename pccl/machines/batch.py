@@ -1,9 +1,9 @@
-"""Reduces that are made again, and several reduces as one call.
+"""Retries of a reduce, and a list of reduces as one call.
 
 Members that pass the same list in the same order keep the same operations in flight. Each operation
-has its own outcome, so a failure costs the others nothing. If one can't succeed, those that have
-started are waited for, those that have not are withdrawn, and the error names the tags whose
-tensors are reduced. Of several errors the one that the caller must act on first is raised.
+has its own outcome. If one cannot succeed, the call waits for started ones and withdraws the rest.
+The error names the tags whose tensors were reduced. Of several errors the call raises the most
+urgent one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ WITHDRAWN = "another tensor of the same call could not be reduced"
 
 
 def may_succeed_again(error: errors.PCCLError) -> bool:
-    """Whether another attempt with the remaining members may succeed after this one failed."""
+    """Whether a retry with the remaining members may succeed after ``error``."""
     lost = error.result is errors.Result.RANK_CONNECTION_LOST
     return lost and isinstance(error, errors.CollectiveAborted)
 
 
 class ReduceBatch:
-    """One call that reduces several tensors.
+    """One call that reduces several tensors, with a bounded number in flight.
 
     Args:
-        tags: of the reduces, in the order in which they begin; at least one.
-        in_flight_max: how many at a time.
+        tags: one per reduce, in the order in which they begin; at least one.
+        in_flight_max: how many reduces may be in flight at once.
 
     Raises:
         ValueError: a tag occurs twice.
@@ -39,20 +39,20 @@ class ReduceBatch:
             raise ValueError(f"tag {twice} occurs twice; give each tensor a tag of its own")
         self._tags = tags
         self.width = min(in_flight_max, len(tags))
-        """How many reduces are in flight."""
+        """How many reduces may be in flight at once."""
         self._waiting = deque(tags)
         self._running: list[int] = []
         self._completed: set[int] = set()
         self.failure: Exception | None = None
-        """Why the call can't succeed."""
+        """Why the call cannot succeed; None: no reduce has failed."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether reduces begin, for the first time or again."""
+        """Whether further reduces and retries may begin."""
         return self.failure is None
 
     def begin_next(self) -> int | None:
-        """Return the tag of the reduce that begins now; None: no further one does."""
+        """Return the tag of the reduce that begins now; None if no further reduce begins."""
         if not (self._waiting and self.goes_on):
             return None
         assert len(self._running) < self.width
@@ -60,12 +60,12 @@ class ReduceBatch:
         return self._running[-1]
 
     def completed(self, tag: int) -> None:
-        """A reduce was committed."""
+        """Record that the reduce of ``tag`` was committed."""
         self._running.remove(tag)
         self._completed.add(tag)
 
     def failed(self, tag: int, error: Exception) -> list[int]:
-        """A reduce can't succeed; return the tags of those to withdraw if they have not started."""
+        """Record that a reduce cannot succeed; return the tags to withdraw if not yet started."""
         self._running.remove(tag)
         if self.failure is None:
             self.failure = error
@@ -75,13 +75,13 @@ class ReduceBatch:
         return []
 
     def named_failure(self) -> Exception | None:
-        """What the caller is told at the end; None: all were committed."""
+        """Return the error that the call raises, with the completed tags; None if all succeeded."""
         error = self.failure
         if not isinstance(error, errors.PCCLError):
             return error
         completed = tuple(tag for tag in self._tags if tag in self._completed)
         tags = ", ".join(str(tag) for tag in completed) or "none"
-        reason = f"{error.reason}; tags that completed: {tags}; the other inputs are what they were"
+        reason = f"{error.reason}; tags that completed: {tags}; the other inputs are intact"
         named = type(error)(error.result, error.func, reason)
         if isinstance(error, errors.Evicted) and isinstance(named, errors.Evicted):
             named.cause, named.ago_s = error.cause, error.ago_s
@@ -91,7 +91,7 @@ class ReduceBatch:
 
 
 def _weight(error: Exception) -> int:
-    """Of several errors a caller hears one: what he must act on first, otherwise the first."""
+    """Return how urgent ``error`` is; the call raises its first error of the highest urgency."""
     if isinstance(error, errors.Evicted | errors.MasterLost):
-        return 2  # until the caller joins again there is nothing else to do
+        return 2  # the caller must rejoin before any other call
     return 1 if isinstance(error, errors.OutcomeUnknown) else 0

@@ -1,4 +1,4 @@
-"""The bounded story of a machine: its last events and effects, printed when it fails."""
+"""The bounded history of a machine: its last events and effects, printed when it fails."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pccl.protocol.types import NS_PER_S
 
 
 class History:
-    """Remembers the last events of one machine."""
+    """The last events and effects of one machine."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
         self.entries: deque[tuple[int, object]] = deque(maxlen=HISTORY_EVENTS_MAX)
-        """When what happened; it is turned into text only when somebody asks."""
+        """(time in ns, event or effect); converted to text only when printed."""
 
     def __str__(self) -> str:
         lines = [f"history of {self.owner} ({len(self.entries)} last events):"]
@@ -23,7 +23,7 @@ class History:
 
 
 class InvariantViolation(AssertionError):
-    """A machine found itself in a state that its own rules exclude: a bug. Carries the story."""
+    """A machine reached a state that its own rules exclude, which is a bug. Carries the history."""
 
     def __init__(self, what: str, history: History) -> None:
         super().__init__(f"{what}\n{history}")

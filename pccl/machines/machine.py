@@ -1,4 +1,4 @@
-"""What all machines share: events and the time go in, effects come out, a story is kept."""
+"""The base class of both machines: it takes an event and the time, and returns effects."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _Effect = TypeVar("_Effect")
 
 
 class Machine(ABC, Generic[_Event, _Effect]):
-    """A pure state machine.
+    """A pure state machine that keeps a history.
 
     Args:
-        owner: whose it is, for the story.
-        now_ns: the present.
+        owner: name of the machine in its history.
+        now_ns: current time.
     """
 
     def __init__(self, owner: str, now_ns: int) -> None:
         self.history = History(owner)
         self._now_ns = now_ns
         self._effects: list[_Effect] = []
-        """Of the event that is being handled, in order; the parts of the machine append to it."""
+        """Effects of the current event, in order; the parts of the machine append to this list."""
 
     def handle(self, event: _Event, now_ns: int) -> list[_Effect]:
-        """Take one event; return what must be done, in order."""
+        """Process one event; return the effects to carry out, in order."""
         self._now_ns = now_ns
         self.history.entries.append((now_ns, event))
         self._take(event)
@@ -38,9 +38,9 @@ class Machine(ABC, Generic[_Event, _Effect]):
         return effects
 
     def _story(self, effects: list[_Effect]) -> Sequence[object]:
-        """What is remembered of these: less of what is large."""
+        """Return what the history keeps of ``effects``; a machine may shorten large ones."""
         return effects
 
     @abstractmethod
     def _take(self, event: _Event) -> None:
-        """Change the state, and append to ``_effects``."""
+        """Change the state for ``event``, and append to ``_effects``."""

@@ -1,8 +1,8 @@
-"""Which peers can be dialled, as far as the master knows, and whose addresses are tested.
+"""Which peers can be dialled, as far as the master knows, and the tests of their addresses.
 
-A newcomer's addresses are tested once, after it has proven the token: by the master, and by a
-member, since a master in the newcomer's own network proves nothing. A test that fails refuses
-nobody. It tells the newcomer what to mend, and the master which side of a link has to dial.
+The master and one member test a newcomer's addresses once, after it has proven the token. A
+success of the master alone proves little, since both may be in one network. A failed test does
+not prevent admission: it tells the newcomer what to fix, and the master which side has to dial.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pccl.protocol.types import NS_PER_S, Member, PeerId
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that ``host`` is; None: it is a name."""
+    """Return ``host`` as an IP address; None if it is a name."""
     try:
         address = ip_address("127.0.0.1" if host == "localhost" else host.partition("%")[0])
     except ValueError:
@@ -41,14 +41,14 @@ def _is_multicast(host: str) -> bool:
 
 
 def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
-    """Whether a peer may be dialled at ``host`` on its behalf.
+    """Whether a process may dial ``host`` because a peer declares that address as its own.
 
-    Loopback and link-local addresses mean something else on each machine: they are dialled only for
-    a peer on the own machine, or on the same wire.
+    Loopback and link-local addresses mean another host on each machine. So they are dialled only
+    for a peer on the same machine or the same local network.
 
     Args:
-        host: an address, or a name that was not looked up yet.
-        seen: the host that the master sees the peer at.
+        host: an address, or a name that is not resolved yet.
+        seen: the host from which the peer connects to the master.
         by: the host between the dialling process and the master, as one of them sees it.
     """
     if _is_multicast(host):
@@ -60,76 +60,76 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
 
 
 def dialled_at(declared: str, seen: str) -> str:
-    """The host at which others dial a peer: the declared one, or ``seen`` if nobody may dial that.
+    """Return the host at which peers dial a peer: the declared one if they may, else ``seen``.
 
     Args:
-        declared: the host that it declares; empty if it declares none.
-        seen: the host that the master sees it at.
+        declared: the host that the peer declares; empty if it declares none.
+        seen: the host from which the peer connects to the master.
     """
     return declared if declared and may_be_dialled(declared, seen=seen, by=seen) else seen
 
 
 @dataclass(frozen=True, slots=True)
 class TryAddress:
-    """An effect: greet this peer at its port, on one host after the other until it answers."""
+    """An effect: dial this peer's port on each host in turn, and greet it, until it answers."""
 
     member: Member
     hosts: tuple[str, ...]
-    """In this order; empty: there is none that may be dialled."""
+    """Hosts to dial, in this order; empty if no host may be dialled."""
     seen: str
-    """The host that its master sees it at."""
+    """The host from which the peer connects to its master."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressTried:
-    """What became of a ``TryAddress``."""
+    """The result of a ``TryAddress``."""
 
     peer: PeerId
     host: str
-    """Where it has answered; empty: nowhere."""
+    """The host at which the peer answered; empty if it answered at none."""
     reason: str
-    """Why not at the first host; empty: it has."""
+    """Why the peer did not answer at the first host; empty if it did."""
 
 
 @dataclass(slots=True)
 class _Tested:
-    """What is known of one peer."""
+    """The tests of one peer's addresses."""
 
     member: Member
     awaited: set[PeerId | None]
-    """Who has not answered yet; None: the master."""
+    """Testers that have not reported yet; None stands for the master."""
     answers: dict[PeerId | None, str] = field(default_factory=dict[PeerId | None, str])
-    """Who has tested it -> why it did not answer where it says; empty: it did."""
+    """Tester -> why the peer did not answer at its declared host; empty if it did."""
     reached_at: str = ""
-    """Another host than the declared one, where the master has reached it."""
+    """The host at which the master reached the peer, if it is not the declared one."""
     told: bool = False
 
 
 class Reachability:
-    """What the tests of one run have shown; the master's.
+    """The master's results of all address tests of a run.
 
     Args:
-        now_ns: the present.
+        now_ns: current time.
     """
 
     def __init__(self, now_ns: int) -> None:
         self._tested: dict[PeerId, _Tested] = {}
         self._tests_by: dict[PeerId, set[PeerId]] = {}
-        """Member -> the peers that it was asked to test."""
+        """Member -> the peers that the master asked it to test."""
         self._allowance_ns = TESTS_AT_ONCE_MAX * NS_PER_S // TESTS_PER_S
-        """Time that tests may still take, at a second for so many a second."""
+        """Time credit for tests; each test costs 1 s / ``TESTS_PER_S``."""
         self._allowed_ns = now_ns
 
     def begin(
         self, member: Member, seen: str, tester: PeerId | None, now_ns: int
     ) -> TryAddress | None:
-        """A newcomer has come; return what to try, None if too many came before it.
+        """Begin the test of a newcomer; return what to dial, None if too many tests precede it.
 
         Args:
             member: the newcomer, as it declares itself.
-            seen: the host that its connection comes from.
-            tester: a member that can test it; None: there is none.
-            now_ns: the present.
+            seen: the host from which it connects to the master.
+            tester: a member that can test the newcomer as well; None if there is none.
+            now_ns: current time.
         """
         if not self.may_dial(now_ns):
             return None
@@ -145,7 +145,7 @@ class Reachability:
         return TryAddress(member, hosts, seen)
 
     def may_dial(self, now_ns: int) -> bool:
-        """Whether a peer that nobody has reached may be dialled; True uses up one dial."""
+        """Whether a peer that no test has reached may be dialled; True uses up one dial."""
         price_ns = NS_PER_S // TESTS_PER_S
         gained_ns = max(0, now_ns - self._allowed_ns)
         self._allowed_ns = now_ns
@@ -155,13 +155,13 @@ class Reachability:
         return may
 
     def tested(self, peer: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
-        """A test has ended; return whether it was awaited.
+        """Record the result of a test; return whether this result was pending.
 
         Args:
-            peer: whose address it was.
-            by: who has tested it; None: the master.
-            host: where it answered; empty: nowhere.
-            reason: why not at the declared host.
+            peer: the tested peer.
+            by: the tester; None: the master.
+            host: the host at which the peer answered; empty if it answered at none.
+            reason: why the peer did not answer at its declared host.
         """
         known = self._tested.get(peer)
         if known is None or by not in known.awaited:
@@ -170,23 +170,23 @@ class Reachability:
         if by is not None:
             self._tests_by[by].discard(peer)
         answered = host == known.member.host
-        known.answers[by] = "" if answered else reason or "it did not answer there"
+        known.answers[by] = "" if answered else reason or "no answer"
         if not answered and by is None:
             known.reached_at = host
         return True
 
     def was_reached(self, peer: PeerId) -> bool:
-        """Whether it has answered a test at the host that it declares."""
+        """Whether ``peer`` has answered a test at its declared host."""
         return peer in self._tested and "" in self._tested[peer].answers.values()
 
     def awaits(self, peer: PeerId) -> bool:
-        """Whether a test of its addresses goes on."""
+        """Whether a test of ``peer`` is still pending."""
         return peer in self._tested and bool(self._tested[peer].awaited)
 
     def why_undialable(self, peer: PeerId) -> str | None:
-        """Why others cannot dial a peer; None if they can, or nobody knows.
+        """Return why peers cannot dial ``peer``; None if they can, or no test has ended.
 
-        What a member has found counts for more than what the master has.
+        The result of a member overrides that of the master.
         """
         answers = self._tested[peer].answers if peer in self._tested else {}
         if not answers:
@@ -196,7 +196,7 @@ class Reachability:
         return f"{who}: {answers[by]}" if answers[by] else None
 
     def news_of(self, peer: PeerId) -> str:
-        """What to tell a peer that nobody can dial; empty: nothing new, or it can be dialled."""
+        """Return a report for a peer that cannot be dialled; empty if nothing is new."""
         known, why = self._tested[peer], self.why_undialable(peer)
         if why is None or known.awaited or known.told:
             return ""
@@ -204,7 +204,7 @@ class Reachability:
         return why + (f"; it answers at {known.reached_at}" if known.reached_at else "")
 
     def forget(self, gone: Iterable[PeerId]) -> None:
-        """These peers are gone, and test nothing any more."""
+        """Forget these peers, their tests, and the tests that they were asked to make."""
         for peer in gone:
             known = self._tested.pop(peer, None)
             for tester in known.awaited if known is not None else ():

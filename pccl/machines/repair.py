@@ -1,16 +1,16 @@
-"""Repair: an operation that has lost a member goes on, if all that the member had to give is here.
+"""Repair: an operation in a ring continues without lost members if no data is missing.
 
-In a ring everything travels from one member to the next, so whatever has left a lost member has
-gone to the one behind it. The members before and behind a gap in the ring decide everything:
+In a ring all data travels from each member to the next one. So everything that a lost member sent
+was sent to its successor. Consecutive lost members form a gap, and its two neighbours repair it:
 
-* Whoever is behind the gap is asked whether it lacks only what the one before the gap can send:
-  values that are final. From its yes on it takes them from there, and nothing from the lost ones.
-* When all who are behind a gap have said yes, those before a gap are told to send across it. They
-  ask first what is missing, and send only that; the ring carries it on.
-* One no, and the operation is aborted: a contribution is lost with its member.
+* The master asks the member behind each gap whether it lacks only final values, which the member
+  before the gap can send. If so, it receives them from there, and no more data from lost members.
+* When all of these members have agreed, the master tells the members before a gap to send
+  across it. These first ask what is missing and send only that; the ring forwards the data.
+* If one member disagrees, the master aborts the operation: a contribution is lost.
 
-The order keeps senders and receivers of one mind: who sends across a gap was told to after the
-receiver has agreed. Another loss begins the same again, with all gaps as they are then.
+A sender starts only after its receiver has agreed, so both use the same route. After another loss
+the repair starts again with all gaps.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pccl.protocol.types import OperationId, PeerId
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Members that are lost, one behind the other, and who is left on either side."""
+    """Consecutive lost members of a ring, and the remaining members on both sides."""
 
     upstream: PeerId
-    """Before them. Of a ring with one member left both sides are that one."""
+    """The member before the gap; the same as ``downstream`` if only one member remains."""
     downstream: PeerId
-    """Behind them."""
+    """The member behind the gap."""
     size: int
-    """How many are lost."""
+    """How many members are lost."""
 
 
 def find_gaps(ring: tuple[PeerId, ...], lost: Collection[PeerId]) -> list[Gap]:
-    """The gaps that ``lost`` leaves in a ring, in ring order; none if nobody is left."""
+    """Return the gaps that ``lost`` leaves in a ring, in ring order; none if no member remains."""
     gaps: list[Gap] = []
     for rank, peer in enumerate(ring):
         size = 0
@@ -48,20 +48,20 @@ def find_gaps(ring: tuple[PeerId, ...], lost: Collection[PeerId]) -> list[Gap]:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A decision to go on: these members have to know."""
+    """A message that the master must send to ``peers`` to continue the repair."""
 
     peers: tuple[PeerId, ...]
     message: MasterMessage
 
 
 class RingRepair:
-    """What the master knows of one operation's repair.
+    """The master's state of the repair of one operation.
 
     Args:
-        operation: its id.
+        operation: id of the operation.
         ring: all members of its view, in ring order.
-        present: those that are left, at least one.
-        done: those that hold the whole result: they lack nothing.
+        present: the remaining members, at least one.
+        done: the members that have the whole result and need no data.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class RingRepair:
         self._unanswered = {gap.downstream: None for gap in self._gaps}
 
     def begin(self) -> Tell | None:
-        """Ask whoever is behind a gap."""
+        """Return the question for the members behind a gap; None if no member needs data."""
         if not self._unanswered:
             return None
         return Tell(tuple(self._unanswered), HoldingsQuery(self._operation, self._lost))
 
     def waits_for(self, peer: PeerId, lost_count: int) -> bool:
-        """Whether this is an answer that is still waited for, and not one from before a loss."""
+        """Whether ``peer`` has yet to answer, and its answer is not from before another loss."""
         return peer in self._unanswered and lost_count == len(self._lost)
 
     def agrees(self, peer: PeerId) -> Tell | None:
-        """A member lacks only what can be sent across the gap before it."""
+        """Record that ``peer`` lacks only final values; return the message to senders once due."""
         if peer not in self._unanswered:
             return None
         del self._unanswered[peer]
@@ -95,18 +95,18 @@ class RingRepair:
         return Tell(senders, Repair(self._operation, self._lost)) if senders else None
 
     def is_done(self, peer: PeerId) -> Tell | None:
-        """A member holds the whole result: nothing need be sent to it."""
+        """Record that ``peer`` needs no more data; return the message to senders once due."""
         awaited = peer in self._unanswered
         self._gaps = [gap for gap in self._gaps if gap.downstream != peer]
         return self.agrees(peer) if awaited else None
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
-        """What a member may have missed while its connection was lost."""
+        """Yield the messages that ``peer`` may have missed while it was disconnected."""
         if peer in self._unanswered:
             yield HoldingsQuery(self._operation, self._lost)
         if peer in self._senders():
             yield Repair(self._operation, self._lost)
 
     def _senders(self) -> tuple[PeerId, ...]:
-        """Who sends across a gap: nobody before all answers are here."""
+        """Return the members that send across a gap; none until all answers have arrived."""
         return () if self._unanswered else tuple(gap.upstream for gap in self._gaps)

@@ -1,10 +1,10 @@
-"""What a tick says about the process itself: whether it slept, and how long.
+"""Decides from the ticks of a process whether the process slept, and for how long.
 
-A process that slept (it was stopped, its machine was suspended, or its application held the
-interpreter lock) has heard nobody, and nobody is to blame for that: all deadlines shift by the
-time of the sleep. A process that was busy has not slept, however late its ticks are: the time in
-which its I/O thread computes belongs to it, and much of that is caused by what others send. So
-sleep is what is left of the time between two ticks without the processor time of that thread.
+A process sleeps if it is stopped, its machine is suspended, or its application holds the
+interpreter lock. It then receives nothing, and no other process is to blame: all deadlines shift by
+the time slept. A process with late ticks may also be busy. Much of the work of its I/O thread is
+caused by data of other processes, so this time does not shift deadlines. Hence sleep is the time
+between two ticks less the processor time of the I/O thread.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wakefulness:
-    """What happened between two ticks.
+    """Whether the process slept between two ticks, and whether it may judge silence now.
 
     Attributes:
-        slept_ns: by how much all deadlines shift; 0 if the process was awake.
-        may_judge: False if others may have spoken, and the process has not read it yet.
+        slept_ns: shift all deadlines by this; 0 if the process was awake.
+        may_judge: False if messages may have arrived that the process has not read yet.
     """
 
     slept_ns: int
@@ -26,11 +26,11 @@ class Wakefulness:
 
 
 class Ticks:
-    """Tells sleep from work.
+    """Separates the sleep of a process from its work.
 
     Args:
-        tick_ns: the time between two ticks of a process that is awake and has little to do.
-        now_ns: the present.
+        tick_ns: interval between two ticks of a process that is awake and has little to do.
+        now_ns: current time.
     """
 
     def __init__(self, tick_ns: int, now_ns: int) -> None:
@@ -39,15 +39,15 @@ class Ticks:
         self._was_late = False
 
     def note(self, now_ns: int, busy_ns: int) -> Wakefulness:
-        """A tick has come.
+        """Record a tick; return whether the process slept, and whether it may judge silence.
 
-        After a late tick the process first reads what has come in. It does so before the next
-        tick, so that one is judged even if it is late again: a load that makes every tick late
-        puts no judgement off.
+        After a late tick, the process first reads what has arrived, before its next tick. So it
+        judges at that tick, even if that one is late too. A load that makes every tick late
+        therefore does not postpone judgement.
 
         Args:
-            now_ns: the present.
-            busy_ns: processor time of the I/O thread since the tick before.
+            now_ns: current time.
+            busy_ns: processor time of the I/O thread since the previous tick.
         """
         gap_ns = now_ns - self._last_ns
         self._last_ns = now_ns

@@ -1,18 +1,18 @@
-"""The vocabulary and the wire, pure: what the machines speak of, and how it looks in bytes.
+"""The pure vocabulary of the protocol, and its encoding in bytes.
 
 * ``types``: ids, views, operations, rosters, enums.
-* ``data_type``: what tensors are made of.
-* ``errors``: the tree of errors a caller may see.
+* ``data_type``: the element types of tensors.
+* ``errors``: the tree of errors that a caller may see.
 * ``limits``: every deadline and every bound, each with its reason.
-* ``operation``: the life of one collective.
-* ``shared_state``: states, who has which, and how they differ.
-* ``checksum``: how damage is found.
-* ``handshake``: how every connection begins, and the proof of the run's token.
+* ``operation``: the life cycle of one collective.
+* ``shared_state``: offers, elections and differences of shared states.
+* ``checksum``: checksums that find damaged bytes.
+* ``handshake``: the beginning of every connection, with the proof of the run's token.
 * ``frame``: the fixed binary header of the data plane.
-* ``messages``: control messages.
-* ``link_messages``: those about links.
-* ``run_messages``: those between masters.
-* ``status_report``: what a master answers to whoever asks.
-* ``codec``: their strict MessagePack encoding.
-* ``guards``: what bounds that which comes from outside.
+* ``messages``: control messages between a peer and its master.
+* ``link_messages``: control messages about links.
+* ``run_messages``: control messages between masters.
+* ``status_report``: the answer of a master to ``pccl status``.
+* ``codec``: the strict MessagePack encoding of control messages.
+* ``guards``: bounds on the data that a process accepts from other processes.
 """

@@ -1,12 +1,11 @@
-"""Checksums of what travels in the clear: they find accidents on the way, not malice.
+"""Checksums that find damaged bytes. They find accidents in transit, not malice.
 
-TCP's own sixteen bits let about one damaged packet in 65,536 through, and a relay that changes
-bytes makes them anew. So everything that this library sends says what it should be, and nothing
-counts before that was verified: a payload by XXH3-64, which is as fast as memory; the few bytes in
-front of it, which say how long it is and what it belongs to, by a CRC, which finds every flipped
-bit and every burst up to its own length.
+TCP's own sixteen bits miss about one damaged packet in 65,536, and a relay that changes bytes
+computes them anew. So this library sends a checksum with all data, and the receiver verifies it
+before it uses the data. XXH3-64, which is as fast as memory, protects a payload. A CRC protects the
+header in front of it: it finds each flipped bit, and each burst up to its own length.
 
-Pure. Whoever changes bytes on purpose makes the checksums fit; see ``docs/security.md``.
+All functions are pure. An attacker can also change the checksums; see ``docs/security.md``.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ SEAL_BYTES = _SEAL.size
 
 
 class DamagedData(RemoteProtocolError):
-    """What has arrived is not what was sent. The connection is closed, and made anew."""
+    """The received bytes differ from the sent ones. The library makes a new connection."""
 
 
 def payload_hash(*parts: Bytes) -> int:
-    """Of a payload in one piece or in several: 64 bits."""
+    """Return the 64-bit hash of a payload, given in one or several parts."""
     if len(parts) == 1:
         return xxhash.xxh3_64_intdigest(parts[0])
     hasher = PayloadHasher()
@@ -41,19 +40,19 @@ def payload_hash(*parts: Bytes) -> int:
 
 
 PayloadHasher = xxhash.xxh3_64
-"""The same of a payload that comes little by little."""
+"""Computes the same hash of a payload that arrives in small parts."""
 
 
 def seal(data: bytes) -> bytes:
-    """``data`` and behind it four bytes that verify it."""
+    """Return ``data`` with its CRC-32 appended, in four bytes."""
     return data + _SEAL.pack(crc32(data))
 
 
 def unseal(sealed: Bytes, func: str, what: str) -> bytes:
-    """What was sealed.
+    """Verify and remove the CRC-32 of ``sealed``.
 
     Raises:
-        DamagedData: the bytes are not those that were sealed.
+        DamagedData: the CRC-32 is wrong.
     """
     data = bytes(sealed)
     (check,) = _SEAL.unpack_from(data, len(data) - SEAL_BYTES)
@@ -64,10 +63,10 @@ def unseal(sealed: Bytes, func: str, what: str) -> bytes:
 
 
 def unpack_sealed(form: struct.Struct, sealed: Bytes, func: str, what: str) -> tuple[Any, ...]:
-    """The fields of a sealed record.
+    """Verify the CRC-32 of a sealed record, and return its fields.
 
     Raises:
-        DamagedData: the bytes are not those that were sealed, or not as many.
+        DamagedData: the CRC-32 or the length is wrong.
     """
     if len(sealed) != form.size + SEAL_BYTES:
         raise DamagedData(func=func, reason=f"{what} has {len(sealed)} bytes")
@@ -78,5 +77,5 @@ def unpack_sealed(form: struct.Struct, sealed: Bytes, func: str, what: str) -> t
 
 
 def short_check(data: bytes) -> int:
-    """Sixteen bits that verify a few bytes."""
+    """Return the CRC-16 of a few bytes."""
     return crc_hqx(data, 0)

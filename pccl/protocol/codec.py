@@ -1,14 +1,13 @@
-"""Control messages on the wire: length-prefixed MessagePack, strictly decoded.
+"""The encoding of control messages: length-prefixed MessagePack, strictly decoded.
 
 After the handshake every message is a prefix of 16 bytes and a MessagePack array of its fields. The
-prefix, little-endian, is the type's code (the upper 8 bits of a u32) and the array's length (the
-lower 24), the array's XXH3-64 (u64), and the CRC-32 of these twelve bytes: a length is verified
-before it is waited for, and an array before it is looked at. A message that is too large for its
-type, or that the sender may not send now, is refused before the rest of it is read.
+prefix, little-endian, has a u32 with the type's code (upper 8 bits) and the array's length (lower
+24), the array's XXH3-64 (u64), and the CRC-32 of these twelve bytes. The decoder verifies length
+and array before use. It refuses a message that is too large or not allowed before it reads on.
 
 Decoding accepts exactly what encoding produces: the right number of fields, the right types,
-integers in range, bounded text and lists, nothing behind the end. In texts, what is not printable
-is replaced here, once for all fields, so that nobody writes lines into the logs of others.
+integers in range, bounded text and lists, and no further bytes. The decoder replaces unprintable
+characters in all texts, so that no sender can forge lines in the logs of other processes.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def decode(code: int, body: bytes) -> Message:
     """Decode one message from its type's code and its fields.
 
     Raises:
-        RemoteProtocolError: it is not exactly one well-formed message. Close the connection.
+        RemoteProtocolError: ``body`` is not one well-formed message. Close the connection.
     """
     name, decode_fields = _DECODERS.get(code, (None, None))
     if decode_fields is None:
@@ -129,12 +128,13 @@ def decode(code: int, body: bytes) -> Message:
             body,
             raw=False,
             strict_map_key=True,
-            max_array_len=min(SEQUENCE_ITEMS_MAX, len(body)),  # they are allocated at once
+            max_array_len=min(SEQUENCE_ITEMS_MAX, len(body)),  # allocated before the items come
             max_map_len=0,
             max_ext_len=0,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise RemoteProtocolError(func="control", reason=f"not MessagePack: {error}") from error
+        reason = f"the fields of a {name} are not valid MessagePack: {error}"
+        raise RemoteProtocolError(func="control", reason=reason) from error
     try:
         return typing.cast("Message", decode_fields(value))
     except _Invalid as error:
@@ -142,13 +142,13 @@ def decode(code: int, body: bytes) -> Message:
 
 
 class StreamDecoder:
-    """Takes the bytes of one direction in any split and gives messages.
+    """Decodes the bytes of one direction, in any split, into messages.
 
-    Memory is bounded by one message: a longer announcement is refused at once.
+    It stores at most one message, and refuses a longer one as soon as its prefix is complete.
 
     Args:
-        bytes_max: how large a message of a type may be now, at most ``BYTES_MAX`` of it; 0: the
-            sender may not send it.
+        bytes_max: returns the largest allowed size of a message type, at most ``BYTES_MAX`` of it;
+            0: the sender may not send this type now.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class StreamDecoder:
         self._bytes_max = bytes_max
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
-        """Add bytes; yield the messages that are complete now.
+        """Add bytes, and yield the messages that are now complete.
 
-        What a message changes for the sender holds for the next one already.
+        It calls ``bytes_max`` after the caller has processed the message before.
 
         Raises:
-            DamagedData: these bytes were changed on the way. Close the connection; all messages
-                before them were returned or are lost with it.
-            RemoteProtocolError: these bytes do not follow the protocol. Close the connection.
+            DamagedData: the bytes were changed in transit. Close the connection; the caller has
+                received all messages before them.
+            RemoteProtocolError: the bytes violate the protocol. Close the connection.
         """
         self._buffer += data
         while (begun := self._begun()) is not None:
@@ -180,7 +180,7 @@ class StreamDecoder:
             yield decode(code, body)
 
     def _begun(self) -> tuple[int, int, int] | None:
-        """Code, length and hash of the message that has begun; None: its prefix is not there."""
+        """Return code, length and hash of the next message; None: its prefix is incomplete."""
         if len(self._buffer) < PREFIX_BYTES:
             return None
         prefix = self._buffer[:PREFIX_BYTES]
@@ -191,7 +191,7 @@ class StreamDecoder:
             raise RemoteProtocolError(func="control", reason=f"unknown message code {code}")
         allowed = self._bytes_max(kind)
         if length > allowed:
-            most = f"at most {allowed} are allowed now" if allowed else "it may send none now"
+            most = f"at most {allowed} are allowed" if allowed else "the sender may send none now"
             reason = f"{kind.__name__} of {length} bytes; {most}"
             raise RemoteProtocolError(func="control", reason=reason)
         return code, length, check
@@ -211,7 +211,7 @@ def _text_encoder(limit: int) -> _Encoder:
 
 
 def _bounded(hint: Any) -> tuple[Any, int]:
-    """A text, bytes or list type without its limit, and the limit; other types as they are."""
+    """Split the type of a text, bytes or list into the bare type and the limit of its length."""
     limit = 0
     if typing.get_origin(hint) is typing.Annotated and hint.__origin__ not in (int, float):
         hint, annotation = typing.get_args(hint)
@@ -225,7 +225,7 @@ def _bounded(hint: Any) -> tuple[Any, int]:
 
 
 def _encoder_of(hint: Any) -> _Encoder | None:
-    """Build what makes of a value of one annotated type what msgpack takes; None: it does."""
+    """Build the encoder of one annotated type; None: msgpack takes its values unchanged."""
     if isinstance(hint, typing.NewType):
         return _encoder_of(hint.__supertype__)
     hint, limit = _bounded(hint)
@@ -238,7 +238,7 @@ def _encoder_of(hint: Any) -> _Encoder | None:
         return _text_encoder(limit)
     if isinstance(hint, type) and is_dataclass(hint):
         return _dataclass_encoder(hint)
-    return None  # numbers, enums among them, booleans and bytes
+    return None  # numbers, enums, booleans and bytes
 
 
 def _tuple_encoder(encode_item: _Encoder | None) -> _Encoder | None:
@@ -271,7 +271,7 @@ _Decoder = Callable[[Any], Any]
 
 
 def _named(value: Any) -> str:
-    """A value in a few words; a hostile one is too large, or too deep, to be shown."""
+    """Describe a value in a few words. Only numbers are shown, because a text may be huge."""
     shown = value is None or isinstance(value, int | float)
     return repr(value) if shown else f"a {type(value).__name__}"
 
@@ -341,7 +341,7 @@ def _bytes_decoder(limit: int) -> _Decoder:
         if type(value) is not bytes:
             raise _Invalid(f"{_named(value)} is not bytes")
         if len(value) > limit:
-            raise _Invalid(f"bytes of {len(value)}; at most {limit}")
+            raise _Invalid(f"a byte string of {len(value)} bytes; at most {limit}")
         return value
 
     return decode_bytes
@@ -355,7 +355,7 @@ def _text_decoder(limit: int) -> _Decoder:
             raise _Invalid(f"{_named(value)} is not str")
         nbytes = len(value.encode())
         if nbytes > limit:
-            raise _Invalid(f"str of {nbytes} bytes; at most {limit}")
+            raise _Invalid(f"a text of {nbytes} bytes; at most {limit}")
         return value if value.isprintable() else cut(printable(value))
 
     return decode_text
@@ -382,10 +382,10 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 
 def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
     def decode_tuple(value: Any) -> tuple[Any, ...]:
-        if value.__class__ is not list:  # which no type checker narrows
+        if value.__class__ is not list:  # type checkers do not narrow this form
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) > limit:
-            raise _Invalid(f"list of {len(value)}; at most {limit}")
+            raise _Invalid(f"a list of {len(value)} items; at most {limit}")
         return tuple(map(decode_item, value))
 
     return decode_tuple
@@ -396,13 +396,13 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
     decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
 
     def decode_dataclass(value: Any) -> Any:
-        if value.__class__ is not list:  # which no type checker narrows
+        if value.__class__ is not list:  # type checkers do not narrow this form
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) != len(decoders):
             raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
         items = list[Any]()
         for decode_item, item in zip(decoders, value, strict=True):
-            items.append(decode_item(item))  # a comprehension is one more call
+            items.append(decode_item(item))  # a comprehension would be one more call
         return kind(*items)
 
     return decode_dataclass
@@ -416,7 +416,7 @@ def _sequence_head(count: int) -> int:
 
 
 def _largest(hint: Any) -> int:
-    """Bytes of the longest value of one annotated type."""
+    """Return the bytes of the longest value of one annotated type."""
     if isinstance(hint, typing.NewType):
         return _largest(hint.__supertype__)
     hint, limit = _bounded(hint)
@@ -440,12 +440,12 @@ def _largest_message(kind: type[Any]) -> int:
 
 _NUMBER_BYTES_MAX = 9
 _NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
-"""Types whose senders keep to less than what all their lists together could be."""
+"""Types whose senders observe a lower limit than the sum of their fields."""
 
 _KINDS: dict[int, type[Any]] = {code: kind for kind, code in CODES.items()}
 
 BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in CODES}
-"""How large a message of each type can be, without its prefix."""
+"""The size of the largest message of each type, without its prefix."""
 
 _DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in CODES.items()}
 _ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in CODES.items()}

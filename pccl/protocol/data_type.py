@@ -1,4 +1,4 @@
-"""The types that elements of tensors have, and what NumPy and torch call them."""
+"""The element types of tensors, and their names in NumPy and torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DataType(enum.IntEnum):
-    """Element types, with the values that users of PCCL know."""
+    """Element types, with the values of PCCL."""
 
     UINT8 = 0
     INT8 = 1
@@ -36,19 +36,19 @@ class DataType(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """As NumPy and torch call it, for messages."""
+        """The name in NumPy and torch, for messages."""
         return {DataType.FLOAT: "float32", DataType.DOUBLE: "float64"}.get(self, self.name.lower())
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype in native byte order; BFLOAT16 is ``ml_dtypes.bfloat16``."""
+        """Return the NumPy dtype in native byte order; BFLOAT16 is ``ml_dtypes.bfloat16``."""
         return numpy_dtypes()[self]
 
     @classmethod
     def from_numpy_dtype(cls, dtype: npt.DTypeLike) -> DataType:
-        """The data type of a NumPy dtype, or of anything that ``np.dtype`` takes.
+        """Return the data type of a NumPy dtype, or of anything that ``np.dtype`` accepts.
 
         Raises:
-            ValueError: collectives and shared state do not carry it.
+            ValueError: collectives and shared state do not support this dtype.
         """
         import numpy as np
 
@@ -59,22 +59,22 @@ class DataType(enum.IntEnum):
         raise ValueError(f"no DataType for NumPy's {wanted}; use one of {_names(numpy_dtypes())}")
 
     def to_torch_dtype(self) -> torch.dtype:
-        """The torch dtype.
+        """Return the torch dtype.
 
         Raises:
-            ValueError: the installed torch has none for it (unsigned ones came with 2.3).
+            ValueError: the installed torch has no such dtype (torch 2.3 added unsigned ones).
         """
         dtype = _torch_dtypes().get(self)
         if dtype is None:
-            raise ValueError(f"the installed torch has no dtype for {self.name}; take a newer one")
+            raise ValueError(f"the installed torch has no dtype for {self.name}; update torch")
         return dtype
 
     @classmethod
     def from_torch_dtype(cls, dtype: torch.dtype) -> DataType:
-        """The data type of a torch dtype.
+        """Return the data type of a torch dtype.
 
         Raises:
-            ValueError: collectives and shared state do not carry it.
+            ValueError: collectives and shared state do not support this dtype.
         """
         for data_type, known in _torch_dtypes().items():
             if known == dtype:
@@ -100,7 +100,7 @@ _ITEM_BYTES = {
 
 @cache
 def numpy_dtypes() -> dict[DataType, np.dtype[Any]]:
-    """The NumPy dtype of every data type; loaded when first asked for."""
+    """Return the NumPy dtype of every data type. The first call imports NumPy."""
     import ml_dtypes
     import numpy as np
 

@@ -1,26 +1,26 @@
 """The tree of errors, which users know as :mod:`pccl.errors`.
 
-It lives here so that every room may speak of it without depending on the API.
+It is in this package so that every package can use it without importing the API.
 
-    PCCLError                  everything the library raises about a run
-    ├── TooFewPeers            a reduce with nobody to reduce with
+    PCCLError                  every failure of a run
+    ├── TooFewPeers            the group of a reduce has no other member
     ├── CollectiveAborted      the collective ended without a result; inputs are intact, retry
-    │   └── DescriptorMismatch members asked for different things; inputs are intact, fix the call
-    ├── LockstepError          members waited for different things, for ever; mend the program
-    ├── DeadlineExceeded       the caller's own time budget ran out (also a TimeoutError)
-    ├── OutcomeUnknown         the call was left, and the others may have committed it
-    ├── ResyncRequired         ... and it was committed without this peer taking the result
-    ├── StateMismatch          shared states differ that must not; nothing was changed
-    ├── StateUnavailable       nobody has a shared state to go on with; nothing was changed
-    ├── PendingOperations      a joint call while own operations are still open
-    ├── NotConnected           a call that needs connect() first, or came after close()
+    │   └── DescriptorMismatch members made different requests; inputs are intact, fix the call
+    ├── LockstepError          members waited in different calls forever; fix the program
+    ├── DeadlineExceeded       the caller's own time limit ran out (also a TimeoutError)
+    ├── OutcomeUnknown         this peer left the call, and other members may have committed it
+    ├── ResyncRequired         this peer left the call, and other members committed it
+    ├── StateMismatch          shared states that must be equal differ; none was changed
+    ├── StateUnavailable       no member offers a shared state that counts; none was changed
+    ├── PendingOperations      a joint call while operations of this peer are open
+    ├── NotConnected           a call before connect(), or after close()
     ├── MembershipError        this process is not (or no longer) a member
-    │   ├── NotAdmitted        the master refused it
-    │   ├── Evicted            the run went on without it
-    │   └── MasterLost         no master answered within its deadline
-    ├── LinkError              a connection could not be made or broke
-    ├── LocalProtocolError     this process broke the protocol: a bug of ours
-    └── RemoteProtocolError    the other side sent what the protocol forbids
+    │   ├── NotAdmitted        the master refused this process
+    │   ├── Evicted            the run continued without this process
+    │   └── MasterLost         no master answered within the deadline
+    ├── LinkError              a connection could not be made, or broke
+    ├── LocalProtocolError     this process broke the protocol: a bug of the library
+    └── RemoteProtocolError    another process sent bytes that the protocol forbids
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pccl.protocol.types import RemovalCause
 
 
 class Result(enum.IntEnum):
-    """Status codes, with the names and values that users of PCCL know."""
+    """Status codes, with the names and values of PCCL."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -52,11 +52,11 @@ class PCCLError(Exception):
     """Base of all errors about a run.
 
     Attributes:
-        result: the status code, as scripts written for PCCL check it.
-        func: name of the call that failed; scripts written for PCCL make it as ``func_name``.
-        reason: what happened, to whom, and what to do.
-        completed_tags: of a call that reduces several tensors, the tags whose tensors are reduced;
-            those of the others are what they were.
+        result: status code, which PCCL programs check.
+        func: name of the failed call; PCCL programs pass it as ``func_name``.
+        reason: what happened, to which peer or tensor, and what to do.
+        completed_tags: after a call that reduces several tensors: tags of the reduced tensors.
+            The other tensors are unchanged.
     """
 
     default_result = Result.INTERNAL_ERROR
@@ -86,7 +86,7 @@ class PCCLError(Exception):
         where = f"{self.func}: " if self.func else ""
         return f"{where}{self.reason or self.result.name} [{self.result.name} {int(self.result)}]"
 
-    def __repr__(self) -> str:  # also of those that are an OSError, which shows two arguments
+    def __repr__(self) -> str:  # OSError, a base of DeadlineExceeded, would show two arguments
         return f"{type(self).__name__}({self.result!r}, {self.func!r}, {self.reason!r})"
 
     def __reduce__(self) -> tuple[type[PCCLError], tuple[Result, str, str], dict[str, object]]:
@@ -100,52 +100,52 @@ class TooFewPeers(PCCLError):
 
 
 class CollectiveAborted(PCCLError):
-    """The collective ended without a result for every member alike. Inputs are intact: retry."""
+    """The collective ended without a result on all members. Inputs are intact: retry."""
 
     default_result = Result.RANK_CONNECTION_LOST
 
 
 class DescriptorMismatch(CollectiveAborted):
-    """Members asked for different things in one collective. Make the calls agree."""
+    """Members made different requests for one collective. Make the calls agree."""
 
     default_result = Result.INVALID_ARGUMENT
 
 
 class LockstepError(PCCLError):
-    """Members waited for different things and could not go on. Make them call in the same order."""
+    """Members waited in different calls forever. Make all members call in the same order."""
 
     default_result = Result.INVALID_USAGE
 
 
 class DeadlineExceeded(PCCLError, TimeoutError):
-    """The caller's time budget ran out; the operation was withdrawn for everybody."""
+    """The caller's time limit ran out, and the operation ended without a result on all members."""
 
     default_result = Result.RANK_CONNECTION_LOST
 
 
 class OutcomeUnknown(PCCLError):
-    """The call was left, and the others may have committed it.
+    """This peer left the call, and the other members may have committed it.
 
-    This peer had finished its part, or the run has a standby master, which may come to an outcome
-    before a majority has heard of the withdrawal.
+    This peer had finished its part. Or the run has a standby master, which may decide an outcome
+    before a majority has received the withdrawal.
     """
 
     default_result = Result.RANK_CONNECTION_LOST
 
 
 class ResyncRequired(PCCLError):
-    """A collective that this peer had left was committed: its state differs from the others'."""
+    """The members committed a collective that this peer left. Reconnect, then synchronize."""
 
     default_result = Result.INVALID_USAGE
 
 
 class StateMismatch(PCCLError):
-    """Shared states differ that must not. Nothing was changed; the reason names what and who.
+    """Shared states that must be equal differ. None was changed; the reason names the members.
 
     Attributes:
-        tensor: name of the first tensor that differs; empty if that could not be found out.
-        piece: number of its first piece that differs, of 1 MiB each; None if it differs in more
-            than its values.
+        tensor: name of the first tensor that differs; empty if unknown.
+        piece: number of its first piece that differs, of 1 MiB each; None if the tensor differs in
+            more than its values.
     """
 
     default_result = Result.INVALID_USAGE
@@ -154,11 +154,11 @@ class StateMismatch(PCCLError):
 
 
 class StateUnavailable(PCCLError):
-    """Nobody has a shared state that the group could go on with. Nothing was changed.
+    """No member offers a shared state that counts, or none sends it. No state was changed.
 
     Attributes:
-        is_for_all: whether all members are told so, because none offers contents to go on with;
-            False: only this peer did not get what the others have.
+        is_for_all: whether all members get this error, because none offers contents that count;
+            False: only this peer could not fetch the contents of the other members.
     """
 
     default_result = Result.INVALID_USAGE
@@ -166,7 +166,7 @@ class StateUnavailable(PCCLError):
 
 
 class PendingOperations(PCCLError):
-    """A joint call was made while operations of this peer were still open. Await them first."""
+    """The program made a joint call while operations of this peer were open. Await them first."""
 
     default_result = Result.PENDING_ASYNC_OPS
 
@@ -190,11 +190,11 @@ class NotAdmitted(MembershipError):
 
 
 class Evicted(MembershipError):
-    """The run went on without this process. Connect again to join as a newcomer.
+    """The run continued without this process. Connect again to join as a newcomer.
 
     Attributes:
-        cause: why it was removed; None in an error that was not made by a master's word.
-        ago_s: how long ago that was when this process heard of it, in seconds.
+        cause: why the master removed this process; None if no master has stated a cause.
+        ago_s: seconds from the removal until this process learned of it.
     """
 
     default_result = Result.RANK_CONNECTION_LOST
@@ -221,6 +221,6 @@ class LocalProtocolError(PCCLError):
 
 
 class RemoteProtocolError(PCCLError):
-    """The other side sent bytes that the protocol forbids; its connection is closed."""
+    """Another process sent bytes that the protocol forbids. Its connection is closed."""
 
     default_result = Result.RANK_CONNECTION_LOST

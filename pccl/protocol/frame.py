@@ -1,21 +1,20 @@
-"""The fixed header of every frame on a lane (the data plane).
+"""The fixed binary header of every frame on a lane (the data plane).
 
 A lane is a byte stream of frames: 56 bytes of header, then ``length`` bytes of payload. All
-integers are little-endian. The header names the operation completely, so that a frame of an
-aborted attempt, an older view or another term can never be taken for one of the present.
+integers are little-endian. The header has the complete id of the operation. So no peer can confuse
+a frame with one of an aborted attempt, an older view or another term.
 
     kind u8 | flags u8 | step u16 | length u32 | term u32 | group u32 | view u32 | n u32
     tag u64 | offset u64 | check u64 | what u32 | seal u32
 
 ``check`` is the XXH3-64 of the payload (0: there is none), and ``seal`` the CRC-32 of the 52 bytes
-before it: a header is verified before anything is done because of it, and a payload before it
+before it. The receiver verifies a header before it acts on it, and a payload before the payload
 counts.
 
-Of a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the schedule's
-step number; ``what`` is the fingerprint of what the sender has asked for, if it was sent ahead of
-the operation's start. Of a question and its answer (QUERY and HAVE) ``offset`` is the
-question's number. Of what belongs to shared state (MAP_ASK to RESULT)
-``offset`` is the number of a piece, the first of those that the frame is about.
+In a segment, ``offset`` counts bytes from the start of the tensor, and ``step`` is the step number
+of the schedule. If the sender sent the segment before the operation's start, ``what`` is the
+fingerprint of its request. In QUERY and its answer HAVE, ``offset`` is the number of the query. In
+frames of shared state (MAP_ASK to RESULT), ``offset`` is the number of the frame's first piece.
 """
 
 from __future__ import annotations
@@ -35,43 +34,43 @@ assert HEADER_BYTES == 56
 PAYLOAD_BYTES_MAX = 16 << 20
 """One frame.
 
-Segments are far smaller; the bound keeps a forged length from mattering."""
+Segments are far smaller; the limit makes a forged length harmless."""
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame carries."""
+    """The kinds of frames, by their payload."""
 
     DATA = 1
     """One segment of an operation."""
     QUERY = 2
-    """Sender asks what the receiver still lacks of an operation (after a lane was lost)."""
+    """The sender lost a lane, and asks which segments of an operation the receiver still lacks."""
     HAVE = 3
-    """Answer to QUERY, on the same lane: the receiver's bitmap of received segments."""
+    """Answer to QUERY, on the same lane: a bitmap of the segments that arrived."""
     PING = 4
-    """Is this lane alive? Without payload, of no operation."""
+    """The sender asks whether this lane is alive; no payload and no operation."""
     PONG = 5
-    """Something arrives here on this lane: the answer to PING, and said from time to time by
-    whoever receives segments."""
+    """Bytes arrive on this lane: the answer to PING. A receiver of segments also sends it from time
+    to time."""
     MAP_ASK = 16
-    """Sender asks for the digests of all pieces."""
+    """The sender asks for the digests of all pieces."""
     MAP = 17
     """Digests of consecutive pieces; ``what`` counts the pieces of the whole state."""
     PIECE_ASK = 18
-    """Sender asks for pieces: their numbers, u32 each."""
+    """The sender asks for pieces: their numbers, u32 each."""
     PIECE = 19
     """One piece."""
     PIECE_LACK = 20
-    """Sender does not have these pieces: their numbers, u32 each; none: it has nothing to give."""
+    """The sender lacks these pieces: their numbers, u32 each; none: it sends nothing any more."""
     PIECE_HAVE = 21
-    """Sender, which fetches too, has these pieces by now: their numbers, u32 each."""
+    """The sender, a fetcher too, now has these pieces: their numbers, u32 each."""
     LAYOUT_ASK = 22
-    """Sender asks for the layout."""
+    """The sender asks for the layout."""
     LAYOUT = 23
     """The tensors in order, as ``pccl.state.layout`` packs them."""
     WATCH = 24
-    """Sender, a newcomer, wants to hear of results."""
+    """The sender, a newcomer, asks for announcements of results."""
     RESULT = 25
-    """That a reduction was committed, as ``pccl.runtime.state.results`` packs it."""
+    """Announcement of a committed reduction, as ``pccl.runtime.state.results`` packs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,9 @@ class FrameHeader:
     offset: int
     length: int
     what: int = 0
-    """Of what is sent ahead: see ``eager.fingerprint``; otherwise 0."""
+    """``eager.fingerprint`` of the request in frames sent early; in MAP the number of pieces."""
     check: int = field(default=0, compare=False)
-    """``checksum.payload_hash`` of the payload; 0: there is none, or it is not made yet."""
+    """``checksum.payload_hash`` of the payload; 0: it has no payload, or no hash yet."""
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -97,7 +96,7 @@ _BARE = (
 )
 
 NO_OPERATION = OperationId(term=0, group=0, view=0, tag=0, n=0)
-"""In the headers of frames that belong to none."""
+"""The id in the headers of frames that belong to no operation."""
 
 
 def encode_header(header: FrameHeader, check: int = 0) -> bytes:
@@ -111,12 +110,12 @@ def encode_header(header: FrameHeader, check: int = 0) -> bytes:
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
-    """Decode 56 bytes.
+    """Decode the 56 bytes of a header.
 
     Raises:
-        DamagedData: they were changed on the way. Close the lane.
-        RemoteProtocolError: the kind is unknown, a reserved field is set or the length is out of
-            bounds. Close the lane; nothing after this can be trusted.
+        DamagedData: the bytes were changed in transit. Close the lane.
+        RemoteProtocolError: the kind is unknown, a reserved field is set or the length is too
+            large. Close the lane, because the bytes after this cannot be trusted.
     """
     (
         kind, flags, step, length, term, group, view, n,
@@ -124,7 +123,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     ) = unpack_sealed(_HEADER, data, "lane", "the header of a frame")  # fmt: skip
     known = _KINDS.get(kind)
     if known is None or flags:
-        raise RemoteProtocolError(func="lane", reason=f"not a frame header (kind {kind})")
+        raise RemoteProtocolError(func="lane", reason=f"not a frame header: {kind=}, {flags=}")
     if length > PAYLOAD_BYTES_MAX:
         raise RemoteProtocolError(
             func="lane", reason=f"frame of {length} bytes; at most {PAYLOAD_BYTES_MAX} are allowed"

@@ -1,30 +1,30 @@
-"""How every connection begins, whatever it will carry: who is there, and proof of the run's token.
+"""The beginning of every connection: both sides identify themselves and prove the run's token.
 
 Both sides send an opening, the dialler first. With a token both then prove that they know it, the
-dialler first, over both openings as they were sent. Only then is anything else sent or looked at.
+dialler first. The proofs cover both openings as sent. Neither side sends or reads more before that.
 
     dialler                                 acceptor
        ├── opening ───────────────────────────>│
        │<─────────────────────────── opening ──┤
        ├── proof ─────────────────────────────>│   (the proofs only with a token)
-       │<───────────────────────────── proof ──┤   or 32 zero bytes: your token is not mine
+       │<───────────────────────────── proof ──┤   or 32 zero bytes: the token is wrong
 
 An opening, little-endian, 88 bytes:
 
     magic "PCCL" | version u16 | check u16 | security u8 | channel u8 | lane u16 | lanes u16
     reserved u16 | term u32 | run 16 bytes | source u64 | target u64 | nonce 32 bytes | seal u32
 
-What a side does not know yet is zero. Magic and version are the same in every version; ``check``
-verifies them (CRC-16), and ``seal`` the whole opening (CRC-32). A proof has its seal, too. So what
-was damaged on the way is a lost connection, never another version or a wrong token, for which
-nobody would try again. A side that will not go on has sent its opening before, so that the other
-one can see for itself why.
+A field that a side does not know yet is zero. Magic and version are the same in every version;
+``check`` verifies them (CRC-16), and ``seal`` the whole opening (CRC-32). A proof has its seal,
+too. So damaged bytes count as a lost connection, which the peer dials again, and never as another
+version or a wrong token. A side that refuses the connection has sent its opening before, so that
+the other side can see the reason.
 
-Pure: bytes in, bytes out. Nonces are passed in. Invariants:
+The module is pure: it takes and returns bytes, and callers pass in the nonces. Invariants:
 
-* After a failure nothing more is taken, and nothing is sent but the error's ``last_words``.
-* The acceptor proves last: who does not know the token gets nothing that was made with it.
-* Whom the openings name is judged after the proofs. Before, it is the claim of a stranger.
+* After a failure a side takes no more bytes, and sends only the error's ``last_words``.
+* The acceptor proves last, so a dialler without the token gets no bytes derived from it.
+* A side judges the ids in an opening after the proofs. Before that they are unproven claims.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32 + SEAL_BYTES
 NO_RUN = bytes(RUN_BYTES)
 REFUSAL = seal(bytes(32))
-"""Sent instead of a proof to whom has proven nothing. No proof looks like this."""
+"""Sent instead of a proof if the dialler's proof is wrong. No proof has these bytes."""
 
 _KEY_INFO = b"pccl handshake key"
 _GIVE_TOKEN = "set PCCL_TOKEN, or token=, to the run's token; commands of pccl take --token FILE"
 _DIALLER, _ACCEPTOR = b"pccl dialler", b"pccl acceptor"
 _UNCHECKED_VERSION_MAX = 7
-"""Up to this version security and channel were where the check is now."""
+"""Up to this version the header had security and channel in place of the check."""
 
 assert (PREFIX_BYTES, OPENING_BYTES) == (8, 88)
 
 
 class Security(enum.IntEnum):
-    """What protects a connection. Further values are room for encryption."""
+    """The protection of a connection. Further values are reserved for encryption."""
 
     NONE = 0
     TOKEN = 1
@@ -74,33 +74,33 @@ class Security(enum.IntEnum):
 
 
 class Channel(enum.IntEnum):
-    """What a connection will carry."""
+    """The purpose of a connection."""
 
     CONTROL = 1
     """Messages between a peer (the dialler) and the master."""
     LANE = 2
     """Frames between two peers."""
     PROBE = 3
-    """Nothing: a master, or a peer for it, finds out whether a peer can be dialled."""
+    """No data: a master, or a peer for it, tests whether a peer can be dialled."""
 
 
 class HandshakeRefused(RemoteProtocolError):
-    """The two sides cannot work together as they are; the reason says what to change.
+    """The two sides cannot work together; the reason says what to change.
 
     Attributes:
-        last_words: to be sent before the connection is closed.
+        last_words: bytes to send before closing the connection.
     """
 
     last_words = b""
 
 
 class AnotherRun(HandshakeRefused):
-    """Whoever answered belongs to another run, and has proven its token if there is one."""
+    """The master that answered has another run, and has proven the token if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What one side says first."""
+    """The first bytes that a side sends."""
 
     channel: Channel
     nonce: bytes
@@ -110,16 +110,16 @@ class Opening:
     source: PeerId = NOBODY
     """The sender; 0: a master, or a newcomer."""
     target: PeerId = NOBODY
-    """Whom it means to talk to; 0: a master, or whoever has dialled."""
+    """The peer that the sender wants; 0: a master, or any dialler."""
     lane: int = 0
     """Number of the lane within its link."""
     lanes: int = 0
-    """How many lanes the sender wants the link to have; 0: it leaves that to the other one."""
+    """Number of lanes that the sender wants for the link; 0: the other side decides."""
     security: int = Security.NONE
     version: int = PROTOCOL_VERSION
 
     def encode(self) -> bytes:
-        """The 88 bytes."""
+        """Return the 88 bytes of the opening."""
         assert len(self.nonce) == NONCE_BYTES
         assert len(self.run) == RUN_BYTES
         packed = _OPENING.pack(
@@ -130,11 +130,11 @@ class Opening:
 
     @staticmethod
     def decode(data: bytes) -> Opening:
-        """Decode 88 bytes.
+        """Decode the 88 bytes of an opening.
 
         Raises:
-            DamagedData: they were changed on the way. Close the connection.
-            RemoteProtocolError: they are no opening. Close the connection.
+            DamagedData: the bytes were changed in transit. Close the connection.
+            RemoteProtocolError: the bytes are no opening. Close the connection.
         """
         if not data.startswith(_MAGIC):
             raise _not_ours()
@@ -159,7 +159,7 @@ def _version_check(version: int) -> int:
 
 
 def derive_key(token: bytes) -> bytes:
-    """The key of the proofs, from the secret that all processes of a run share."""
+    """Derive the key of the proofs from the token, the secret of the run."""
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=_KEY_INFO).derive(token)
 
 
@@ -184,7 +184,7 @@ def _is_proof(proof: bytes, mac: HMAC) -> bool:
 # -- the two roles -------------------------------------------------------------------------------
 
 _Exchange = Generator[tuple[bytes, int], bytes, tuple[bytes, Opening]]
-"""Yields bytes to send and how many to read then; returns last bytes to send and the opening."""
+"""Yields bytes to send and the number to read next; returns the last bytes and the opening."""
 
 
 def _dial(own: Opening, key: bytes | None) -> _Exchange:
@@ -196,21 +196,21 @@ def _dial(own: Opening, key: bytes | None) -> _Exchange:
     remote = Opening.decode(received)
     if remote.channel is not own.channel:
         there = "a master" if remote.channel is Channel.CONTROL else "a peer, not the master,"
-        raise _refused(f"{there} listens there: is the address right?")
+        raise _refused(f"{there} listens at this address: is the address right?")
     if remote.security != own.security:
         raise _refused(
-            f"a token is needed there: {_GIVE_TOKEN}"
+            f"the other side requires a token: {_GIVE_TOKEN}"
             if key is None
-            else "a token is set here, and none is used there: start the master with the same "
-            "token, or unset PCCL_TOKEN here"
+            else "this process has a token, but the other side has none: start the master with "
+            "the same token, or unset PCCL_TOKEN here"
         )
     if key is not None:
         proof = seal(_mac(key, _DIALLER, sent, received).finalize())
         answer = yield proof, PROOF_BYTES
         if answer == REFUSAL:
-            raise _refused(f"the token here differs from the one there: {_GIVE_TOKEN}")
+            raise _refused(f"the two sides have different tokens: {_GIVE_TOKEN}")
         if not _is_proof(_unseal_proof(answer), _mac(key, _ACCEPTOR, sent, received)):
-            raise _refused("whoever answers there does not know the token: is the address right?")
+            raise _refused("the other side does not know the token: is the address right?")
     if own.channel is Channel.CONTROL:
         _check_master(own, remote)
     elif own.channel is Channel.LANE:
@@ -231,9 +231,9 @@ def _accept(identify: Callable[[], Opening], key: bytes | None) -> _Exchange:
         own = replace(own, channel=Channel.PROBE)
     sent = replace(own, target=remote.source, lane=remote.lane).encode()
     if remote.channel is not own.channel:
-        raise _refused(f"it came for a {remote.channel.name.lower()} connection", sent)
+        raise _refused(f"it asked for a {remote.channel.name.lower()} connection", sent)
     if remote.security != security:
-        reason = "it has a token, and none is used here" if key is None else "it has no token"
+        reason = "it has a token, but this side has none" if key is None else "it has no token"
         raise _refused(reason, sent)
     last = sent
     if key is not None:
@@ -254,26 +254,26 @@ def _check_version(prefix: bytes, answer: bytes = b"") -> None:
     if check != _version_check(version) and not is_old:
         raise DamagedData(func="handshake", reason="the version was damaged on the way")
     if version != PROTOCOL_VERSION:
-        words = f"protocol version {version} there, {PROTOCOL_VERSION} here: install the same"
+        words = f"the process has protocol version {version}, not {PROTOCOL_VERSION}: use the same"
         raise _refused(words, answer)
 
 
 def _check_master(own: Opening, remote: Opening) -> None:
-    """A peer has reached a master; ``own`` names no run if it knows none yet.
+    """Check the opening of a master; ``own`` names no run if this peer knows none yet.
 
-    The master names none if it has not known one for long: it can take up the one of the peer.
-    While it waits for the members of a run to return, its term is open: 0.
+    A master that has had no run for long names none, and can continue the run of this peer. While
+    it waits for the members of a run to return, its term is 0.
     """
     if remote.run == NO_RUN:
         return
     if own.run not in (NO_RUN, remote.run):
-        raise AnotherRun(func="handshake", reason="it coordinates another run")
+        raise AnotherRun(func="handshake", reason="the master coordinates another run")
     if 0 < remote.term < own.term:
-        raise _refused(f"the master there is of term {remote.term}, the run is in term {own.term}")
+        raise _refused(f"the master has term {remote.term}, but the run is in term {own.term}")
 
 
 def _check_dialled(own: Opening, remote: Opening) -> None:
-    """A peer has reached another peer."""
+    """Check the opening of a peer that this one dialled."""
     _check_run(own, remote)
     if (remote.source, remote.target) != (own.target, own.source):
         raise _refused(f"peer {remote.source} answered instead of peer {own.target}")
@@ -282,28 +282,28 @@ def _check_dialled(own: Opening, remote: Opening) -> None:
 
 
 def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
-    """Another peer has reached this one."""
+    """Check the opening of a peer that dialled this one."""
     _check_run(own, remote, last_words)
     if remote.target != own.source or not own.source:
-        reason = f"it came for peer {remote.target}, and this is peer {own.source}"
+        reason = f"it asked for peer {remote.target}, but this is peer {own.source}"
         raise _refused(reason, last_words)
     if remote.source in (NOBODY, own.source):
-        name = "nobody" if remote.source == NOBODY else "this very peer"
-        raise _refused(f"it says that it is {name}", last_words)
+        name = "no peer" if remote.source == NOBODY else "this peer itself"
+        raise _refused(f"it claims to be {name}", last_words)
     if remote.lane >= LANES_MAX:
         raise _refused(f"there is no lane {remote.lane}", last_words)
 
 
 def _check_probed(own: Opening, remote: Opening) -> None:
-    """A peer has answered, which perhaps has not heard yet who it is."""
+    """Check the opening of a probed peer, which may not know its own id yet."""
     if remote.run not in (NO_RUN, own.run) or remote.source not in (NOBODY, own.target):
-        raise _refused(f"another one answered instead of peer {own.target}")
+        raise _refused(f"another process answered instead of peer {own.target}")
 
 
 def _check_run(own: Opening, remote: Opening, last_words: bytes = b"") -> None:
-    """The terms may differ: not everybody learns at once that there is another master."""
+    """Check that both have the same run. The terms may differ for a while after a new master."""
     if remote.run != own.run:
-        raise _refused("a peer of another run", last_words)
+        raise _refused("it is a peer of another run", last_words)
 
 
 def _refused(reason: str, last_words: bytes = b"") -> HandshakeRefused:
@@ -313,18 +313,18 @@ def _refused(reason: str, last_words: bytes = b"") -> HandshakeRefused:
 
 
 def _not_ours() -> RemoteProtocolError:
-    return RemoteProtocolError(func="handshake", reason="does not speak this protocol")
+    return RemoteProtocolError(func="handshake", reason="the process does not speak this protocol")
 
 
 # -- the machine -----------------------------------------------------------------------------------
 
 
 class Handshake:
-    """One side of one handshake, fed with bytes in any split.
+    """One side of one handshake. Callers pass in the received bytes, in any split.
 
     Attributes:
-        awaited_bytes: how many bytes to read next, and never more; 0 once it is over.
-        remote: what the other side has said, once all is well.
+        awaited_bytes: number of bytes to read next, and never more; 0 once the handshake ends.
+        remote: the opening of the other side, once the handshake has succeeded.
     """
 
     def __init__(self, exchange: _Exchange) -> None:
@@ -336,37 +336,37 @@ class Handshake:
 
     @staticmethod
     def dial(own: Opening, key: bytes | None) -> Handshake:
-        """The side that has dialled.
+        """Begin the handshake of a dialler.
 
         Args:
-            own: what to say; its ``security`` follows from ``key``.
+            own: opening to send; ``key`` replaces its ``security``.
             key: see ``derive_key``; None without a token.
         """
         return Handshake(_dial(own, key))
 
     @staticmethod
     def accept(identify: Callable[[], Opening], key: bytes | None) -> Handshake:
-        """The side that has been dialled.
+        """Begin the handshake of an acceptor.
 
         Args:
-            identify: gives what to say, once somebody has begun; its ``security``, ``target`` and
-                ``lane`` are filled in.
+            identify: returns the opening to send, called once the first bytes have arrived. The
+                handshake fills in its ``security``, ``target`` and ``lane``.
             key: see ``derive_key``; None without a token.
         """
         return Handshake(_accept(identify, key))
 
     def take_output(self) -> bytes:
-        """What is to be sent now."""
+        """Return the bytes to send now, and clear them."""
         output, self._output = self._output, b""
         return output
 
     def receive(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes, at most ``awaited_bytes``.
+        """Process the next bytes, at most ``awaited_bytes``.
 
         Raises:
-            HandshakeRefused: the other side cannot be worked with. Send the ``last_words`` and
-                close.
-            RemoteProtocolError: the other side is none of ours. Close.
+            HandshakeRefused: the two sides cannot work together. Send the ``last_words``, then
+                close the connection.
+            RemoteProtocolError: the other side does not speak this protocol. Close the connection.
         """
         assert len(data) <= self.awaited_bytes
         self._data += data

@@ -1,10 +1,10 @@
 """Every deadline and every bound of the protocol.
 
-``Timing`` may be set per process; the constants are part of the protocol. The first paragraph of a
-docstring says what the constant bounds and what happens beyond; if it does not, the connection or
-lane is closed. It becomes a line of ``docs/protocol/limits.md`` (run ``python -m pccl.stress
-reference``). Reasons follow after it. Constants before the first heading are not on that page:
-sizes, and bounds that no user meets.
+A process may set its ``Timing``; the constants are part of the protocol. The first paragraph of a
+docstring says what the constant limits, and what happens beyond the limit. If it names no effect,
+the process closes the connection or lane. The paragraph becomes a line of
+``docs/protocol/limits.md`` (run ``python -m pccl.stress reference``). Reasons follow it. That page
+omits the constants before the first heading: sizes, and limits that no user meets.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ PROTOCOL_VERSION = 10
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8
-"""Random id of a master, which tells it from other masters. It is no secret."""
+"""Length of a master's random id, which distinguishes it from other masters. It is no secret."""
 
 RESUME_TOKEN_BYTES = 16
-"""Random secret that proves that a peer is the one that was registered."""
+"""Length of the random secret by which a registered peer proves its identity."""
 
 TOKEN_DIGEST_BYTES = 16
-"""Digest of a resume token, by which another master recognizes the peer."""
+"""Length of the digest of a resume token, by which another master recognizes the peer."""
 
 TERM_GAP = 1 << 20
-"""A master that takes up a run skips so many peer ids, views and roster versions. So it never gives
-out a number of an earlier master again, of which it may not have heard."""
+"""A master that continues a run skips so many peer ids, views and roster versions. So it never
+repeats a number that an earlier master assigned without its knowledge."""
 
 ID_JUMP_BYTES = 3
-"""It skips so many more peer ids as a random number of this size says. So two masters give out
-different ids."""
+"""Size of the random number of further peer ids that such a master skips. So two masters that
+continue the same run assign different ids."""
 
 ID_JUMP_MAX = TERM_GAP + (1 << 8 * ID_JUMP_BYTES)
-"""The longest jump of ids. A returning newcomer with a higher id is refused."""
+"""The longest jump of ids. The master refuses a returning newcomer with a higher id."""
 
 REQUEST_BYTES_MIN = 1 << 10
-"""What a reported request, outcome or answer counts at least: each stands for something that the
-master makes of it."""
+"""Bytes that a reported request, outcome or answer counts at least, because the master makes
+objects of its own from each."""
 
 ROSTER_BYTES_MIN = 4 << 10
-"""What a reported roster counts at least: each is looked at whenever the run is put together."""
+"""Bytes that a reported roster counts at least, because each attempt to continue a run reads it."""
 
 EAGER_SEGMENT_BYTES = 64 << 10
-"""The smallest segment of a tensor that goes ahead, unless a size is fixed: it has one per rank."""
+"""The smallest segment of a tensor that is sent before the start, unless a size is fixed."""
 
 MESSAGE_COST_BYTES = 64
-"""What each message adds to what its sender costs."""
+"""Bytes that each message adds to the cost of its sender."""
 
 TURN_BYTES_MAX = 8 << 10
-"""Read from one connection before all others have their turn.
+"""Bytes that the master reads from one connection before all others have their turn.
 
-That is at most some 700 messages, about 20 ms."""
+That is at most some 700 messages, which take about 20 ms."""
 
 WAITS_NAMED_MAX = 64
-"""Operations that one report of a long wait names; the rest is counted."""
+"""Operations that one report of a long wait names; it counts the rest."""
 
 LOG_INTERVAL_NS = 10 * NS_PER_S
 """The interval of ``LOG_LINES_MAX``."""
@@ -66,63 +66,63 @@ SEATED_AT_ONCE_MAX = 128
 ASKED_BEATS_MAX = 15
 """Heartbeats after which an elder stops dialling an unproven newcomer.
 
-It is longer than ``link_s``, after which a newcomer that needs this link is refused."""
+That is longer than ``link_s``, after which the master refuses a newcomer that needs this link."""
 
 JOIN_REASONS_MAX = 3
-"""Different reasons that a failed ``connect`` names, the last ones."""
+"""Number of different reasons that a failed ``connect`` names: the last ones."""
 
 NEWS_KEPT_MAX = 16
-"""Recent events of a peer, for people. The oldest are forgotten."""
+"""Recent events that a peer keeps for its status. It forgets the oldest."""
 
 SHARED_CONNECTIONS_MAX = 256
-"""All links between machines that one peer uses have about so many lanes together, unless a number
-was set. So with more than 16 such links each has fewer."""
+"""All links of one peer to other machines have about so many lanes together, unless the user has
+set a number. So with more than 16 such links each has fewer lanes."""
 
 RECOVERED_OWED_MAX = 1 << 20
-"""Reported outcomes, times the members that lack each; likewise answers. Those that most members
-lack are forgotten.
+"""Reported outcomes, times the members that lack each; the same for answers. The master forgets
+the ones that most members lack.
 
-As many operations as one member may have open, in a run of 64."""
+That is as many operations as one member may have open, in a run of 64."""
 
 OPEN_VIEWS_MAX = 1024
 """Open views of a reported roster.
 
-Each admission leaves at most one view behind."""
+Each admission leaves at most one view open."""
 
 REPORTED_MAX = 1 << 62
-"""Any number in a report.
+"""The largest number in a report.
 
-There is room above for all that is given out after it."""
+A master has enough larger numbers for all later assignments."""
 
 TERM_MAX = 1 << 31
-"""A term in a report."""
+"""The largest term in a report."""
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
-"""Any deadline. It raises ``ValueError``."""
+"""The longest deadline, in seconds. A longer one raises ``ValueError``."""
 
 # -- control messages ----------------------------------------------------------------------------
 
 CONTROL_MESSAGE_BYTES_MAX = 1 << 20
-"""One message, if its fields can take so much.
+"""One message; less for many types.
 
-The largest message is a roster: about 40 bytes a member, so thousands of members fit."""
+The largest message is a roster: with about 40 bytes per member, thousands of members fit."""
 
 HEARTBEAT_BYTES_MAX = 40 << 10
 """One heartbeat; a busy peer sends several.
 
-It is the largest message of a member: the rest of the run waits some 60 ms until it is decoded."""
+It is the largest message of a member: the run waits some 60 ms until the master has decoded it."""
 
 NEWCOMER_BYTES_MAX = 4 << 10
 """One message of a peer that is not admitted."""
 
 NEWCOMERS_BYTES_PER_S = 2 << 20
-"""Messages of strangers, newcomers and late returns, plus 64 bytes each. The master reads later
+"""Messages of strangers, newcomers and late returns, plus 64 bytes each. The master delays reads
 from sources that used more than an equal share.
 
-It is about half a processor. A thousand newcomers that join at once send a tenth of it."""
+To decode so much takes half a processor. A thousand newcomers that join at once send a tenth."""
 
 NEWCOMERS_BURST_BYTES = 1 << 20
-"""The same, at once after a pause. Then the rate counts."""
+"""The same messages, at once after a pause. Then the rate counts."""
 
 NEWCOMERS_SOURCES_MAX = 1024
 """Sources with their own share. Further sources have one share in common."""
@@ -131,10 +131,10 @@ PROGRESS_BATCH_MAX = 128
 """Operations in one heartbeat; another one reports the rest."""
 
 FLOWS_MAX = 1024
-"""Flows in one heartbeat. The rest is left out, and a mesh that is stuck there goes unnoticed."""
+"""Flows in one heartbeat. The peer omits the rest, and a mesh may stall there unnoticed."""
 
 ACKNOWLEDGED_BATCH_MAX = 64
-"""Acknowledgements that wait for a heartbeat. It is then sent at once."""
+"""Acknowledgements that wait for a heartbeat. The peer then sends it."""
 
 LINKS_BATCH_MAX = 64
 """Measured links in one message; another one reports the rest."""
@@ -149,9 +149,9 @@ TEXT_BYTES_MAX = 4096
 """A text. The sender cuts a longer one."""
 
 REASON_BYTES_MAX = 256
-"""A reason that a peer gives, or that an outcome quotes. The same happens.
+"""A reason that a peer gives or an outcome quotes. The sender cuts a longer one.
 
-A master keeps many of them."""
+A master keeps many reasons."""
 
 HOST_CHARACTERS_MAX = 253
 """Bytes of a host name.
@@ -174,22 +174,22 @@ BYTES_PER_S_MAX = 10**12
 DESCRIPTORS_WANTED = 16384
 """A process raises its soft limit of descriptors to this, or to the hard limit.
 
-That is enough for all peers of the largest run and the strangers at its port, or for a few lanes to
-each of a thousand peers."""
+That is enough for all peers of the largest run and the unproven connections at its port, or for a
+few lanes to each of a thousand peers."""
 
 UNPROVEN_MAX = 1024
 """Connections of a port during the handshake; at most a quarter of the descriptors. The source with
 the most loses one.
 
-A whole run may come back at once."""
+All peers of a run may return at once."""
 
 NEWCOMERS_MAX = 1024
-"""Connections to a master before their first message; links to unknown newcomers of a peer. The
-same happens."""
+"""Connections to a master before their first message; links of a peer to unknown newcomers. The
+source with the most loses one."""
 
 LINGERING_MAX = 256
-"""Closed connections with unread last messages; at most a sixteenth of the descriptors. The same
-happens."""
+"""Closed connections with an unread message; at most a sixteenth of the descriptors. The source
+with the most loses one."""
 
 LINGER_S = 5.0
 """Time to read that message."""
@@ -198,77 +198,77 @@ LOG_LINES_MAX = 10
 """Log lines about strangers in 10 s, for each level. One more line counts the rest."""
 
 LANES_MAX = 256
-"""Lanes of one link; 1 to a newcomer that is not known yet.
+"""Lanes of one link; 1 to an unknown newcomer.
 
 Each lane costs two descriptors and their buffers in the kernel."""
 
 LANES_BETWEEN_MACHINES = 16
 """Lanes of a link between machines, by default; fewer with more than 16 such links.
 
-That is enough where one connection may have a sixteenth of the line, and no slower where one is
-enough."""
+That is enough where each connection gets a sixteenth of the line, and no slower than one lane
+elsewhere."""
 
 # -- joining -------------------------------------------------------------------------------------
 
 PEERS_MAX = 3840
-"""Peers registered at one master. The newcomer is refused.
+"""Peers registered at one master. It refuses further newcomers.
 
-A roster of so many, with the longest host names, fits a message."""
+A roster of so many peers, with the longest host names, fits a message."""
 
 PENDING_MAX = 1024
-"""Newcomers that wait. The oldest one from the source with the most is removed (``CROWDED_OUT``).
+"""Newcomers that wait. The master removes the oldest from the largest source (``CROWDED_OUT``).
 
 Each newcomer dials all older ones, so the cost grows with the square of their number."""
 
 TESTS_AT_ONCE_MAX = 64
-"""Newcomers whose addresses are tested at once. The rest is admitted without a test.
+"""Newcomers whose addresses are tested at once. The master admits the rest without a test.
 
-Enough for a crowd that joins together. Each test makes up to three dials to an address that a
-holder of the token has chosen."""
+That is enough for a crowd that joins together. Each test makes up to three dials to an address that
+a holder of the token has chosen."""
 
 TESTS_PER_S = 8
-"""Such tests after that.
+"""Further tests of addresses.
 
-Nobody can make a master or a member dial unproven addresses more often."""
+No attacker can make a master or a member dial unproven addresses more often."""
 
 ASKED_MAX = 256
 """Newcomers that an elder dials because they cannot dial it. The rest waits for a later tick."""
 
 ASKED_UNPROVEN_MAX = 16
-"""Those of them that neither a test nor the elder has reached. The same happens.
+"""Such newcomers that neither a test nor the elder has reached. The rest waits, too.
 
-They are dialled every two seconds, so they cause no more dials than the tests of addresses."""
+The elder dials them every two seconds, so they cause no more dials than the tests of addresses."""
 
 ELDERS_UNPROVEN_MAX = 16
 """Older newcomers that no test has reached, and that a newcomer dials. It dials more if it needs
 the link.
 
-So a process that registers many times at a foreign address causes few dials to it."""
+So a process that registers a foreign address many times causes few dials to it."""
 
 # -- operations ----------------------------------------------------------------------------------
 
 OPERATIONS_OPEN_MAX = 16384
-"""Undecided operations of one member. The call raises ``PCCLError``."""
+"""Undecided operations of one member. Further calls raise ``PCCLError``."""
 
 TAGS_PER_VIEW_MAX = 65536
 """Different tags in one view. The next ``update_topology`` opens a new view.
 
-So the numbers of tags that are never used again do not pile up."""
+So the counters of unused tags do not pile up."""
 
 EARLY_STORE_BYTES_MAX = 256 << 10
 """Frames of one link for operations that are not posted.
 
-Senders keep account of it."""
+Senders count their frames, and never exceed it."""
 
 EAGER_BYTES_MAX = 64 << 10
-"""A tensor that goes ahead; a larger one waits for the start.
+"""A tensor that is sent early; a larger one waits for the start.
 
-For a larger one, the time of one message hardly shows, and a few would fill an early store."""
+For a larger one, the time of one message hardly matters, and a few would fill an early store."""
 
 # -- reports and acknowledgements ------------------------------------------------------------------
 
 OWED_MAX = 65536
-"""Unacknowledged outcomes and answers of a member. It is disconnected, and cannot resume."""
+"""Unacknowledged outcomes and answers of a member. The master disconnects it for good."""
 
 REPORT_BYTES_MAX = 32 << 20
 """The report of a returning peer.
@@ -277,10 +277,10 @@ That is the request (1 KiB) of each operation that it may have open, and a dozen
 rosters, or hundreds of usual ones."""
 
 REPORTS_BYTES_MAX = 256 << 20
-"""All reports to a master. The connection of the largest is closed.
+"""All reports to a master. It closes the connection of the largest.
 
-A run of 1,000 members, each of which is linked to each, needs 160 MiB; a roster that several peers
-report counts once."""
+A run of 1,000 members with all links between them needs 160 MiB; a roster that several peers report
+counts once."""
 
 # -- what is kept: the oldest are forgotten -----------------------------------------------------
 
@@ -294,9 +294,9 @@ MISSED_KEPT_MAX = 16
 """Outcomes that a late caller of a tag still gets."""
 
 HISTORY_EVENTS_MAX = 256
-"""Events in the story of a machine.
+"""Events in the history of a machine.
 
-Enough to see a whole join or a whole aborted operation when a machine fails."""
+That is enough to show a whole join or a whole aborted operation when a machine fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,37 +304,37 @@ class Timing:
     """Deadlines of one process, in seconds; ``docs/protocol/limits.md`` lists them."""
 
     heartbeat_s: float = 1.0
-    """Between heartbeats, both ways."""
+    """Interval of heartbeats, both ways."""
     tick_s: float = 0.25
-    """Between looks at the deadlines."""
+    """Interval of checks of the deadlines."""
     deadline_s: float = 10.0
-    """Silence of a peer that others wait for, before it is removed."""
+    """Silence of a peer that others wait for, before the master removes it."""
     resume_s: float = 2.0
-    """To resume a lost control connection. One unanswered dial uses it up."""
+    """Time to resume a lost control connection; one unanswered dial takes all of it."""
     lane_stall_s: float = 10.0
-    """Before a lane that owes data and moves none is replaced. It is pinged after half of it."""
+    """Time without progress before a peer replaces a lane. It pings the lane after half of it."""
     progress_s: float = 30.0
-    """Without progress of a started operation: longer than two stalled lanes."""
+    """Time without progress of a started operation: longer than two stalled lanes."""
     link_s: float = 10.0
-    """For a newcomer to link to its neighbours, before it is refused."""
+    """Time for a newcomer to link to its neighbours."""
     dial_s: float = 5.0
-    """For one dial, and for one handshake."""
+    """Time for one dial, and for one handshake."""
     redial_min_s: float = 0.02
     """The first pause between dials."""
     redial_max_s: float = 0.5
     """The longest pause between dials."""
     connect_retry_s: float = 1.0
-    """Between attempts of ``connect`` to find a master."""
+    """Pause between attempts of ``connect`` to find a master."""
     hold_s: float = 30.0
-    """For which outdated members may delay a synchronization. Then they join again."""
+    """Time that outdated members may delay a synchronization. Then they join again."""
     lockstep_s: float = 1.0
-    """Of waiting for different calls, before ``LockstepError``."""
+    """Wait for different calls, before ``LockstepError``."""
     waiting_report_s: float = 5.0
-    """Of waiting, before the log names the members that a call waits for."""
+    """Time before the log names the members that a call waits for."""
     recovery_s: float = 5.0
-    """For members to return to another master: ten of their longest pauses."""
+    """Time for members to return to another master: ten of their longest pauses."""
     master_lost_s: float = 60.0
-    """Without a master, before ``MasterLost``."""
+    """Time without a master, before ``MasterLost``."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -342,8 +342,8 @@ class Timing:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{field.name} must be a number of seconds, not {value!r}")
             if not 0 < value <= SECONDS_MAX:
-                raise ValueError(f"{field.name} must be above 0 and at most {SECONDS_MAX}")
+                raise ValueError(f"{field.name} must be above 0 and at most {SECONDS_MAX} seconds")
 
     def ns(self, seconds: float) -> int:
-        """Seconds as integer nanoseconds."""
+        """Return seconds as integer nanoseconds."""
         return round(seconds * NS_PER_S)

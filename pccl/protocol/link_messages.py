@@ -1,6 +1,6 @@
-"""Control messages about links: who dials whom, what came of it, and what links can do.
+"""Control messages about links: which peers to dial, the outcomes, and measured rates.
 
-They belong to :mod:`pccl.protocol.messages`, which names them all.
+:mod:`pccl.protocol.messages` imports them, and has the list of all messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pccl.protocol.types import AtMost, MeasuredLink, Member, PeerId
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """The link to another peer came up, went down, or could not be made."""
+    """The link to another peer came up, broke, or could not be made."""
 
     peer: PeerId
     up: bool
@@ -25,7 +25,7 @@ class LinkReport:
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
-    """Measurements of links that have changed much since the last report; 0 is unknown."""
+    """Measurements of links that changed much since the last report; 0 is unknown."""
 
     links: Annotated[tuple[MeasuredLink, ...], AtMost(LINKS_BATCH_MAX)]
 
@@ -36,7 +36,7 @@ class AddressProbed:
 
     peer: PeerId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
-    """Why that peer cannot be dialled; empty if it can."""
+    """Why the sender cannot dial that peer; empty if it can."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -49,28 +49,28 @@ class LinkPlan:
     elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
     """Dial these, too. After ``Registered`` and ``Resumed`` the list is complete."""
     gone: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)] = ()
-    """Stop dialling these."""
+    """Stop dialling these peers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialNewcomers:
-    """Dial all these, since they cannot dial this peer; it replaces the last list."""
+    """Dial these newcomers, because they cannot dial this peer. Replaces the last list."""
 
     newcomers: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAddress:
-    """Find out whether this newcomer can be dialled."""
+    """Test whether this newcomer can be dialled."""
 
     member: Member
     seen: Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
-    """The host at which the master sees it."""
+    """The host from which it is connected to the master."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undialable:
-    """This peer cannot be dialled at the address that it declares."""
+    """No process can dial this peer at the address that it declares."""
 
     reason: str
-    """The address, and the process that tried it."""
+    """The address, and the process that dialled it."""

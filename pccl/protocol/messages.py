@@ -1,14 +1,13 @@
 """Control messages between a peer and its master, as frozen dataclasses.
 
-Field order is the wire order. The integer types carry their range; the codec enforces it along
-with every other bound. Messages that a peer may have to repeat after a reconnect (requests, done
-reports) are keyed by their round or operation, so that the master can answer a second copy from
-what it keeps.
+Field order is the wire order. The codec enforces the range of each integer type, and every other
+bound. A peer may repeat requests and done reports after a reconnect. They name their round or
+operation, so that the master can answer a second copy from its memory.
 
 These fields mean the same everywhere: ``incumbent`` is the id of a master, ``roster_version`` the
 newest roster that the sender knows (0: none), ``ratified`` the newest roster that a majority of the
-members before it has, ``sequence`` the place among all that the run has decided, and ``now_ms`` the
-present by the master's clock.
+previous members has, ``sequence`` the place among all decisions of the run, and ``now_ms`` the time
+by the master's clock.
 
 The docstrings are the texts of ``docs/protocol/messages.md``: after a change run
 ``python -m pccl.stress reference``.
@@ -72,16 +71,16 @@ class Register:
     """If empty, the address that the master sees."""
     port: U16
     min_peers: U16 = 1
-    """It is not admitted into a smaller run."""
+    """The master admits it to no smaller run."""
     masters: U16 = 1
-    """How many masters' addresses it knows."""
+    """Number of master addresses that it knows."""
     prefetches: bool = False
-    """It is not admitted before it sends ``Prefetched``."""
+    """The master admits it only after ``Prefetched``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """First message after a peer lost its connection."""
+    """First message after a lost connection."""
 
     peer: PeerId
     token: bytes
@@ -91,7 +90,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class RoundCount:
-    """How many rounds of a kind the run has had."""
+    """Number of rounds of one kind that the run has had."""
 
     kind: RoundKind
     n: int
@@ -104,7 +103,7 @@ RoundCounts = Annotated[tuple[RoundCount, ...], AtMost(len(RoundKind))]
 class Return:
     """First message to another incarnation of the master. A report follows, until ``Reported``.
 
-    It has what other members may lack, links, and requests.
+    The report has rosters, outcomes and answers that other members may lack, links, and requests.
     """
 
     peer: PeerId
@@ -118,7 +117,7 @@ class Return:
     """The master that the peer followed."""
     ratified: int = field(default=0, compare=False)
     expected: Expected = NOTHING_EXPECTED
-    """What it knows of its group's shared state."""
+    """What it expects of its group's shared state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The newcomer has fetched what its group holds, as far as it could."""
+    """The newcomer has fetched as much of its group's state as it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,39 +146,39 @@ class StatusRequest:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The peer leaves now."""
+    """The peer leaves the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A message from the master was damaged; the peer comes back on another connection."""
+    """A message from the master was damaged; the peer reconnects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What has come from one other member, and what could go to it."""
+    """Progress between two members in one operation."""
 
     peer: PeerId
     received: U32
-    """Segments."""
+    """Segments received from this peer."""
     ready: U32
-    """Segments."""
+    """Segments ready to be sent to this peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one peer is in one started operation: what it has received and what it could send."""
+    """Progress of one peer in one started operation."""
 
     operation: OperationId
     received: U32
-    """Segments."""
+    """Received segments; in a synchronization pieces."""
     ready: U32
-    """Segments."""
+    """Segments ready to be sent."""
     received_bytes: int
-    """Also of segments that have arrived in part: on a slow link one may take long. In a
-    synchronization also of maps of pieces."""
+    """Received bytes, also of incomplete segments, because one may take long on a slow link. In a
+    synchronization also bytes of maps."""
     flows: Annotated[tuple[Flow, ...], AtMost(FLOWS_MAX)] = ()
-    """In a mesh or a star: which of them are whose."""
+    """In a mesh or a star: the same for each other member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,31 +189,31 @@ class Heartbeat:
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     rounds: Annotated[tuple[RoundId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     blocked: bool = False
-    """All callers wait for other members."""
+    """All callers of the peer wait for other members."""
     roster_version: int = 0
     term: U32 = field(default=0, compare=False)
     """The peer ignores masters of lower terms."""
     proposed: int = field(default=0, compare=False)
-    """Up to this place it has stored all that was ``Proposed`` in this term."""
+    """The peer has stored each ``Proposed`` of this term up to this place."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """The caller has made this joint call."""
+    """The peer has made this joint call."""
 
     round: RoundId
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """The buffers for this operation are posted."""
+    """The peer has posted its buffers for this operation."""
 
     operation: OperationId
     descriptor: Descriptor
     eager: bool = False
-    """The data goes ahead; otherwise the peer waits for the start."""
+    """The peer sends its data before the start."""
     weight: Weight = 0.0
-    """Of the own contribution to a weighted average."""
+    """Weight of its contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeQuery:
-    """Asks for the outcome of an operation that the caller left when it was done here."""
+    """Asks for the outcome of an operation that the caller left when this peer was done."""
 
     operation: OperationId
 
@@ -270,9 +269,9 @@ class Holdings:
 
     operation: OperationId
     lost: U32
-    """How many lost members the question named."""
+    """Number of lost members in the query."""
     complete: bool
-    """Only the member before the gap can send what is missing; from now on, only it may send."""
+    """The member before the gap can send all missing data; from now on, only it may send."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -280,7 +279,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class MasterAddress:
-    """Where another master of the run listens."""
+    """Address of another master of the run."""
 
     host: HostName
     port: U16
@@ -291,7 +290,7 @@ Masters = Annotated[tuple[MasterAddress, ...], AtMost(STANDBYS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The identity of the newcomer, which now waits to be admitted."""
+    """The identity of the newcomer, which now waits for its admission."""
 
     peer: PeerId
     term: U32
@@ -299,12 +298,12 @@ class Registered:
     token: bytes
     incumbent: bytes = b""
     standbys: Masters = ()
-    """Where other masters listen."""
+    """Addresses of other masters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The connection, or the run in this term, is resumed. What the peer missed follows."""
+    """The master resumes the connection, or the run in this term. Missed messages follow."""
 
     term: U32
     incumbent: bytes = b""
@@ -319,7 +318,7 @@ class Refused:
     """Nil if it was never part of the run."""
     reason: str
     removed_ms: int = 0
-    """When it was removed."""
+    """Time of the removal."""
     now_ms: int = 0
 
 
@@ -334,7 +333,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class RosterChanged:
-    """The membership of the run has changed. Callers see it when a joint call returns."""
+    """The members of the run have changed. Callers see it when a joint call returns."""
 
     roster: Roster
 
@@ -345,11 +344,11 @@ class RoundClosed:
 
     round: RoundId
     roster_version: int
-    """The membership that callers see now."""
+    """The roster that callers see now."""
     pending: bool
     """Newcomers are waiting."""
     lockstep: str = ""
-    """If not empty, why there is no answer."""
+    """Why there is no answer; otherwise empty."""
     sequence: int = field(default=0, compare=False)
 
 
@@ -359,12 +358,12 @@ class OperationStarted:
 
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """In a weighted average, those of all members, in ring order."""
+    """Weights of all members for a weighted average, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    """The elected state, which members that lack it fetch. Sent again when it changes."""
+    """The elected state, which members that lack it fetch. The master repeats it if it changes."""
 
     operation: OperationId
     elected: Elected
@@ -372,7 +371,7 @@ class SyncStarted:
 
 @dataclass(frozen=True, slots=True)
 class CompareStates:
-    """Asks where the offered state differs from that of the ``reference`` member."""
+    """Asks where the peer's state differs from that of the ``reference`` member."""
 
     operation: OperationId
     reference: PeerId
@@ -388,11 +387,11 @@ class OperationEnded:
     reason: str
     contributors: Peers
     roster_version: int
-    """The membership that callers see now."""
+    """The roster that callers see now."""
     sequence: int = field(default=0, compare=False)
     """0 if a closed view decided it."""
     difference: Difference | None = None
-    """Where shared states differ that must not."""
+    """Where shared states differ that must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,15 +416,15 @@ class KnownAnswer:
 class Proposed:
     """Store this outcome or answer, and acknowledge it at once; do not act on it yet.
 
-    It is sent once a majority has stored it.
+    The master sends it as a decision once a majority has stored it.
     """
 
     place: int
-    """Among all proposals of this term."""
+    """Its place among all proposals of this term."""
     outcome: OperationEnded | None
     answer: RoundClosed | None
     expected: Expected = NOTHING_EXPECTED
-    """Of the group's shared state after this outcome."""
+    """Expected shared state of the group after this outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +433,7 @@ class HoldingsQuery:
 
     operation: OperationId
     lost: Peers
-    """All of them, in ring order."""
+    """All lost members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +467,7 @@ class OperationWaits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionWaits:
-    """What the admission of the newcomer waits for."""
+    """Why the newcomer is not admitted yet."""
 
     waited_s: U32
     whom: str
@@ -487,7 +486,7 @@ class MasterHeartbeat:
 
     now_ms: int = 0
     settled: int = field(default=0, compare=False)
-    """All members have what was decided before this place."""
+    """All members have all decisions before this place."""
     ratified: int = field(default=0, compare=False)
 
 

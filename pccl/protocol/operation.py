@@ -15,7 +15,7 @@ from pccl.protocol.types import PeerId
 
 
 class Phase(enum.Enum):
-    """Where an operation is in its life."""
+    """The phase of an operation."""
 
     REQUESTED = "requested"
     STARTED = "started"
@@ -25,7 +25,7 @@ class Phase(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can change any more."""
+        """Whether the operation has its outcome."""
         return self in (Phase.COMMITTED, Phase.ABORTED)
 
 
@@ -39,5 +39,5 @@ TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
 
 
 def name_peers(peers: list[PeerId]) -> str:
-    """``peer 3`` or ``peers 1, 2``, for messages to people."""
+    """Return ``peer 3`` or ``peers 1, 2``, for messages to users."""
     return f"peer{'s' if len(peers) > 1 else ''} " + ", ".join(str(peer) for peer in sorted(peers))

@@ -1,6 +1,6 @@
-"""Control messages between masters: which run a master has, and who is in it.
+"""Control messages between masters: the run of a master, and its members.
 
-They belong to :mod:`pccl.protocol.messages`, which names them all.
+:mod:`pccl.protocol.messages` imports them, and has the list of all messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MemberProof:
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Asks which run this standby may have to take up; its first and only message."""
+    """A standby asks which run it may have to continue; its first and only message."""
 
     run: bytes = NO_RUN
     """Zeros if it knows none."""
@@ -39,7 +39,7 @@ class RunIs:
     """Zeros if the master coordinates none."""
     term: Annotated[int, Below(1 << 32)]
     settled: bool
-    """The master would no longer give way to an older run."""
+    """The master no longer gives way to an older run."""
     version: int = 0
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
-    """Those in the newest roster; nil if the standby knows them, or the master does not."""
+    """Members of the newest roster; nil if the standby knows them, or the master does not."""

@@ -1,8 +1,8 @@
-"""What the members and the master of a run say to each other about shared state.
+"""The values that members and master exchange about shared state.
 
-Contents never come to the master. It compares digests: of the layout (names, dtypes, lengths), of
-the contents that all members must share, and of those that may differ. How they are made is told in
-:mod:`pccl.state.digests`; how one of them is elected, in :mod:`pccl.state.election`.
+The master never receives contents. It compares digests: of the layout (names, dtypes, lengths), of
+the contents that all members must share, and of the contents that may differ.
+:mod:`pccl.state.digests` computes them, and :mod:`pccl.state.election` elects one of them.
 """
 
 from __future__ import annotations
@@ -15,52 +15,53 @@ from pccl.protocol.types import OperationId, PeerId
 DIGEST_BYTES = 32
 
 REVISION_MAX = (1 << 64) - 1
-"""There is none after it: it is expected again."""
+"""The last revision. After it, the group expects the same one again."""
 
 PIECE_BYTES = 1 << 20
-"""Contents travel, and are verified, in pieces of so many bytes; a tensor's last one is shorter."""
+"""Bytes of a piece, the unit in which peers send and verify contents. A tensor's last one may be
+shorter."""
 
 
 class SharedStateSyncStrategy(enum.IntEnum):
-    """Whose contents count in a synchronization."""
+    """The part of one member in a synchronization."""
 
     ENFORCE_POPULAR = 0
-    """Everybody's count, and whoever has others than the elected ones receives those."""
+    """The member offers its contents, and receives the elected ones if they differ."""
     RECEIVE_ONLY = 1
-    """The own contents don't count."""
+    """The member does not offer its contents."""
     SEND_ONLY = 2
-    """The own contents count, and are not to be changed."""
+    """The member offers its contents, and receives none."""
 
 
 class SyncPurpose(enum.IntEnum):
-    """What members want of a joint look at their shared states."""
+    """The purpose of a joint call about shared state."""
 
     SYNC = 0
-    """To have the same contents afterwards."""
+    """Make the contents of all members equal."""
     VERIFY = 1
-    """To know whether they have."""
+    """Compare the contents of all members."""
 
     @property
     def call_name(self) -> str:
-        """The call that users know it by."""
+        """The name of the call in the API."""
         return "verify" if self is SyncPurpose.VERIFY else "sync_shared_state"
 
 
 class ResumePolicy(enum.IntEnum):
-    """What counts when nobody has the revision that the group is at."""
+    """The contents that count if no member has the revision that the group expects."""
 
     NEVER = 0
-    """Nothing: the call fails."""
+    """No contents count: the call fails."""
     HIGHEST = 1
-    """The highest revision that anybody has."""
+    """The highest revision on offer counts."""
     ADVANCED = 2
-    """Likewise, but not 0 once the group has got beyond it: that is a beginning, and what the
-    group has done since would be lost; and not one that nobody but its holder can have reached."""
+    """The same, but not revision 0 once the group has synchronized a higher one, because its work
+    would be lost. A revision that the group cannot have reached comes last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The synchronization in which contents were shared by a whole group the last time."""
+    """The last synchronization that gave these contents to a whole group."""
 
     run: bytes
     operation: OperationId
@@ -68,7 +69,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one member has, and wants of the others."""
+    """The state and the wishes of one member for a synchronization."""
 
     purpose: SyncPurpose
     strategy: SharedStateSyncStrategy
@@ -77,17 +78,17 @@ class Offer:
     lineage: Lineage | None
     """None: these contents have never been synchronized."""
     stale: bool
-    """Whether the others have committed something that these contents lack."""
+    """Whether these contents lack a result that the group has committed."""
     unchanged: bool
-    """Whether the member expects that it need not receive anything."""
+    """Whether the member expects to receive no contents."""
     layout: bytes
     content: bytes
     extra: bytes
-    """Of the contents that members may hold differently."""
+    """Digest of the contents that may differ between members."""
 
     def __str__(self) -> str:
         if self.purpose is SyncPurpose.VERIFY:
-            return self.purpose.call_name  # it takes neither
+            return self.purpose.call_name  # it has neither strategy nor policy
         how = self.strategy.name
         if self.resume is not ResumePolicy.NEVER:
             how += f", resume={self.resume.name.lower()}"
@@ -96,16 +97,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the master knows of the shared state of one group."""
+    """The shared state that the master expects in the next synchronization of a group."""
 
     revision: int = 0
-    """With which valid contents come to the next synchronization; 0: there was none yet."""
+    """Revision of valid contents; 0: the group has not synchronized yet."""
     lineage: Lineage | None = None
-    """Of the last one."""
+    """The last synchronization of the group."""
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The order of a group's synchronizations: later ones have the larger place."""
+        """A key that orders a group's synchronizations: a later one has a larger key."""
         if self.lineage is None:
             return (0, 0, 0)
         operation = self.lineage.operation
@@ -117,64 +118,63 @@ NOTHING_EXPECTED = Expected()
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """What everybody has when the synchronization is committed; the same for all members."""
+    """The contents that all members have after the synchronization; the same on all members."""
 
     revision: int
     layout: bytes
     content: bytes
     sources: tuple[PeerId, ...]
-    """Who has the contents, in ring order."""
+    """Members that have the contents, in ring order."""
     behind: tuple[PeerId, ...]
-    """Who has others, and receives these."""
+    """Members with other contents, which receive these."""
     outdated: tuple[PeerId, ...]
-    """Whose revision does not count. They receive also what members may hold differently."""
+    """Members whose revision does not count. They also receive the contents that may differ."""
     extra: bytes = b""
     extra_sources: tuple[PeerId, ...] = ()
-    """Who has that of this digest."""
+    """Members that have the contents of the digest ``extra``."""
 
 
 def expected_after(elected: Elected, lineage: Lineage) -> Expected:
-    """What is expected of a group's shared state after this synchronization."""
+    """Return the expected shared state of a group after this synchronization."""
     return Expected(min(elected.revision + 1, REVISION_MAX), lineage)
 
 
 class Conflict(enum.StrEnum):
-    """What it is that differs, and must not, for people."""
+    """The kind of difference between states that must be equal, in words for users."""
 
     LAYOUTS = "the tensors' names, dtypes or lengths"
-    CONTENTS = "contents that are to be equal"
-    SENDERS = "contents that are only to be sent"
-    CHANGED = "contents that should not have changed"
+    CONTENTS = "contents that must be equal"
+    SENDERS = "contents of SEND_ONLY members"
+    CHANGED = "contents that a member expected to be unchanged"
 
     @property
     def remedy(self) -> str:
-        """What to do, for people."""
+        """What users can do about it."""
         return _REMEDIES[self]
 
 
 _REMEDIES = {
     Conflict.LAYOUTS: "give all members the same tensors in the same order",
     Conflict.CONTENTS: "sync_shared_state makes them equal",
-    Conflict.SENDERS: "let those that have other contents be RECEIVE_ONLY",
+    Conflict.SENDERS: "make members with other contents RECEIVE_ONLY",
     Conflict.CHANGED: "sync_shared_state without expect_unchanged makes them equal",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """States differ that must not. The first member of each set speaks for it."""
+    """States that must be equal differ. The first member of each set compares on its behalf."""
 
     sets: tuple[tuple[PeerId, ...], ...]
-    """Members whose states agree with each other; the first set is what the others are compared
-    with."""
+    """Sets of members whose states agree. The first set is the reference for all others."""
     losers: tuple[PeerId, ...]
-    """Who fails: those who conflict with a majority. Nobody: all do."""
+    """Members that fail, because they conflict with a majority. Empty: all members fail."""
     what: Conflict
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Nobody has what the group could go on with."""
+    """No member offers contents that count."""
 
     reason: str
 
@@ -184,11 +184,11 @@ Verdict = Elected | Differ | Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two shared states differ first."""
+    """The first difference between two shared states."""
 
     tensor: str
-    """Its name; empty: that could not be found out."""
+    """Name of the tensor; empty: unknown."""
     piece: int | None
-    """Of the tensor; None: it is not of the same kind on both sides, or missing on one."""
+    """Piece of the tensor; None: the tensor has another type or size, or is missing on one side."""
     text: str
-    """For people."""
+    """The difference in words for users."""

@@ -1,7 +1,7 @@
-"""What a master says of its run to whoever asks: one ``StatusReport``.
+"""The answer of a master to ``pccl status``: one ``StatusReport``.
 
-All of it is of one instant. Durations are whole milliseconds up to that instant. Lists are bounded
-(``status`` has the bounds), and each that may be cut says how many it had.
+It describes one instant. Durations are whole milliseconds up to that instant. Lists are bounded
+(``status`` has the bounds); beside each list that may be cut, a count has its full length.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class MemberStatus:
     """One member of the run.
 
     Attributes:
-        peer: its id.
+        peer: id of the member.
         group: its peer group.
-        rank: its place in the ring of its group's newest view.
-        host: where the others reach it.
-        port: likewise.
+        rank: its index in the ring of its group's newest view.
+        host: host at which other peers reach it.
+        port: port at which other peers reach it.
         connected: whether it has a control connection.
-        silent_ms: since it was last heard.
-        awaited_ms: since somebody, a newcomer too, waits for what it should do; None: nobody does.
-        calls: what it is in, as its callers know it; empty: nothing that the master knows of.
+        silent_ms: time since its last message.
+        awaited_ms: time for which other peers have waited for it; None: none waits.
+        calls: names of the calls that it is in; empty: the master knows of none.
     """
 
     peer: PeerId
@@ -40,17 +40,17 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerStatus:
-    """One peer that is registered and no member yet.
+    """One peer that is registered, but no member yet.
 
     Attributes:
-        peer: its id.
+        peer: id of the newcomer.
         group: its peer group.
-        host: where the others reach it.
-        port: likewise.
+        host: host at which other peers reach it.
+        port: port at which other peers reach it.
         connected: whether it has a control connection.
-        silent_ms: since it was last heard.
-        waiting_ms: since it was registered.
-        waits_for: what its admission waits for.
+        silent_ms: time since its last message.
+        waiting_ms: time since its registration.
+        waits_for: why it is not admitted yet.
     """
 
     peer: PeerId
@@ -68,10 +68,10 @@ class GroupStatus:
     """One peer group.
 
     Attributes:
-        group: its number.
+        group: number of the group.
         view: number of its newest view.
-        members: how many members it has.
-        open_views: the views in which operations may still be decided, the oldest first.
+        members: number of its members.
+        open_views: views in which the master may still decide operations, the oldest first.
     """
 
     group: int
@@ -85,11 +85,11 @@ class RoundStatus:
     """One joint call of the whole run that not all members have made yet.
 
     Attributes:
-        round: which.
-        waiting_ms: since the first member has made it, to a tick.
-        requested_count: how many have made it.
-        missing: who has not.
-        missing_count: how many have not; ``missing`` may name fewer.
+        round: id of the round.
+        waiting_ms: time since the first member made the call, accurate to one tick.
+        requested_count: number of members that have made it.
+        missing: members that have not made it.
+        missing_count: number of these members; ``missing`` may name fewer.
     """
 
     round: RoundId
@@ -104,17 +104,17 @@ class OperationStatus:
     """One collective without an outcome.
 
     Attributes:
-        operation: which.
-        what: how its callers know it.
-        started: whether all members have asked for it; until then it waits for their calls, and
+        operation: id of the operation.
+        what: description of the operation for its callers.
+        started: whether all members have requested it. Until then it waits for their calls, and
             after that for their results.
-        open_ms: since the first member has asked for it.
-        still_ms: since it last came forward: a request, a result, or data at any member.
-        member_count: members of its view that are not lost.
-        missing: whose call (or, once started, result) it waits for.
-        missing_count: how many these are; ``missing`` may name fewer.
-        least_bytes: received so far by the one of the missing who has least.
-        most_bytes: likewise, who has most.
+        open_ms: time since the first request.
+        still_ms: time since its last progress: a request, a result, or data at any member.
+        member_count: number of members of its view that are not lost.
+        missing: members whose call (or, once started, result) it waits for.
+        missing_count: number of these members; ``missing`` may name fewer.
+        least_bytes: smallest number of bytes received by one of them.
+        most_bytes: largest number of bytes received by one of them.
     """
 
     operation: OperationId
@@ -134,11 +134,11 @@ class RemovalStatus:
     """One peer that is no longer in the run.
 
     Attributes:
-        peer: its id.
+        peer: id of the peer.
         group: its peer group.
-        cause: why, in a word.
-        reason: why, with the evidence.
-        ago_ms: since when.
+        cause: kind of the removal.
+        reason: reason in words, with the evidence.
+        ago_ms: time since the removal.
     """
 
     peer: PeerId
@@ -150,25 +150,25 @@ class RemovalStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """A run as its master sees it.
+    """The run of a master at one instant.
 
     Attributes:
-        run: the run's id, 16 bytes.
+        run: id of the run, 16 bytes.
         term: number of the master's incarnation.
-        uptime_ms: since this incarnation began.
-        roster_version: grows with every change of the membership.
-        member_count: how many members there are; ``members`` may show fewer.
-        members: in order of their ids.
-        newcomer_count: how many newcomers wait.
-        newcomers: in order of their ids.
-        group_count: how many groups have members.
-        groups: those that have members, by number.
-        rounds: that are open.
-        operation_count: how many collectives have no outcome.
-        operations: in the order in which they were first asked for.
-        removal_count: how many removals the master remembers.
-        removals: the last ones, the newest first.
-        waits_for: why it coordinates nothing (a standby, one that has been restarted), in words;
+        uptime_ms: time since this incarnation began.
+        roster_version: number that grows with every change of the membership.
+        member_count: number of members; ``members`` may list fewer.
+        members: members in the order of their ids.
+        newcomer_count: number of waiting newcomers; ``newcomers`` may list fewer.
+        newcomers: newcomers in the order of their ids.
+        group_count: number of groups with members.
+        groups: groups with members, by number.
+        rounds: open rounds.
+        operation_count: number of collectives without an outcome.
+        operations: collectives without an outcome, in the order of their first requests.
+        removal_count: number of removals that the master remembers.
+        removals: last removals, the newest first.
+        waits_for: why the master coordinates no run (it is a standby, or was restarted), in words;
             empty for a master that coordinates a run.
     """
 

@@ -1,7 +1,7 @@
-"""The vocabulary of the protocol: ids, enums and the value types that rooms hand to each other.
+"""The vocabulary of the protocol: ids, enums and value types that the packages share.
 
-Nothing here has behaviour beyond trivial derivations; everything is immutable and compares by
-value, so that machines, simulator and tests can pass it around freely.
+The types have no behaviour beyond trivial derivations. They are immutable and compare by value, so
+machines, simulator and tests can share them freely.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pccl.protocol.data_type import DataType
 
 PeerId = NewType("PeerId", int)
 NOBODY = PeerId(0)
-"""The id of no peer; in a handshake that of a master, or of a peer that is not registered yet."""
-"""One incarnation of one process in a run. Ids grow; whoever joins later has the larger one."""
+"""The id of no peer. In a handshake: a master, or a peer that is not registered yet."""
+"""One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -37,20 +37,20 @@ class UpTo:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Annotation of a text, a byte string or a list: so many bytes (of UTF-8) or items."""
+    """Annotation of a text, a byte string or a list: the most bytes (of UTF-8) or items."""
 
     count: int
 
 
 WEIGHT_MAX = 1e300
-"""The sum of as many as there can be members is finite."""
+"""The sum of the weights of the largest run is finite."""
 
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]
-"""How much one contribution to a weighted average counts."""
+"""The weight of one contribution to a weighted average."""
 
 
 class ReduceOp(enum.IntEnum):
-    """How the contributions of all members become one value."""
+    """The operation that combines the contributions of all members."""
 
     SUM = 0
     AVG = 1
@@ -60,46 +60,46 @@ class ReduceOp(enum.IntEnum):
 
 
 class Collective(enum.IntEnum):
-    """What members do together under one tag."""
+    """The kind of a joint operation under one tag."""
 
     ALL_REDUCE = 1
     BROADCAST = 2
     BARRIER = 3
     SYNC = 4
-    """They make their shared states equal, or find out if they are."""
+    """Members synchronize or compare their shared states."""
 
 
 class Algorithm(enum.IntEnum):
-    """How the values of an all-reduce travel."""
+    """The path of the values in an all-reduce."""
 
     AUTO = 0
-    """As the master has found to be the quickest, by the size of the tensor."""
+    """The algorithm that the master expects to be fastest for the size of the tensor."""
     RING = 1
     """From neighbour to neighbour, twice around: 2(N-1) steps."""
     STAR = 2
     """To one member and back: two steps, for small tensors."""
     MESH = 3
-    """From everyone to everyone: two steps, and as many bytes as in a ring."""
+    """From each member to each other one: two steps, and as many bytes as in a ring."""
 
     @property
     def label(self) -> str:
-        """As users write it."""
+        """The name that users write."""
         return self.name.lower()
 
 
 STAR_BYTES_MAX = 4 << 20
-"""The largest tensor of a star. The call raises ``ValueError``; a table with more is refused.
+"""The largest tensor of a star. The call raises ``ValueError``; peers refuse a table with more.
 
-The root keeps what comes too early to be added."""
+The root stores contributions that arrive before their turn."""
 
 ALGORITHM_STEPS_MAX = 4
 """Steps of the algorithm table of a view.
 
-Three algorithms need two, if each is the quickest in one range of sizes."""
+Three algorithms need two steps, if each is the fastest in one range of sizes."""
 
 
 class QuantizationAlgorithm(enum.IntEnum):
-    """How values are shortened for the wire."""
+    """The quantization algorithms of PCCL."""
 
     NONE = 0
     MIN_MAX = 1
@@ -107,7 +107,7 @@ class QuantizationAlgorithm(enum.IntEnum):
 
 
 class Attribute(enum.IntEnum):
-    """What :meth:`pccl.Communicator.get_attribute` can be asked for."""
+    """The attributes that :meth:`pccl.Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = 1
     LOCAL_WORLD_SIZE = 2
@@ -116,7 +116,7 @@ class Attribute(enum.IntEnum):
 
 
 class RoundKind(enum.IntEnum):
-    """The joint decisions that all members of the run take together."""
+    """The kinds of joint calls that all members of the run make together."""
 
     UPDATE_TOPOLOGY = 1
     PEERS_PENDING = 2
@@ -124,38 +124,38 @@ class RoundKind(enum.IntEnum):
 
     @property
     def call_name(self) -> str:
-        """The call that users know it by."""
+        """The name of the call in the API."""
         return "are_peers_pending" if self is RoundKind.PEERS_PENDING else self.name.lower()
 
 
 class RemovalCause(enum.IntEnum):
-    """Why a peer is no longer (or will not become) a member. There are no other reasons."""
+    """All reasons for which the master removes a peer, or does not admit it."""
 
     GOODBYE = 1
-    """It said that it leaves."""
+    """The peer left."""
     CONNECTIONS_LOST = 2
-    """Its control connection and a lane to a neighbour are both gone."""
+    """The peer lost both its control connection and a lane to a neighbour."""
     CONTROL_LOST = 3
-    """Its control connection is gone and was not resumed in time."""
+    """The peer lost its control connection, and did not resume it in time."""
     SILENT = 4
-    """It sent nothing for the whole deadline while a round or an operation waited for it, or while
-    it was a newcomer."""
+    """The peer sent nothing for ``deadline_s``, while a round or an operation waited for it. A
+    newcomer must not be silent at any time."""
     NO_PROGRESS = 5
-    """An operation waited for data that it had the inputs for and did not send."""
+    """An operation waited for data that the peer could send and did not send."""
     UNREACHABLE = 6
-    """A newcomer that could not be linked to its neighbours."""
+    """The newcomer could not link to its neighbours."""
     LINK_BROKEN = 7
-    """A live member that cannot talk to another one, and no order of the ring avoids that."""
+    """The member has no link to another one, and no order of the ring avoids that."""
     STATE_CONFLICT = 8
-    """Its shared state conflicts with what the majority of its group has."""
+    """The peer's shared state conflicts with that of the majority of its group."""
     TOO_SLOW = 9
-    """A newcomer that kept the others waiting for its first synchronization."""
+    """The outdated member delayed a synchronization for too long."""
     CROWDED_OUT = 10
-    """Too many newcomers wait: it is the oldest from the source with the most of them."""
+    """Too many newcomers wait, and this one is the oldest from the largest source."""
 
 
 class AbortCause(enum.IntEnum):
-    """Why an operation ended without a result. Each maps to one error for the caller."""
+    """The reasons why an operation ends without a result. Each maps to one error for the caller."""
 
     MEMBER_LOST = 1
     VIEW_CLOSED = 2
@@ -163,36 +163,36 @@ class AbortCause(enum.IntEnum):
     DESCRIPTOR_MISMATCH = 4
     DIGEST_MISMATCH = 5
     LOCKSTEP = 6
-    """The members waited for different things, and nobody was left who could have gone on."""
+    """The members waited in different calls, and none of them could continue."""
     LINK_BROKEN = 7
-    """Members cannot talk that have to for the algorithm that was named."""
+    """Two members without a link must exchange data for the algorithm that the caller named."""
     STATE_MISMATCH = 8
-    """Shared states differ that must not, and no majority says which is right."""
+    """Shared states that must be equal differ, and no majority decides between them."""
     STATE_UNAVAILABLE = 9
-    """Nobody has a shared state that the group could go on with."""
+    """No member offers a shared state that counts."""
 
 
 QUOTES_MEMBERS = (
     AbortCause.MEMBER_LOST, AbortCause.VIEW_CLOSED, AbortCause.WITHDRAWN, AbortCause.LINK_BROKEN
 )  # fmt: skip
-"""Their reasons quote what members have said."""
+"""Causes whose reasons quote texts of members."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RoundId:
-    """One joint decision: the n-th of its kind in the run (n counts up from 0)."""
+    """The id of one round: the n-th of its kind in the run, from 0."""
 
     kind: RoundKind
     n: int
 
 
 SYNC_TAG = (1 << 64) - 1
-"""Under this tag shared state is synchronized; no caller may use it for anything else."""
+"""The tag of shared state. Callers must not use it for anything else."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OperationId:
-    """One collective. Every member derives it locally: the n-th use of ``tag`` in ``view``."""
+    """The id of one collective: the n-th use of ``tag`` in ``view``. Each member derives it."""
 
     term: int
     group: int
@@ -207,43 +207,43 @@ class OperationId:
 
 BLOCK_MIN = 8
 BLOCK_MAX = 1 << 16
-"""Values per block of a wire format: shorter ones would be mostly metadata, longer ones have a step
-that fits nobody."""
+"""Values per block of a wire format. Shorter blocks would be mostly metadata; in longer ones a
+single step fits few of the values."""
 
 
 class WireFormat(enum.IntEnum):
-    """How values are written for the wire (``pccl.collectives.quantization`` describes each)."""
+    """The encoding of values on the wire; ``pccl.collectives.quantization`` describes each."""
 
     NONE = 0
-    """As they are."""
+    """Unchanged values."""
     UINT8 = 1
     """256 even steps from each block's minimum to its maximum."""
     INT8 = 2
-    """255 even steps, zero among them, as far as each block's largest magnitude."""
+    """255 even steps, zero among them, up to each block's largest magnitude."""
     COMPANDED8 = 3
-    """As INT8 of the square root: fine steps near zero, for heavy tails."""
+    """INT8 of the square root: fine steps near zero, for heavy tails."""
     INT4 = 4
-    """As UINT8 with 16 steps, two values in a byte."""
+    """UINT8 with 16 steps, two values in a byte."""
     FLOAT16 = 5
-    """Half precision, with a power of two per block: nothing overflows."""
+    """Half precision, with a power of two per block, so that no value overflows."""
     BFLOAT16 = 6
-    """As FLOAT16 with 8 bits of precision instead of 11."""
+    """FLOAT16 with 8 bits of precision instead of 11."""
     UINT16 = 7
-    """As UINT8 with 65536 steps."""
+    """UINT8 with 65536 steps."""
 
     @property
     def label(self) -> str:
-        """Its name for callers and for messages."""
+        """The name for callers and for messages."""
         return self.name.lower()
 
     @property
     def bits(self) -> int:
-        """Bits per value, metadata of blocks aside; meaningless for NONE."""
+        """Bits per value, without the metadata of blocks; 0 for NONE."""
         return _WIRE[self][0]
 
     @property
     def default_block(self) -> int:
-        """Values per block unless the caller says otherwise; 0 for NONE."""
+        """Values per block if the caller sets no number; 0 for NONE."""
         return _WIRE[self][1]
 
 
@@ -257,23 +257,23 @@ _WIRE = {
     WireFormat.BFLOAT16: (16, 256),
     WireFormat.UINT16: (16, 96),
 }
-"""Bits per value, and the default block: about as long as the metadata allow at 1.07 bytes a value
-for 8 bits; the figures are in docs/benchmarks.md."""
+"""Bits per value, and default block. With 8 bits, blocks are so long that a value takes at most
+about 1.07 bytes with its metadata; the figures are in docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What becomes of values on their way; all members of an operation must agree about it."""
+    """The quantization of an operation. All members must agree about it."""
 
     format: WireFormat = WireFormat.NONE
     block: Annotated[int, Below(BLOCK_MAX + 1)] = 0
-    """Values that share a step; 0 if they are sent as they are."""
+    """Values that share a step; 0 if values are sent unchanged."""
     stochastic: bool = False
-    """Rounded up with the probability that keeps the mean, not to the nearest."""
+    """Whether to round up with the probability that keeps the mean, instead of to the nearest."""
 
     @property
     def active(self) -> bool:
-        """Whether values change on their way."""
+        """Whether the values are quantized."""
         return self.format is not WireFormat.NONE
 
     def __str__(self) -> str:
@@ -286,7 +286,7 @@ UNQUANTIZED = Quantization()
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmStep:
-    """Tensors of up to so many bytes, and more than the step before, take this algorithm."""
+    """One step of a table: tensors of at most so many bytes use this algorithm."""
 
     up_to_bytes: int
     algorithm: Algorithm
@@ -294,17 +294,17 @@ class AlgorithmStep:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmTable:
-    """What AUTO means in one view: made by the master, the same for all members, never changed."""
+    """The meaning of AUTO in one view: the same table for all members, which never changes."""
 
     steps: Annotated[tuple[AlgorithmStep, ...], AtMost(ALGORITHM_STEPS_MAX)] = ()
-    """The smallest tensors first."""
+    """Steps in the order of their sizes, the smallest first."""
     beyond: Algorithm = Algorithm.RING
-    """For all larger ones."""
+    """The algorithm for all larger tensors."""
     quantized: Algorithm = Algorithm.RING
-    """For those that would take the ring, if they are quantized: a mesh rounds less often."""
+    """The algorithm for quantized tensors in place of the ring: a mesh rounds less often."""
 
     def algorithm_for(self, tensor_bytes: int) -> Algorithm:
-        """What a tensor of this size takes."""
+        """Return the algorithm for a tensor of this size."""
         for step in self.steps:
             if tensor_bytes <= step.up_to_bytes:
                 return step.algorithm
@@ -312,7 +312,7 @@ class AlgorithmTable:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a master may have made it: short, in order, and within the bounds of the star."""
+        """Whether a master may send this table: short, in order, within the limit of a star."""
         sizes = [step.up_to_bytes for step in self.steps]
         chosen = [*(step.algorithm for step in self.steps), self.beyond]
         stars = [step.up_to_bytes for step in self.steps if step.algorithm is Algorithm.STAR]
@@ -328,17 +328,17 @@ class AlgorithmTable:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasure:
-    """What one end of a link has seen of it while it was in use; 0 where it knows nothing."""
+    """The measurements of a link in use by one of its ends; 0: unknown."""
 
     rtt_ns: int
-    """The shortest round trip."""
+    """Shortest round trip in nanoseconds."""
     bytes_per_s: int
-    """What this end could send."""
+    """Rate at which this end could send."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A link, named by its other end, and what this end has measured."""
+    """The peer at the other end of a link, and the measurements of this end."""
 
     peer: PeerId
     measure: LinkMeasure
@@ -346,7 +346,7 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What one member asked for; all members of an operation must ask for the same."""
+    """The request of one member for an operation. All members must make the same request."""
 
     dtype: DataType
     op: ReduceOp
@@ -356,52 +356,52 @@ class Descriptor:
     """The rank whose values are broadcast."""
     quantization: Quantization = UNQUANTIZED
     algorithm: Algorithm = Algorithm.AUTO
-    """Of an all-reduce; what that is for AUTO is settled before anybody is asked."""
+    """Algorithm of an all-reduce. ``settled`` replaces AUTO before the peer sends the request."""
     forced: bool = False
     """Whether the caller has named the algorithm."""
     weighted: bool = False
-    """Whether each member gives a weight, which is no part of this."""
+    """Whether each member gives a weight. The weight itself is not in the descriptor."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
-        """Everybody gets the values of rank ``root``."""
+        """Describe an operation that gives all members the values of rank ``root``."""
         return Descriptor(dtype, ReduceOp.SUM, count, Collective.BROADCAST, root)
 
     @staticmethod
     def barrier() -> Descriptor:
-        """Everybody waits for everybody."""
+        """Describe an operation in which each member waits for all others."""
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.BARRIER)
 
     @staticmethod
     def sync() -> Descriptor:
-        """Everybody gets the same shared state."""
+        """Describe an operation that synchronizes or compares shared state."""
         return Descriptor(DataType.UINT8, ReduceOp.SUM, 0, Collective.SYNC)
 
     @property
     def tensor_bytes(self) -> int:
-        """Size of the tensor."""
+        """Size of the tensor in bytes."""
         return self.count * self.dtype.itemsize
 
     @property
     def carrier(self) -> Algorithm:
-        """How the data travels, once that is settled; what is no all-reduce goes along the ring."""
+        """The settled algorithm of an all-reduce; other collectives use the ring."""
         return Algorithm.RING if self.algorithm is Algorithm.AUTO else self.algorithm
 
     @property
     def follows_ring(self) -> bool:
-        """Whether all data goes from each member to the next one in the ring."""
+        """Whether each member sends its data only to the next one in the ring."""
         return self.carrier is Algorithm.RING
 
     @property
     def is_repairable(self) -> bool:
-        """Whether it can go on across the gap that a lost member leaves.
+        """Whether the operation can continue across the gap that a lost member leaves.
 
-        Whoever has decoded a quantized result can't send it on as the bytes that it was.
+        A quantized one cannot, because a member that decoded a result no longer has its bytes.
         """
         return self.follows_ring and not self.quantization.active
 
     def settled(self, table: AlgorithmTable) -> Descriptor:
-        """The same with the algorithm that AUTO stands for."""
+        """Return the same descriptor with the algorithm that AUTO stands for."""
         if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:
             return self
         algorithm = table.algorithm_for(self.tensor_bytes)
@@ -428,7 +428,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer as the others see it: who it is and where its port is."""
+    """The id and the address of a peer, as other members see it."""
 
     peer: PeerId
     host: str
@@ -437,11 +437,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Membership as of one instant, as the members of one group are told it.
+    """The members of one group at one instant, as its master announces them.
 
-    ``version`` grows with every change anywhere in the run. ``view`` is the group's newest view,
-    ``members`` its ring in order. ``open_views`` are the numbers of all views of the group in
-    which operations may still be decided; a view that is not among them is closed for good.
+    ``version`` grows with each change of the run. ``view`` is the group's newest view, and
+    ``members`` its ring in order. ``open_views`` has the numbers of all views of the group in which
+    the master may still decide operations. All other views are closed for good.
     """
 
     version: int
@@ -453,13 +453,13 @@ class Roster:
     peer_groups: int
     largest_group_size: int
     term: int = 1
-    """Of the master that opened ``view``; operations in it carry it, whoever decides them."""
+    """Term of the master that opened ``view``; operations of the view keep it."""
     updates: int = field(default=0, compare=False)
-    """How many rounds of ``update_topology`` were closed before or with this change."""
+    """Number of closed rounds of ``update_topology``, with the one that made this change."""
     algorithms: AlgorithmTable = AlgorithmTable()
-    """Of ``view``."""
+    """Algorithm table of ``view``."""
 
     @property
     def ring(self) -> tuple[PeerId, ...]:
-        """The members' ids in ring order; a member's rank is its index here."""
+        """Ids of the members in ring order. The rank of a member is its index."""
         return tuple(member.peer for member in self.members)

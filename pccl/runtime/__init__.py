@@ -1,25 +1,23 @@
-"""The shell around the pure machines: the only room with tasks, timers and threads. It carries out.
+"""The shell around the pure machines: the only room with tasks, timers and threads.
 
-* ``clock``: the seam through which the runtime knows and waits for time.
-* ``waiting``: waiting for a future without owning it: to leave does not disturb what is waited for.
-* ``tasks``: background work of one engine or master: none outlives it, and no failure goes unseen.
-* ``requests``: what the API hands to the engine, and what it gets back.
-* ``calls``: the calls of one peer: who waits for what, with what memory, and until when.
+* ``clock``: the interface through which the runtime reads the time and sets timers.
+* ``waiting``: waits for futures that other code owns; a waiter that leaves cancels nothing.
+* ``tasks``: background tasks of one engine or master: they end with it, and failures are reported.
+* ``requests``: requests from the API to the engine, and the results that the engine returns.
+* ``calls``: the calls of one peer: their futures, borrowed memory and deadlines.
 * ``engine``: a ``PeerMachine`` with its control connection, links and data plane.
-* ``control``: connections that are not lanes: greetings, the master as a peer hears it, and
-  questions to it.
-* ``links``: links to other peers: dialled, kept, measured, and given their lanes.
-* ``collective``: one running collective: whose memory, which bytes to whom, and what comes of them.
-* ``state``: shared state: served, compared and fetched.
-* ``hashing``: work that takes a processor for long, off the event loop: hashing pieces, copying
-  memory.
+* ``control``: connections that are not lanes: handshakes, a peer's connection to the master, and
+  questions to a master.
+* ``links``: dials, keeps and measures the links to other peers, and routes their frames.
+* ``collective``: one running collective: its memory, and the segments that it sends and receives.
+* ``state``: serves, compares and fetches shared state.
+* ``hashing``: runs long CPU work off the event loop: hashing pieces, copying memory.
 * ``master_server``: a ``MasterMachine`` on a transport. It moves messages and decides nothing.
-* ``master_store``: what a master keeps between its incarnations: its run, last term, own id, and
-  the members.
-* ``io_thread``: the one thread per process that runs the loop, and the bridge that other threads
-  use.
-* ``lookups``: threads that look up names, and that nobody has to wait for.
+* ``master_store``: state that a master stores across restarts: its run, last term, own id, and the
+  members.
+* ``io_thread``: the one thread per process that runs the loop, and how other threads submit work.
+* ``lookups``: threads that look up host names, and that do not delay the end of the process.
 
-All of it but ``io_thread`` and ``lookups`` runs unchanged in the simulator, so it uses only
+All modules but ``io_thread`` and ``lookups`` run unchanged in the simulator, so they use only
 ``call_soon``, timers of the clock, futures and ``create_task``.
 """

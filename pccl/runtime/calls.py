@@ -1,8 +1,8 @@
-"""The calls of one peer: who waits for what, with what memory, and until when.
+"""The calls of one peer: their futures, borrowed memory and deadlines.
 
-A call has a number, by which the machine speaks of it, and a future. It is open until the machine
-has returned or raised it. A launched call has nobody who waits for it; its number is then a ticket,
-by which its outcome is asked for later, and it is kept until nobody can ask any more.
+The machine refers to a call by its number. A call is open until the machine returns or raises it.
+A launched call begins without a waiter. Its number is then a ticket, with which the program asks
+for the outcome later. ``Calls`` keeps a launched call until the program can no longer ask.
 """
 
 from __future__ import annotations
@@ -51,40 +51,40 @@ LEFT = "the caller left"
 _ErrorT = TypeVar("_ErrorT", bound=Exception)
 
 CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
-"""What begins a call; it gets its number here."""
+"""Event that begins a call; ``Calls`` fills in the number."""
 
 
 @dataclass(slots=True)
 class OpenCall:
-    """One call."""
+    """The state of one call."""
 
     future: asyncio.Future[Any]
     operand: Operand | None = None
-    """What its caller lends; None once it has ended."""
+    """Memory borrowed from the caller; None once the call has ended."""
     event: CallEvent | None = None
-    """What the machine was told."""
+    """Event that began the call at the machine."""
     operation: OperationId | None = None
-    """The one that it is, while its memory is lent."""
+    """Operation of the running attempt; None between attempts."""
     began_ns: int | None = None
-    """When its first attempt began."""
+    """Time at which the first attempt began."""
     tx_bytes: int = 0
     rx_bytes: int = 0
     raw_tx_bytes: int = 0
     quantization_error: float = 0.0
     failures: int = 0
-    """Attempts that were lost."""
+    """Number of failed attempts."""
     timer: Timer | None = None
     forgotten: bool = False
-    """Nobody will ask for its outcome."""
+    """Whether the program dropped the handle, so that it cannot ask for the outcome."""
     observable: bool = False
-    """Whether newcomers may fetch its result."""
+    """Whether newcomers may fetch the result."""
     residual: Residual | None = None
-    """Of a reduce with error feedback."""
+    """Residual of a reduce with error feedback."""
     sync: StateSync | None = None
-    """Of a call about shared state."""
+    """Synchronization that a call about shared state makes."""
 
     def take_back(self, transfer: Transfer) -> None:
-        """An attempt is over: what it has moved counts."""
+        """Add the traffic of ``transfer``, an attempt that has ended, to the totals of the call."""
         self.operation = None
         self.tx_bytes += transfer.tx_bytes
         self.rx_bytes += transfer.rx_bytes
@@ -92,7 +92,7 @@ class OpenCall:
         self.quantization_error = transfer.quantization_error
 
     def info(self, result: ReduceResult) -> ReduceInfo:
-        """What its caller is told of a committed operation."""
+        """Return the report for the caller: ``result``, and the traffic of all attempts."""
         return ReduceInfo(
             local_world_size=len(result.contributors),
             tx_bytes=self.tx_bytes,
@@ -112,12 +112,12 @@ class Calls:
     """All calls of one peer.
 
     Args:
-        loop: where everything runs.
-        clock: time, for deadlines.
-        feed: gives an event to the machine.
+        loop: event loop that the calls run on.
+        clock: gives the time, for deadlines.
+        feed: passes an event to the machine.
 
     Attributes:
-        bug: what every new call raises since the machine broke down; None: it has not.
+        bug: error that new calls raise after the machine broke down; None: it did not.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class Calls:
         self._feed = feed
         self._open: dict[int, OpenCall] = {}
         self._lent = LentRanges()
-        """Memory of the callers of the open ones."""
+        """Memory that open calls borrow."""
         self.held = LentRanges()
-        """Memory of those that may make further attempts, also between two of them."""
+        """Memory of reduces that may retry; they hold it between two attempts too."""
         self._launched: dict[int, OpenCall] = {}
-        """By ticket."""
+        """Launched calls by ticket."""
         self._last = 0
         self.bug: errors.LocalProtocolError | None = None
 
@@ -140,18 +140,18 @@ class Calls:
         return iter(self._open.values())
 
     def items(self) -> list[tuple[int, OpenCall]]:
-        """The open calls with their numbers."""
+        """Return the open calls with their numbers."""
         return list(self._open.items())
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, number: int) -> OpenCall | None:
-        """The open call of that number."""
+        """Return the open call with this number, or None."""
         return self._open.get(number)
 
     def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
-        """The open call that this memory is lent to, and its operation; 0: there is none."""
+        """Return number and operation of the open call that borrows ``operand``, or (0, None)."""
         for number, call in self._open.items():
             if call.operand is operand:
                 return number, call.operation
@@ -161,7 +161,7 @@ class Calls:
         """Check that no collective uses this memory.
 
         Raises:
-            ValueError: one does.
+            ValueError: an open collective uses it. Wait for it, or pass a copy.
         """
         if self._lent.clash(ranges) or self.held.clash(ranges):
             raise ValueError(
@@ -169,11 +169,11 @@ class Calls:
             )
 
     def new(self, operand: Operand | None = None) -> OpenCall:
-        """A call that has not begun, with the memory that its caller lends."""
+        """Return a call that has not begun, with the memory that it borrows."""
         return OpenCall(self._loop.create_future(), operand)
 
     def renew(self, call: OpenCall, operand: Operand | None) -> None:
-        """Another attempt of a call that has raised; what it moved counts on."""
+        """Prepare another attempt of a call that has raised. Its traffic so far still counts."""
         call.failures += 1
         call.future, call.operand = self._loop.create_future(), operand
 
@@ -185,8 +185,8 @@ class Calls:
         """Begin a call and wait until it returns.
 
         Raises:
-            PCCLError: it raised.
-            ValueError: it asked for what cannot be.
+            PCCLError: the call raised it.
+            ValueError: the group cannot do what the call asks; for example, it has no such root.
         """
         call = call or self.new()
         lent = call.operand
@@ -203,11 +203,11 @@ class Calls:
             self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
-        """The caller left without noticing that an operation was committed.
+        """Restore the inputs of a caller that missed a committed operation; tell the machine.
 
         Args:
-            info: what he has not noticed.
-            lent: his memory: the inputs become what they were.
+            info: report of the operation.
+            lent: operands of the caller.
         """
         for operand in lent:
             if operand is not None:
@@ -216,12 +216,12 @@ class Calls:
         self._feed(LeftCommitted(info.outcome.operation))
 
     def left_failed(self, error: BaseException) -> None:
-        """The caller left without noticing that his call had raised this."""
+        """Tell the machine that the caller missed ``error``, if calls raise it only once."""
         if isinstance(error, errors.MembershipError | errors.ResyncRequired):
             self._feed(LeftFailed(error))
 
     def left(self, request: object, result: Any) -> None:
-        """The caller left without noticing that his request had this result."""
+        """Tell the machine that the caller missed the ``result`` of its request."""
         match request:
             case JoinRequest():
                 self._feed(LeftAdmitted())
@@ -234,7 +234,7 @@ class Calls:
             case ReduceManyRequest(requests):
                 self.left_committed(result, [each.operand for each in requests])
             case _:
-                pass  # of a synchronization he has the state and its revision
+                pass  # a synchronization has updated the caller's tensors and revision
 
     def _left_unnoticed(self, call: OpenCall, lent: Operand | None) -> None:
         error = call.future.exception()
@@ -257,25 +257,25 @@ class Calls:
     # -- calls that are launched ---------------------------------------------------------------
 
     def launch(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
-        """Begin a call that nobody waits for yet; return its ticket.
+        """Begin a call without a waiter; return its ticket.
 
         Raises:
-            PCCLError: it can't be made now. What becomes of the run is told by ``finish``.
-            ValueError: it asks for what cannot be.
+            PCCLError: the call cannot be made now. ``finish`` raises errors of the run.
+            ValueError: as of :meth:`wait`.
         """
         ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
         if error is not None and not _is_fate(error):
             self._feed(Claim(ticket))
             raise error
-        call.future.add_done_callback(lambda future: future.exception())  # nobody may ever ask
+        call.future.add_done_callback(lambda future: future.exception())  # mark it as retrieved
         self._launched[ticket] = call
         return ticket
 
     async def finish(self, ticket: int) -> Any:
-        """Wait for a launched call; its outcome counts as seen when this returns or raises.
+        """Wait for a launched call. Its outcome counts as seen when this returns or raises it.
 
-        To leave does not disturb it; any number of waiters may come.
+        A cancelled wait does not cancel the call. Any number of coroutines may wait.
         """
         call = self._launched[ticket]
         await settled(call.future)
@@ -283,26 +283,26 @@ class Calls:
         return call.future.result()
 
     def has_ended(self, ticket: int) -> bool:
-        """Whether a launched call has an outcome. Any thread may ask."""
+        """Whether a launched call has an outcome, or is forgotten. Any thread may call this."""
         call = self._launched.get(ticket)
         return call is None or call.future.done()
 
     def result_of(self, ticket: int) -> object:
-        """What a launched call has returned; None: nothing, or not yet. Any thread may ask."""
+        """Return the result of a launched call; None: no result (yet). Any thread may call this."""
         call = self._launched.get(ticket)
         if call is None or not call.future.done() or call.future.cancelled():
             return None
         return None if call.future.exception() is not None else call.future.result()
 
     def forget(self, ticket: int) -> None:
-        """Nobody will ask for the outcome of a launched call any more: its handle is gone."""
+        """Drop the outcome of a launched call, because the program dropped its handle."""
         call = self._launched.pop(ticket, None)
         if call is not None:
             call.forgotten = True
             self._feed(Forget(ticket))
 
     def withdraw(self, ticket: int) -> None:
-        """The caller left while he launched a call: it ends, and his memory is his again."""
+        """End a launched call whose caller left before it got the ticket; release its memory."""
         call = self._launched.get(ticket)
         if call is None:
             return
@@ -312,10 +312,10 @@ class Calls:
             self._left_unnoticed(call, None)
         self.forget(ticket)
 
-    # -- what becomes of them ------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------
 
     def resolve(self, number: int, value: ReduceResult | SyncResult | bool | None) -> None:
-        """A call returns."""
+        """End the call ``number`` with a result."""
         call = self._answered(number)
         if call is not None:
             result = call.info(value) if isinstance(value, ReduceResult) else value
@@ -323,25 +323,25 @@ class Calls:
             self._forget_again(number, call)
 
     def reject(self, number: int, error: errors.PCCLError | ValueError) -> None:
-        """A call raises."""
+        """End the call ``number`` with an error."""
         call = self._answered(number)
         if call is not None:
-            # A copy: the machine's story keeps the error, and must not keep the frames it went
-            # through, with all that they hold.
+            # A copy: the machine keeps the error, and must not keep its traceback, whose frames
+            # hold the caller's tensors.
             call.future.set_exception(fresh(error))
             self._forget_again(number, call)
 
     def break_down(self, bug: errors.LocalProtocolError) -> None:
-        """Every open call raises, and every later one."""
+        """End every open call with ``bug``, and every later one."""
         self.bug = bug
         for number in list(self._open):
             self.reject(number, bug)
 
     def _answered(self, number: int) -> OpenCall | None:
-        """The call that ends; None: it has ended before.
+        """Return the call that ends; None if it has ended before.
 
-        Its caller may have been cancelled in this moment, without having run since: it finds the
-        answer when it runs, and tells that it has left without noticing it.
+        The caller may be cancelled, but not have run since. A new future then takes the outcome,
+        so that ``wait`` finds it, and reports that the caller missed the outcome.
         """
         call = self._end(number)
         if call is not None and call.future.cancelled():
@@ -350,7 +350,7 @@ class Calls:
         return call if call is not None and not call.future.done() else None
 
     def _forget_again(self, number: int, call: OpenCall) -> None:
-        """An outcome that nobody will ask for has come, and must not wait for anybody."""
+        """Tell the machine to drop the outcome of a call that was forgotten before it ended."""
         if call.forgotten:
             self._feed(Forget(number))
 
@@ -384,12 +384,12 @@ class Calls:
 
 
 def _is_fate(error: BaseException) -> bool:
-    """Whether it tells what has become of the run, and not what is wrong with the call."""
+    """Whether ``error`` reports a failure of the run, not a mistake in the call."""
     return isinstance(error, errors.CollectiveAborted | errors.Evicted | errors.MasterLost)
 
 
 def fresh(error: _ErrorT) -> _ErrorT:
-    """The same error, raised by nobody yet."""
+    """Return a copy of ``error`` with the same cause, but without its traceback."""
     copied = copy(error)
     copied.__cause__ = error.__cause__
     return copied

@@ -1,4 +1,4 @@
-"""The seam through which the runtime knows and waits for time."""
+"""The interface through which the runtime reads the time and sets timers."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import Any, Protocol
 
 
 class Timer(Protocol):
-    """A pending call."""
+    """A pending call that a clock will make."""
 
     def cancel(self) -> None:
-        """Forget the call; does nothing if it was made already."""
+        """Cancel the call. This has no effect if the clock has made it already."""
         ...
 
 
 class Clock(Protocol):
-    """Time in integer nanoseconds, from an arbitrary start."""
+    """Gives the time, in integer nanoseconds from an arbitrary start, and makes timed calls."""
 
     def now_ns(self) -> int:
-        """The present."""
+        """Return the current time."""
         ...
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back at ``when_ns`` (as soon as possible if that has passed)."""
+        """Call ``callback`` at ``when_ns``, or as soon as possible if that has passed."""
         ...
 
 
 class ThreadClock(Clock, Protocol):
-    """A clock that also knows how much of the time a thread has computed."""
+    """A clock that also measures the processor time of a thread."""
 
     def busy_ns(self) -> int:
-        """Processor time that the calling thread has used, from an arbitrary start."""
+        """Return the processor time of the calling thread, in ns from an arbitrary start."""
         ...
 
 
 class LoopClock:
-    """The real clock on an asyncio loop."""
+    """The real clock, with timers of an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def now_ns(self) -> int:
-        """The present."""
+        """Return the current time."""
         return time.monotonic_ns()
 
     def busy_ns(self) -> int:
-        """Processor time that the calling thread has used."""
+        """Return the processor time of the calling thread, in ns."""
         return time.thread_time_ns()
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back at ``when_ns``."""
+        """Call ``callback`` at ``when_ns``, or as soon as possible if that has passed."""
         delay_s = max(0, when_ns - time.monotonic_ns()) / 1e9
         return self._loop.call_later(delay_s, callback, *args)
 
@@ -60,9 +60,9 @@ class Ticker:
     """Calls back every ``interval_ns`` until it is stopped.
 
     Args:
-        clock: time.
-        interval_ns: from one call to the next.
-        callback: called with the processor time of the thread since the call before.
+        clock: gives the time.
+        interval_ns: time from one call to the next.
+        callback: called with the processor time of the thread since the previous call, in ns.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Ticker:
         self._busy_ns = 0
 
     def start(self) -> None:
-        """Begin; the first call comes after one interval."""
+        """Start the ticker. It makes the first call after one interval."""
         if self._timer is None:
             self._busy_ns = self._clock.busy_ns()
             self._arm()
 
     def stop(self) -> None:
-        """End; no call is made after this."""
+        """Stop the ticker. It makes no call after this."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
 """``PeerEngine``: a ``PeerMachine`` with its control connection, links and data plane.
 
-It carries out effects in order and feeds back what happens; it decides nothing. All methods run on
-the loop; other threads go through ``io_thread``. The same class runs over TCP and in the simulator.
+The engine carries out effects in order and feeds events to the machine; it decides nothing. All
+methods run on the loop; other threads use ``io_thread``. The same class runs in the simulator.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ from pccl.transports.link import Link, Links
 
 
 class PeerEngine:
-    """One process in a run.
+    """One peer of a run, without its API.
 
     Args:
-        loop: where everything runs.
-        clock: time.
+        loop: event loop that the engine runs on.
+        clock: gives the time.
         transport: the network.
-        master: where the master listens; ``options`` may name others.
-        group: the peer group.
-        options: deadlines and the like.
+        master: address of the master; ``options`` may name other masters.
+        group: number of the peer group.
+        options: settings of the peer, such as deadlines.
         observer: called with each event and its effects after they were carried out (traces).
-        make_link: makes the link to a peer (the simulator brings a faulty one).
-        hasher: does what takes a processor for long; None: the loop's thread does.
+        make_link: makes the link to a peer; the simulator passes a faulty one.
+        hasher: does long CPU work; None: the loop's own thread does it.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class PeerEngine:
         self._enter_run(None)
 
     def _enter_run(self, lost: PeerMachine | None) -> None:
-        """Begin anew, as a process that no run knows, after it has ``lost`` its place in one."""
+        """Make a new machine and new links, to join as a newcomer. ``lost``: the old machine."""
         loss, left = (lost.loss, lost.left_sync) if lost is not None else (None, None)
         segment_bytes = self._options.segment_bytes
         eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
@@ -182,29 +182,29 @@ class PeerEngine:
 
     @property
     def exchange(self) -> StateExchange:
-        """What is given and taken of shared state."""
+        """Exchange of shared state with the other members."""
         return self._state.exchange
 
     @property
     def master(self) -> Address:
-        """Where the master listens that is connected, or was last; or whose turn it is to try."""
+        """Address of the master that this peer is connected to, or will try next."""
         return self._control.address
 
     # -- calls ---------------------------------------------------------------------------------
 
     @property
     def roster(self) -> Roster | None:
-        """Membership as the caller may know it; None before the first admission."""
+        """Membership as the caller has seen it; None before the first admission."""
         return self.machine.seen
 
     async def connect(self, request: JoinRequest) -> None:
-        """Join the run; returns when admitted.
+        """Join the run; return when the master has admitted this peer.
 
         Raises:
             MasterLost: no master answered in time.
-            NotAdmitted: the master refused us; the reason says why.
-            LinkError: the own port cannot be opened.
-            DeadlineExceeded: the budget ran out.
+            NotAdmitted: the master refused this peer; the reason says why.
+            LinkError: this peer cannot open its port.
+            DeadlineExceeded: ``request.timeout_s`` ran out.
         """
         if self._closed:
             raise errors.NotConnected(reason="the communicator was closed; make a new one")
@@ -247,9 +247,9 @@ class PeerEngine:
         self._has_been_member = True
 
     async def round(self, request: RunRequest) -> bool:
-        """Joint call of all members of the run; True: newcomers are pending, if that was asked.
+        """Make a joint call of all members; return whether newcomers are pending, if asked.
 
-        A member that was lost, and whose caller knows, joins again by ``update_topology``.
+        If the caller knows that this peer lost its membership, ``update_topology`` joins again.
         """
         deadline = self.deadline(request.timeout_s)
         knows = self._has_been_member and self.machine.knows_its_loss and not self._closed
@@ -259,10 +259,10 @@ class PeerEngine:
         return bool(await self.calls.wait(RoundCall(0, request.kind), deadline))
 
     async def reduce(self, request: ReduceRequest) -> ReduceInfo:
-        """Joint call of all members of the group: a reduce, a broadcast, a barrier.
+        """Make a joint call of all members of the group: a reduce, a broadcast or a barrier.
 
         Raises:
-            ValueError: another call of this peer still uses the memory; or there is no such root.
+            ValueError: another call of this peer uses the memory, or the group has no such root.
         """
         deadline = self.deadline(request.timeout_s)
         return await self.reduce_while(request, deadline, lambda: request.retry)
@@ -270,7 +270,7 @@ class PeerEngine:
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
     ) -> ReduceInfo:
-        """The same, with a deadline that others may share, and for as long as ``may_retry``."""
+        """Do the same as :meth:`reduce` until ``deadline``; retry while ``may_retry`` allows it."""
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
@@ -297,7 +297,7 @@ class PeerEngine:
                 residual.drop()
 
     async def reduce_many(self, request: ReduceManyRequest) -> ReduceInfo:
-        """Reduce them all, each again until it succeeds; see :class:`ReduceMany`."""
+        """Make several reduces, and retry each until it succeeds; see :class:`ReduceMany`."""
         deadline = self.deadline(request.timeout_s)
         many = ReduceMany(
             self._loop,
@@ -310,21 +310,21 @@ class PeerEngine:
         return await many.run()
 
     def withdraw_unless_started(self, operand: Operand, reason: str) -> None:
-        """Leave the call that this memory is lent to, if it may wait for others for ever."""
+        """Leave the call that borrows ``operand``, unless its operation has started."""
         number, operation = self.calls.of_operand(operand)
         if number and not self.machine.has_started(operation):
             self.feed(LeaveCall(number, reason))
 
     async def sync(self, request: SyncOptions) -> SharedStateSyncInfo:
-        """Joint call of all members of the group: make shared states equal, or compare them.
+        """Make a joint call of the group that makes shared states equal, or compares them.
 
         Raises:
-            ValueError: another call uses the state; or its tensors lie elsewhere by now.
+            ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
         return await self._state.sync(request, self.deadline(request.timeout_s))
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
-        """Come back as a newcomer, within a call that the members will make after admitting it."""
+        """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""
         self.keeper.close()
         self._enter_run(self.machine)
         attempts = int(self._timing.master_lost_s / self._timing.connect_retry_s)
@@ -332,13 +332,13 @@ class PeerEngine:
         await self._join(request, deadline, rejoins=True, prefetches=prefetches)
 
     def launch(self, request: ReduceRequest) -> int:
-        """Begin a reduce that nobody waits for yet; return its ticket in ``calls``.
+        """Begin a reduce without a waiter; return its ticket in ``calls``.
 
-        What is wrong with the call raises here; what happens to the run is told by ``finish``.
+        Mistakes in the call raise here; :meth:`finish` raises errors of the run.
 
         Raises:
-            ValueError: another call of this peer still uses the memory.
-            PCCLError: the call can't be made now.
+            ValueError: another call of this peer uses the memory.
+            PCCLError: the call cannot be made now.
         """
         self._check_request(request)
         residual = request.open_residual() if request.open_residual is not None else None
@@ -351,20 +351,20 @@ class PeerEngine:
         return self.calls.launch(event, self.deadline(request.timeout_s), call)
 
     async def finish(self, ticket: int) -> ReduceInfo:
-        """Wait for a launched reduce; its outcome counts as seen when this returns or raises.
+        """Wait for a launched reduce. Its outcome counts as seen when this returns or raises it.
 
-        To leave does not disturb the operation; any number of waiters may come.
+        A cancelled wait does not cancel the reduce. Any number of coroutines may wait.
         """
         info = await self.calls.finish(ticket)
         assert isinstance(info, ReduceInfo)
         return info
 
     def now_ns(self) -> int:
-        """The present, by the clock of all that is known here."""
+        """Return the current time of the engine's clock."""
         return self._clock.now_ns()
 
     def deadline(self, timeout_s: float | None) -> Deadline | None:
-        """The end of a budget that begins now."""
+        """Return the end of a time budget that begins now; None: no limit."""
         if timeout_s is None:
             return None
         return Deadline(self._clock.now_ns() + self._timing.ns(timeout_s), timeout_s)
@@ -374,12 +374,12 @@ class PeerEngine:
         self.calls.check_free(request.ranges)
 
     def _check_attempt(self, request: ReduceRequest) -> None:
-        """Check what may have changed since the last attempt; the memory is still lent."""
+        """Check, before each attempt, that no synchronization uses the memory."""
         if request.operand is not None:
             self._state.check_apart(request.operand)
 
     async def close(self) -> None:
-        """Say goodbye and let go of everything; idempotent."""
+        """Leave the run and release all resources; idempotent."""
         if self._closed:
             return
         self.feed(Close())
@@ -391,13 +391,13 @@ class PeerEngine:
         self.keeper.close()
         await self._tasks.cancel()
         await self._state.close()
-        for _ in range(2):  # let the transport report the ends of what was closed
+        for _ in range(2):  # let the transport report that the connections are closed
             await next_turn(self._loop)
 
     # -- the machine ---------------------------------------------------------------------------
 
     def feed(self, event: PeerEvent) -> None:
-        """Handle an event, after those that are being handled."""
+        """Handle an event, after all events that are already queued."""
         if self.calls.bug is not None:
             return
         self._events.append(event)
@@ -408,16 +408,16 @@ class PeerEngine:
             while self._events:
                 self._step(self._events.popleft())
         except errors.RemoteProtocolError:
-            raise  # not our fault: whoever handed over the bytes closes that connection
+            raise  # the code that delivered the bytes closes that connection
         except Exception as error:  # noqa: BLE001 - reported below
             self._break_down(error)
         finally:
             self._busy = False
 
     def _break_down(self, error: Exception) -> None:
-        """A bug of ours: give back every buffer, fail every call, and let the run go on without us.
+        """End this peer after a bug in ``pccl``: free every buffer, fail every call, leave the run.
 
-        Anything else would leave the caller, or the other members, waiting for ever.
+        Otherwise the caller or the other members would wait for ever.
         """
         self._events.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
@@ -533,7 +533,7 @@ class PeerEngine:
         if reason is not None:
             self._meter.forget(peer)
         elif measured := self._meter.look_at(self.links.to(peer)):
-            self.feed(LinkMeasurements(measured))  # first: the view that this may bring needs it
+            self.feed(LinkMeasurements(measured))  # first, for the view that the link may open
         self.feed(LinkChanged(peer, reason))
         self._state.link_changed(peer, up=reason is None)
 

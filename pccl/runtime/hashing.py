@@ -1,8 +1,8 @@
-"""Work that takes a processor for long, off the event loop: hashing pieces, copying memory.
+"""Runs long CPU work off the event loop: hashing pieces, copying memory.
 
-The threads are shared by the process. They start with the first work and end when their last user
-closes, so that a closed library leaves nothing behind; a child made by fork starts its own. Nothing
-returns while a thread still reads or writes what it was given, not even when it is cancelled.
+All users in the process share the threads. The threads start with the first work and end when their
+last user closes; a forked child starts its own. No method returns while a thread still reads or
+writes its arguments, even if it is cancelled.
 """
 
 from __future__ import annotations
@@ -23,63 +23,63 @@ from pccl.state.digests import piece_digest
 _T = TypeVar("_T")
 
 BATCH_PIECES = 16
-"""A thread takes so many at a time: some milliseconds, so that all end together and soon."""
+"""Pieces that a thread hashes at a time: so few that all threads end within milliseconds."""
 
 ALONE_BYTES_MAX = 64 << 10
-"""So little is hashed on the loop itself: to hand it over would take longer."""
+"""Up to this size, the loop hashes pieces itself, because a thread would take longer."""
 
 
 class Hasher(Protocol):
-    """Does such work on behalf of coroutines."""
+    """Does long CPU work for coroutines."""
 
     async def hash_pieces(self, memory: StateMemory, numbers: Iterable[int]) -> None:
-        """Put the digests of pieces into ``memory.piece_map``.
+        """Put the digests of the pieces ``numbers`` into ``memory.piece_map``.
 
-        If it is cancelled, or fails, those of some of the pieces are there.
+        After a cancellation or an error, the map may lack some of these digests.
         """
         ...
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Return what a blocking function returns, or raise what it raises.
+        """Return the result of a blocking function, or raise its exception.
 
         A cancellation is raised when the function has ended.
         """
         ...
 
     def close(self) -> None:
-        """End the threads, unless others use them; to be called when no work is under way."""
+        """End the threads, unless they have other users. No work of this user may be running."""
         ...
 
 
 class InlineHasher:
-    """Does everything at once, in the thread of the loop: for the simulator."""
+    """Does all work at once, in the thread of the loop (for the simulator)."""
 
     async def hash_pieces(self, memory: StateMemory, numbers: Iterable[int]) -> None:
-        """Put the digests of pieces into ``memory.piece_map``."""
+        """Put the digests of the pieces ``numbers`` into ``memory.piece_map``."""
         hash_here(memory, numbers)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Return what a function returns."""
+        """Return the result of ``function``, or raise its exception."""
         return function()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this class has no threads."""
 
 
 class PooledHasher:
-    """Uses the process's threads.
+    """Does all work on the shared threads of the process.
 
     Args:
-        loop: on which it is awaited.
+        loop: event loop of the coroutines that wait for the work.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     async def hash_pieces(self, memory: StateMemory, numbers: Iterable[int]) -> None:
-        """Put the digests of pieces into ``memory.piece_map``, with all processors.
+        """Put the digests of the pieces ``numbers`` into ``memory.piece_map``, on all processors.
 
-        A cancellation drops what no thread has begun, and is raised when no thread reads any more.
+        A cancellation drops batches that no thread has begun. It is raised once all threads stop.
         """
         ordered = tuple(numbers)
         if _is_little(memory, ordered):
@@ -100,9 +100,9 @@ class PooledHasher:
         await _Work(self._loop, step).done_by(_Threads.shared(self), len(batches))
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Return what a blocking function returns, or raise what it raises.
+        """Return the result of a blocking function, or raise its exception.
 
-        A cancellation is raised when the function has ended, or will never begin.
+        A cancellation is raised when the function has ended or can no longer begin.
         """
         values: list[_T] = []
 
@@ -114,12 +114,12 @@ class PooledHasher:
         return values[0]
 
     def close(self) -> None:
-        """End the threads, unless others use them; to be called when no work is under way."""
+        """End the threads, unless they have other users. No work of this user may be running."""
         _Threads.give_up(self)
 
 
 def hash_here(memory: StateMemory, numbers: Iterable[int]) -> None:
-    """Put the digests of pieces into ``memory.piece_map``, in this thread."""
+    """Put the digests of the pieces ``numbers`` into ``memory.piece_map``, in this thread."""
     for number in numbers:
         memory.piece_map[number] = piece_digest(memory.view(memory.layout.piece(number)))
 
@@ -130,13 +130,13 @@ def _is_little(memory: StateMemory, numbers: tuple[int, ...]) -> bool:
 
 
 class _Work:
-    """One piece of work that threads do step by step.
+    """A piece of work that threads do in steps.
 
-    After each step it goes to the end of the queue, so that others have their turn.
+    After each step a thread queues the next one at the end, so that other work has its turn.
 
     Args:
-        loop: whose coroutine waits for it.
-        step: does a part of it, in several threads at once; whether there may be more to do.
+        loop: event loop of the coroutine that waits for the work.
+        step: does one step, in several threads at once; returns whether more steps may be left.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: Callable[[], bool]) -> None:
@@ -149,7 +149,7 @@ class _Work:
         self._error: BaseException | None = None
 
     async def done_by(self, threads: _Threads, step_count: int) -> None:
-        """Have it done; return, or raise, when no thread is at it any more."""
+        """Do the work on ``threads``; return or raise when no thread works on it any more."""
         self._thread_count = min(threads.count, step_count)
         for _ in range(self._thread_count):
             self._take_turn(threads)
@@ -189,7 +189,7 @@ class _Work:
             self._thread_count -= 1
             if self._thread_count:
                 return
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
             self._loop.call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
@@ -198,7 +198,7 @@ class _Work:
 
 
 class _Threads:
-    """The process's threads for such work; ``count`` is how many they are."""
+    """The worker threads of the process; ``count`` is their number."""
 
     _shared: ClassVar[_Threads | None] = None
     _lock: ClassVar[threading.Lock] = threading.Lock()
@@ -210,7 +210,7 @@ class _Threads:
 
     @classmethod
     def shared(cls, user: object) -> _Threads:
-        """Those of this process; they last until all their users have given them up."""
+        """Return the threads of this process. They end once all users have called ``give_up``."""
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -219,7 +219,7 @@ class _Threads:
 
     @classmethod
     def give_up(cls, user: object) -> None:
-        """Use them no more; the last user waits until they have ended."""
+        """Remove ``user``. The last user ends the threads, and waits until they have ended."""
         with cls._lock:
             held = cls._shared
             if held is None:
@@ -232,17 +232,17 @@ class _Threads:
 
     @classmethod
     def abandon(cls) -> None:
-        """Forget the parent's after a fork."""
+        """Drop the parent's threads in a forked child."""
         cls._lock = threading.Lock()  # some thread of the parent may have held it
         cls._shared = None
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Have it called by one of them."""
+        """Call ``function`` on one of the threads."""
         self._pool.submit(function)
 
 
 def processor_count() -> int:
-    """How many processors this process may use."""
+    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,8 +1,7 @@
-"""The one thread per process that runs the loop, and the bridge that other threads use.
+"""The one thread per process that runs the loop, and how other threads submit work to it.
 
-The thread starts with its first user and ends with its last, so that a closed library leaves
-nothing behind. A child made by fork has no such thread: its copy is abandoned, which closes the
-descriptors and tells nobody, and whoever needs one in the child starts anew.
+The thread starts with its first user and ends with its last one. A forked child has no such thread.
+It drops its copy: it closes the descriptors and sends nothing. Its first user starts a new thread.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from pccl.transports.tcp import TcpTransport
 _T = TypeVar("_T")
 
 FAREWELL_S = 5.0
-"""A finalizer never blocks the interpreter for longer; closing takes milliseconds."""
+"""Longest time that a finalizer blocks the interpreter; closing takes milliseconds."""
 
 INTERRUPT_POLL_S = 0.2
-"""A blocked thread looks up this often: a signal that comes just before it blocks wakes nobody."""
+"""Interval of signal checks in a blocked thread; a signal just before it blocks cannot wake it."""
 
 
 SLOW_CALLBACK_S = 5.0
-"""In asyncio's debug mode: large tensors are copied and restored here, which is no news."""
+"""Time above which asyncio's debug mode reports a callback; a callback may copy large tensors."""
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -44,11 +43,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class Submission(Generic[_T]):
-    """Work handed to the I/O thread.
+    """A piece of work for the I/O thread.
 
-    Unlike a bare concurrent future, ``finished`` completes only when the work has really ended:
-    after :meth:`cancel` that is when every buffer it had borrowed is free again. Work that has
-    been started is a user of the thread, which therefore does not end before it.
+    Unlike a bare concurrent future, ``finished`` completes only when the work has ended and has
+    released every buffer that it borrowed, even after :meth:`cancel`. Started work is a user of
+    the thread, so the thread ends after it.
     """
 
     def __init__(self, io: IOThread, work: Callable[[], Coroutine[Any, Any, _T]]) -> None:
@@ -58,20 +57,20 @@ class Submission(Generic[_T]):
         self._task: asyncio.Task[_T] | None = None
 
     def start(self) -> Submission[_T]:
-        """Let the work begin; it fails with NotConnected if the thread has ended meanwhile."""
+        """Begin the work. ``finished`` gets NotConnected if the thread has ended meanwhile."""
         try:
             if self._io.hold(self):
                 self._io.loop.call_soon_threadsafe(self._start)
             else:
-                reason = "closed by another thread just before this call"
+                reason = "the object was closed by another thread just before this call"
                 self.finished.set_exception(NotConnected(reason=reason))
-        except BaseException:  # Ctrl-C, when it may be a user already
+        except BaseException:  # Ctrl-C; the work may be a user already
             self.cancel()
             raise
         return self
 
     def cancel(self) -> None:
-        """Ask the work to end; any thread."""
+        """Ask the work to end. Any thread may call this."""
         with suppress(RuntimeError):  # the thread has ended, and the work with it
             if self._is_under_way():
                 self._io.loop.call_soon_threadsafe(self._cancel)
@@ -79,8 +78,8 @@ class Submission(Generic[_T]):
     def wait(self) -> _T:
         """Start the work and block until it has ended.
 
-        An exception in this thread (Ctrl-C) cancels the work and is raised once it has ended; more
-        of them, while it ends, change nothing.
+        An exception in this thread (Ctrl-C) cancels the work, and is raised once the work has
+        ended. Further exceptions while it ends are ignored.
         """
         try:
             self.start()
@@ -102,7 +101,7 @@ class Submission(Generic[_T]):
         return True
 
     def _is_under_way(self) -> bool:
-        """Whether it will finish; Ctrl-C may have come at any point of ``start``."""
+        """Whether the work will finish. Ctrl-C may have interrupted ``start`` at any point."""
         begun = self._task is not None or self._io.is_held_by(self)
         return begun and not self.finished.done()
 
@@ -113,7 +112,7 @@ class Submission(Generic[_T]):
         return self._task
 
     def _cancel(self) -> None:
-        self._start().cancel()  # if it had not begun, it never does
+        self._start().cancel()  # a task that has not begun never does
 
     def _done(self, task: asyncio.Task[_T]) -> None:
         self._io.release(self)
@@ -126,7 +125,7 @@ class Submission(Generic[_T]):
 
 
 async def ended(future: concurrent.futures.Future[Any]) -> None:
-    """Wait on the running loop until ``future`` is done; to cancel this does not touch it."""
+    """Wait on the running loop until ``future`` is done. A cancelled wait does not cancel it."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
 
@@ -135,7 +134,7 @@ async def ended(future: concurrent.futures.Future[Any]) -> None:
             woken.set_result(None)
 
     def call(_: object) -> None:
-        with suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # that loop is closed: no coroutine waits there any more
             loop.call_soon_threadsafe(wake)
 
     future.add_done_callback(call)
@@ -143,15 +142,15 @@ async def ended(future: concurrent.futures.Future[Any]) -> None:
 
 
 class IOThread:
-    """The process's I/O thread; take it with :meth:`acquire`, give it back with ``release``.
+    """The process's I/O thread. Users get it from :meth:`acquire`, and :meth:`release` it.
 
-    Its users are objects, not a number, so that a Ctrl-C, which may come at any point of a step,
-    leaves nothing half counted.
+    The class keeps a set of users instead of a count, because Ctrl-C at any point could make a
+    count wrong.
 
     Attributes:
-        loop: what the thread runs.
-        transport: the network, for everybody on this thread.
-        abandoned: this is a forked child's copy, which nobody runs; do not use it.
+        loop: event loop that the thread runs.
+        transport: the network, shared by all users of this thread.
+        abandoned: whether this is a forked child's copy, which no thread runs; do not use it.
     """
 
     _shared: ClassVar[IOThread | None] = None
@@ -166,7 +165,7 @@ class IOThread:
 
     @classmethod
     def acquire(cls, user: object) -> IOThread:
-        """Start the thread if need be; it runs until its last user gives it back."""
+        """Return the running I/O thread. It runs until its last user releases it."""
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()
@@ -178,23 +177,23 @@ class IOThread:
 
     @classmethod
     def give_up(cls, user: object) -> None:
-        """Release what :meth:`acquire` may have given to ``user`` before it was interrupted."""
+        """Release the thread for ``user``, whose :meth:`acquire` may have been interrupted."""
         if cls._shared is not None:
             cls._shared.release(user)
 
     def hold(self, user: object) -> bool:
-        """Become one more user, unless the thread has ended (False)."""
+        """Add a user; return False if the thread ends because it has no users."""
         with IOThread._lock:
             if self._users:
                 self._users.add(user)
             return user in self._users
 
     def is_held_by(self, user: object) -> bool:
-        """Whether ``user`` has not given it back."""
+        """Whether ``user`` is a user of the thread."""
         return user in self._users
 
     def release(self, user: object) -> None:
-        """Give the thread back, once or more often; the last user ends it, and waits for that."""
+        """Remove ``user``; idempotent. The last user ends the thread, and waits until it ends."""
         self._users.discard(user)
         if self._users or self.abandoned:
             return
@@ -203,22 +202,22 @@ class IOThread:
             return
         with suppress(RuntimeError):  # it has ended already
             self.loop.call_soon_threadsafe(self._end_if_unused)
-        while self._thread.is_alive() and not self._users:  # somebody new may have come
+        while self._thread.is_alive() and not self._users:  # there may be a new user
             self._thread.join(0.01)
 
     def leave(self, user: object, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do a user's last work, then give the thread back; a second time changes nothing.
+        """Do a user's last work, then release the thread; a second call changes nothing.
 
-        Waits for both, but never for long, and not on the I/O thread itself. An exception in this
-        thread (Ctrl-C) is raised at once: enough has been done for everything to end.
+        This waits for both, for the work at most ``FAREWELL_S``; on the I/O thread for neither. An
+        exception in this thread (Ctrl-C) is raised at once, and the work ends on its own.
         """
         if self.abandoned:  # a copy that fork made
             return
         if not self.is_held_by(user):
-            self.release(user)  # whoever did may have been interrupted
+            self.release(user)  # the first release may have been interrupted
             return
         submission = self.submit(farewell).start()
-        if self.owns_current_thread():  # a finalizer that runs here by chance
+        if self.owns_current_thread():  # a finalizer that happens to run on this thread
             submission.finished.add_done_callback(lambda _: self.release(user))
             return
         try:
@@ -237,7 +236,7 @@ class IOThread:
 
     @classmethod
     def abandon(cls) -> None:
-        """Let go of a copy that fork made; the parent's connections do not notice."""
+        """Drop the parent's thread in a forked child. The parent's connections stay open."""
         cls._lock = threading.RLock()  # some thread of the parent may have held it
         copy, cls._shared = cls._shared, None
         if copy is not None:
@@ -245,14 +244,14 @@ class IOThread:
             copy.transport.abandon()
 
     def submit(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> Submission[_T]:
-        """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` lets it begin.
+        """Prepare ``work`` for the I/O thread; ``start`` or ``wait`` begins it.
 
-        It is made there, so that nothing is left unawaited if it never begins.
+        The I/O thread makes the coroutine, so that no coroutine is left unawaited.
         """
         return Submission(self, work)
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Run a short function on the I/O thread and return its value."""
+        """Run a short function on the I/O thread, and return its result."""
 
         async def run() -> _T:
             return function()
@@ -260,7 +259,7 @@ class IOThread:
         return self.submit(run).wait()
 
     def owns_current_thread(self) -> bool:
-        """Whether the caller is the I/O thread itself, which must not block."""
+        """Whether the caller runs on the I/O thread, which must not block."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:

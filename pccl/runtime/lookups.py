@@ -1,8 +1,7 @@
-"""Threads that look up names, and that nobody has to wait for.
+"""Threads that look up host names, and that do not delay the end of the process.
 
 The system may take half a minute to give up on a name server. The threads of an ordinary executor
-are joined at the end of the loop and again at the end of the interpreter, which would hang for as
-long.
+are joined at the end of the loop and of the interpreter, which would hang for as long.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _T = TypeVar("_T")
 
 
 class LookUps(Executor):
-    """Runs each call on a daemon thread of its own, which ends with it."""
+    """An executor that runs each call on a new daemon thread."""
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Call ``fn`` on a new thread."""
+        """Call ``fn`` on a new thread; return the future of its result."""
         future: Future[_T] = Future()
 
         def run() -> None:

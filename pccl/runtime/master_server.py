@@ -60,19 +60,19 @@ class MasterServer:
     """Coordinates one run over ``transport``.
 
     Args:
-        clock: time.
+        clock: gives the time.
         transport: the network.
         timing: deadlines.
-        random_bytes: source of run id, nonces and resume tokens.
+        random_bytes: source of the run id, nonces and resume tokens.
         observer: called with each event and its effects after they were carried out (traces).
-        token: what every process of the run has to know; None: anybody may come.
-        store: where it is kept which run this is; None: nowhere, the members know it.
-        standbys: where other masters listen, which the peers are told.
-        standby_of: the masters whose run it takes up when they are gone; none: it is no standby.
-        tests_addresses: whether newcomers are dialled, to find out if they can be.
+        token: secret that every process of the run must know; None: any process may join.
+        store: stores the state of the master across restarts; None: the master stores nothing.
+        standbys: addresses of standby masters, which this master sends to the peers.
+        standby_of: addresses of the masters that this standby may replace; empty: no standby.
+        tests_addresses: whether the master dials newcomers, to test that peers can reach them.
 
     Raises:
-        LocalProtocolError: the store can't be read or written.
+        LocalProtocolError: the store cannot be read or written.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class MasterServer:
         self._observer = observer
         self._store = store
         self._wanted: Remembered | None = None
-        """What the store should hold."""
+        """State that the store should hold."""
         self._stored: Remembered | None = None
-        """What this process has put there."""
+        """State that this process has written to the store."""
         self._store_trouble = ""
-        """Why the last attempt to write failed."""
+        """Error of the last attempt to write; empty if it succeeded."""
         self._standby_of = tuple(standby_of)
         self.machine = self._make_machine(random_bytes, standbys)
         self._credentials = Credentials(token, random_bytes)
         self._tasks: Tasks | None = None
-        """Questions to other masters."""
+        """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
             clock,
             timing.ns(timing.dial_s),
@@ -119,7 +119,7 @@ class MasterServer:
         self._listener: Listener | None = None
         self._streams: dict[int, ControlStream] = {}
         self._silent: dict[int, Timer] = {}
-        """Connections that have said nothing since their handshake."""
+        """Timers that close connections without a handled message since their handshake."""
         self._silent_shares: SourceShares[int] = SourceShares(transport.port_limits.newcomers)
         self._desk = StatusDesk(clock, self._answer)
         rate, burst = NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES
@@ -166,7 +166,7 @@ class MasterServer:
         )
 
     def _keep(self, wanted: Remembered | None) -> None:
-        """Bring the store up to date; what cannot be written is tried again at the next tick."""
+        """Bring the store up to date. The next tick repeats a failed write."""
         self._wanted = wanted
         if self._store is None or wanted == self._stored:
             return
@@ -177,20 +177,20 @@ class MasterServer:
                 self._store.save(wanted)
         except LocalProtocolError as error:
             if error.reason != self._store_trouble:
-                _log.warning("the state of this master is out of date: %s", error.reason)
+                _log.warning("the stored state of this master is out of date: %s", error.reason)
             self._store_trouble = error.reason
         else:
             self._stored, self._store_trouble = wanted, ""
 
     def _members_of(self, run: bytes) -> Vouched:
-        """The members of the run; during a recovery, as they were stored."""
+        """Return the members of ``run``; during a recovery, the stored ones."""
         machine, wanted = self.machine, self._wanted
         if machine.run == run and not machine.recovering and machine.membership.version:
             return machine.vouched()
         return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
-        """Store the members before they hear of a change: a restarted master believes only them."""
+        """Store members before a change is announced: after a restart, only these may return."""
         machine, wanted = self.machine, self._wanted
         if self._store is None or machine.recovering or not machine.membership.members():
             return
@@ -201,12 +201,12 @@ class MasterServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Address that the master listens on."""
         assert self._listener is not None, "not started"
         return self._listener.address
 
     async def start(self, address: Address) -> None:
-        """Listen.
+        """Listen on ``address``, and start the ticks.
 
         Raises:
             LinkError: the address cannot be used.
@@ -217,7 +217,7 @@ class MasterServer:
         _log.info("master listens on %s", self._listener.address)
 
     def close(self) -> None:
-        """Stop at once; the peers find out by their lost connections."""
+        """Stop at once. The peers see that their connections are lost."""
         self._ticker.stop()
         if self._tasks is not None:
             self._tasks.abandon()
@@ -247,17 +247,17 @@ class MasterServer:
             known = msg.RunQuery(self.machine.run, self.machine.membership.version)
             is_known = message == known
             if is_known and number in self._silent:
-                self._feed(ConnectionMessage(number, message))  # the answer is short
+                self._feed(ConnectionMessage(number, message))  # no queue for a short answer
                 return
             if isinstance(message, msg.RunQuery | msg.StatusRequest) and number in self._silent:
-                if number not in self._desk:  # until its turn it counts as silent
+                if number not in self._desk:  # it counts as silent until it is served
                     self._desk.ask(number, connection.remote.host, message)
                 return
             self._has_spoken(number)
             if message == msg.Damaged():
                 stream.close()
                 self._streams.pop(number, None)
-                reason = "what it got was damaged on the way"
+                reason = "a message from the master was damaged on the way to the peer"
                 self._feed(ConnectionClosed(number, reason, damaged=True))
             else:
                 self._feed(ConnectionMessage(number, message))
@@ -278,8 +278,8 @@ class MasterServer:
         )
         goes = self._silent_shares.add(number, connection.remote.host)
         if goes is not None:
-            self._dismiss(goes, "too many others came before it said who it is")
-        reason = "it said nothing in time"
+            self._dismiss(goes, "too many newer connections came before it registered")
+        reason = "it sent no message in time"
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _bytes_max(self, number: int, kind: type[msg.Message]) -> int:
@@ -378,7 +378,7 @@ class MasterServer:
                         vouched = self._members_of(run)
                     self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                     what = "coordinates" if coordinated else "stands by for"
-                    _log.info("%s the run %s in term %d", what, run.hex(), term)
+                    _log.info("this master %s the run %s in term %d", what, run.hex(), term)
                 case AskMaster(master, query):
                     assert self._tasks is not None, "not started"
                     self._tasks.create(self._ask(master, query))

@@ -1,8 +1,8 @@
-"""What a master keeps between its incarnations: its run, last term, own id, and the members.
+"""State that a master stores across restarts: its run, last term, own id, and the members.
 
-That is little, and none of it is needed to take up a run: the members know everything. A master
-that has it knows from the start that there was a run. It lets newcomers wait until the members are
-back, and believes no other process that claims to be a member.
+A master can take up its run without this state, because the members know everything. With it, a
+restarted master knows from the start that there was a run. It lets newcomers wait until the members
+have returned, and rejects other processes that claim to be members.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from pccl.protocol.types import PeerId
 
 _VERSION = 3
 _WITHOUT_MEMBERS = 2
-"""The version before, which did not store the members of the run."""
+"""The previous version, which did not store the members of the run."""
 _FILE = "master.state"
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """One run, as its master has to know it after a restart."""
+    """What a master must know of its run after a restart."""
 
     run: bytes
     term: int
     incumbent: bytes
     coordinated: bool = True
-    """Whether this master has coordinated it; a standby may only have learnt of it."""
+    """Whether this master has coordinated the run; a standby may only know of it."""
     vouched: Vouched = NOT_TOLD
     """The members of the run."""
 
 
 class MasterStore(Protocol):
-    """Where it is kept."""
+    """Stores the state of a master."""
 
     def load(self) -> Remembered | None:
-        """What was saved last; None if nothing ever was.
+        """Return the state that was saved last; None if there is none.
 
         Raises:
-            LocalProtocolError: something is there, and it can't be read.
+            LocalProtocolError: the stored state cannot be read.
         """
         ...
 
     def save(self, remembered: Remembered) -> None:
-        """Keep it; when this returns, it outlasts a crash."""
+        """Store the state. When this returns, the state survives a crash."""
         ...
 
     def clear(self) -> None:
-        """Keep nothing: the run is over."""
+        """Delete the stored state, because the run is over."""
         ...
 
 
 class DirectoryStore:
-    """One small file in a directory.
+    """Stores the state of a master in one small file of a directory.
 
     Args:
-        directory: made if there is none.
+        directory: path of the directory; ``save`` makes it if it is missing.
 
     Raises:
-        ValueError: this can't be the name of a directory.
+        ValueError: ``directory`` cannot be the name of a directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -75,14 +75,14 @@ class DirectoryStore:
         except UnicodeEncodeError:
             is_name = False
         if not is_name:
-            raise ValueError(f"{directory!r} names no directory; choose one for the state")
+            raise ValueError(f"{directory!r} cannot be a directory name; choose another one")
         self._path = Path(directory) / _FILE
 
     def load(self) -> Remembered | None:
-        """Read the file; None if there is none.
+        """Read the file; return None if there is none.
 
         Raises:
-            LocalProtocolError: the file can't be read.
+            LocalProtocolError: the file cannot be read, or holds no state of a master.
         """
         try:
             data = self._path.read_bytes()
@@ -93,10 +93,10 @@ class DirectoryStore:
         return _decode(self._path, data)
 
     def save(self, remembered: Remembered) -> None:
-        """Write the file anew, and flush it and its directory to the disk.
+        """Replace the file, and flush it and its directory to the disk.
 
         Raises:
-            LocalProtocolError: the directory can't be written.
+            LocalProtocolError: the directory cannot be written.
         """
         vouched = remembered.vouched
         proofs = [[proof.peer, proof.digest] for proof in vouched.proofs()]
@@ -122,7 +122,7 @@ class DirectoryStore:
         """Delete the file, if there is one.
 
         Raises:
-            LocalProtocolError: the directory can't be written.
+            LocalProtocolError: the directory cannot be written.
         """
         try:
             self._path.unlink(missing_ok=True)
@@ -136,21 +136,21 @@ def _decode(path: Path, data: bytes) -> Remembered:
         version, run, term, incumbent, coordinated, *members = value
         vouched = _members_of(*members) if version == _VERSION else NOT_TOLD
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise _unusable(path, "it is no state of a master") from error
+        raise _unusable(path, "the file holds no state of a master") from error
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
     known = known and type(coordinated) is bool
     sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES and run != NO_RUN
     known_version = version in (_VERSION, _WITHOUT_MEMBERS)
     if not known_version or not sound or not 1 <= term < TERM_MAX:
-        raise _unusable(path, "it is no state of a master of this version")
+        raise _unusable(path, "the file holds no state of a master of this version")
     return Remembered(run, term, incumbent, coordinated, vouched)
 
 
 def _members_of(version: Any, proofs: Any) -> Vouched:
-    """The members of the run.
+    """Return the members of the run from their stored form.
 
     Raises:
-        ValueError: this is no list of members.
+        ValueError: the stored form is no list of members.
         TypeError: likewise.
     """
     if version is None:
@@ -167,10 +167,10 @@ def _members_of(version: Any, proofs: Any) -> Vouched:
 
 def _unreachable(path: Path, error: OSError) -> LocalProtocolError:
     why = error.strerror or type(error).__name__
-    reason = f"cannot keep the state in {path}: {why}; choose a directory that can be written"
+    reason = f"cannot use {path} for the master's state: {why}; choose a writable directory"
     return LocalProtocolError(func="master", reason=reason)
 
 
 def _unusable(path: Path, why: str) -> LocalProtocolError:
-    reason = f"{path}: {why}; mend it, or move it away: the members of the run know everything"
+    reason = f"{path}: {why}; repair it or move it away: the members of the run know everything"
     return LocalProtocolError(func="master", reason=reason)

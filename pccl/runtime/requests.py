@@ -1,4 +1,4 @@
-"""What the API hands to the engine, and what it gets back."""
+"""Requests from the API to the engine, and the results that the engine returns."""
 
 from __future__ import annotations
 
@@ -20,55 +20,55 @@ from pccl.transports.base import Address
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """What a peer may be told."""
+    """Settings of a peer."""
 
     timing: Timing = field(default_factory=Timing)
     listen: Address = field(default_factory=lambda: Address("0.0.0.0", 0))
-    """Where its one port listens; port 0: any free one."""
+    """Address of the peer's one port; port 0: any free port."""
     ports: tuple[int, int] | None = None
-    """Listen on the first free port from the first to the second one (which counts), instead."""
+    """Ports to try instead of the one in ``listen``, from first to last, both included."""
     advertise_host: str = ""
-    """The host that others are told; empty: the one that the master sees."""
+    """Host that other peers dial; empty: the address from which the master sees the peer."""
     advertise_port: int = 0
-    """The port that others are told; 0: the one where it listens."""
+    """Port that other peers dial; 0: the port that the peer listens on."""
     token: bytes | None = None
-    """The run's secret, if it has one."""
+    """Secret of the run, if it has one."""
     other_masters: tuple[Address, ...] = ()
-    """Where to look for a master if the first one is not there, or is gone."""
+    """Masters to try if the first one does not answer."""
     lanes: int = 0
-    """Connections per link; 0: what the other side was told, or the usual number."""
+    """Connections per link; 0: the setting of the other side, or else the default."""
     segment_bytes: int | None = None
-    """Fixed segment size (tests); None: chosen. All members must agree."""
+    """Fixed segment size for tests; None: chosen by tensor and world size. Equal on all members."""
     eager_bytes_max: int = EAGER_BYTES_MAX
-    """The largest tensor whose data goes ahead of the start of its operation; 0: none."""
+    """Largest tensor whose data the peer sends before its operation starts; 0: none."""
     callers_blocked: Callable[[], bool] | None = None
-    """Whether everybody who makes calls here is inside one; None: whenever a call is open."""
+    """Whether every caller of this peer is inside a call; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom
     """Source of nonces; must be unpredictable outside simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A caller wants to join the run."""
+    """A request to join the run."""
 
     attempts: int = 5
-    """How often to try to reach a master."""
+    """How many times to try to reach a master."""
     min_peers: int = 1
-    """How many members the run must have with this one."""
+    """How many members the run must have, this one included."""
     prefetch: PrefetchRequest | None = None
-    """What is fetched before the admission."""
+    """Shared state to fetch before the admission, if any."""
     timeout_s: float | None = None
-    """Budget of the whole call, as of all requests; None: for ever."""
+    """Time limit of the whole call, as in all requests; None: no limit."""
 
     @property
     def on_progress(self) -> Callable[[SyncProgress], None] | None:
-        """Told how far the prefetch is."""
+        """Callback for the progress of the prefetch; None: no callback."""
         return self.prefetch.on_progress if self.prefetch is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A caller makes a joint call of all members of the run."""
+    """A request for a joint call of all members of the run."""
 
     kind: RoundKind
     timeout_s: float | None = None
@@ -76,63 +76,63 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReduceRequest:
-    """A caller wants one operation of his group: a reduce, a broadcast, a barrier."""
+    """A request for one operation of the group: a reduce, a broadcast or a barrier."""
 
     operand: Operand | None
-    """The memory; None for a barrier."""
+    """The caller's memory; None for a barrier."""
     asks: ReduceCall
-    """What the machine is told. It gets its number when the call begins."""
+    """Event for the machine. It gets its number when the call begins."""
     open_residual: Callable[[], Residual] | None = None
-    """Of a reduce with error feedback; the call drops it at its end. Raises ValueError if another
-    one uses it."""
+    """Opens the residual of a reduce with error feedback; the call drops it at its end. Raises
+    ValueError if another call uses the residual."""
 
     observable: bool = False
-    """Whether newcomers may fetch its result."""
+    """Whether newcomers may fetch the result of the reduce."""
     retry: bool = False
-    """Try again, with the members that are left, when one was lost or withdrew."""
+    """Whether to retry with the remaining members after one was lost or withdrew."""
     timeout_s: float | None = None
-    """Budget of all attempts together."""
+    """Time limit of all attempts together; None: no limit."""
 
     @property
     def tag(self) -> int:
-        """Of the operation."""
+        """Tag of the operation."""
         return self.asks.tag
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        """The memory that is lent."""
+        """Memory that the call borrows."""
         return self.operand.ranges if self.operand is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceManyRequest:
-    """A caller wants several reduces, each again until it succeeds."""
+    """A request for several reduces, each of which is retried until it succeeds."""
 
     requests: tuple[ReduceRequest, ...]
     max_in_flight: int
-    """How many at a time."""
+    """How many reduces run at a time."""
     timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
-    """What a reduce or a broadcast did.
+    """The report of a completed reduce or broadcast.
 
     Attributes:
-        local_world_size: members of the own group whose values are in the result.
-        tx_bytes: payload bytes this peer sent.
-        rx_bytes: payload bytes this peer received.
-        contributors: ids of the members whose values are in the result, in ring order. Of several
-            tensors: of the one that was reduced last.
-        view: number of the view that the operation belonged to.
+        local_world_size: number of members of the own group whose values are in the result.
+        tx_bytes: payload bytes that this peer sent.
+        rx_bytes: payload bytes that this peer received.
+        contributors: ids of the members whose values are in the result, in ring order. For several
+            tensors: of the last one in the call.
+        view: number of the view in which the operation ran.
         attempts: how many operations it took; more than one after losses.
-        algorithm: how the values travelled: ``ring``, ``star`` or ``mesh``; a broadcast goes along
-            the ring. Of several tensors: of the one that was reduced last.
-        compression: how many times as many bytes this peer would have sent without quantization.
-        quantization_error: relative L2 error of all that this peer has rounded; of several tensors
-            the largest.
-        weights: of a weighted average those of the contributors, in their order; otherwise empty.
-        outcome: the operation itself (for the library).
+        algorithm: path of the values: ``ring``, ``star`` or ``mesh``; a broadcast uses the ring.
+            For several tensors: of the last one in the call.
+        compression: ratio of the payload without quantization to the payload that was sent.
+        quantization_error: relative L2 error of all values that this peer rounded; for several
+            tensors, the largest.
+        weights: weights of the contributors of a weighted average, in their order; otherwise empty.
+        outcome: result of the operation (for the library).
     """
 
     local_world_size: int
@@ -149,22 +149,22 @@ class ReduceInfo:
 
     @property
     def total_weight(self) -> float | None:
-        """The sum of ``weights``; None if it is no weighted average."""
+        """Sum of ``weights``; None if the operation was no weighted average."""
         return total_weight(self.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStateSyncInfo:
-    """What a synchronization moved.
+    """The report of a completed synchronization.
 
     Attributes:
         tx_bytes: bytes of tensors that other members fetched from this peer.
         rx_bytes: bytes of tensors that this peer fetched.
-        revision: that all members have now.
-        members: ids of those that took part, in ring order.
+        revision: revision that all members have now.
+        members: ids of the participating members, in ring order.
         attempts: how many operations it took; more than one after losses.
-        wrong_pieces: that came with wrong bytes, and were fetched again.
-        outcome: the operation itself (for the library).
+        wrong_pieces: number of pieces that arrived with wrong bytes, and were fetched again.
+        outcome: result of the operation (for the library).
     """
 
     tx_bytes: int
@@ -178,7 +178,7 @@ class SharedStateSyncInfo:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a caller's time budget runs out."""
+    """The time at which a call's time budget runs out."""
 
     when_ns: int
     budget_s: float

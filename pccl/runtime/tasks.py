@@ -1,4 +1,4 @@
-"""Background work of one engine or master: none outlives it, and no failure goes unseen."""
+"""Background tasks of one engine or master: they end with it, and failures are reported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Tasks:
-    """Tasks that nobody awaits.
+    """Tasks that no coroutine awaits.
 
     Args:
-        loop: where they run.
+        loop: event loop that they run on.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -20,26 +20,26 @@ class Tasks:
         self._open: dict[asyncio.Task[None], None] = {}
 
     def create(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let some work begin; if it fails, the loop's exception handler is told."""
+        """Start a task. If it fails, the loop's exception handler gets the exception."""
         task = self.loop.create_task(work)
         self._open[task] = None
         task.add_done_callback(self._done)
         return task
 
     async def cancel(self) -> None:
-        """Cancel everything, and wait until it has ended."""
+        """Cancel all tasks, and wait until they have ended."""
         self.abandon()
         for task in list(self._open):
             with suppress(asyncio.CancelledError):
                 await task
 
     def abandon(self) -> None:
-        """Cancel everything; it ends as soon as the loop runs again."""
+        """Cancel all tasks. They end when the loop runs again."""
         for task in list(self._open):
             task.cancel()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._open[task]
         if not task.cancelled() and task.exception() is not None:
-            context = {"message": "pccl task failed", "exception": task.exception()}
+            context = {"message": "a task of pccl failed", "exception": task.exception()}
             self.loop.call_exception_handler(context)

@@ -1,4 +1,4 @@
-"""Waiting for a future without owning it: to leave does not disturb what is waited for."""
+"""Waits for futures that other code owns; a waiter that leaves cancels nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 _log = logging.getLogger("pccl.peer")
 
 LONG_WAIT_S = 10
-"""A call that waits so long for others is worth a warning in the log."""
+"""A call that waits this long for other members is logged as a warning."""
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
-    """Return when ``future`` is done, whatever it holds."""
+    """Return when ``future`` is done. This never raises the future's own exception."""
     if future.done():
         return
     turn: asyncio.Future[None] = future.get_loop().create_future()
@@ -23,14 +23,14 @@ async def settled(future: asyncio.Future[Any]) -> None:
 
 
 async def next_turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Let everything run that is ready now."""
+    """Return after the callbacks that are ready now have run."""
     turn: asyncio.Future[None] = loop.create_future()
     loop.call_soon(_wake, turn)
     await turn
 
 
 def _wake(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # whoever waited may have been cancelled
+    if not turn.done():  # the waiter may have been cancelled
         turn.set_result(None)
 
 
@@ -41,15 +41,15 @@ async def cancelled_and_settled(task: asyncio.Task[Any]) -> None:
         with suppress(asyncio.CancelledError):
             await settled(task)
     if not task.cancelled():
-        task.exception()  # whoever cancels has an error of his own to raise
+        task.exception()  # mark it as retrieved: the caller raises an error of its own
 
 
 def log_wait(text: str, waited_s: int) -> None:
-    """Somebody has been waiting for others for a while."""
+    """Log that a call waits for other members, as a warning after ``LONG_WAIT_S``."""
     level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
     _log.log(level, "%s (for %d s)", text, waited_s)
 
 
 def log_warning(text: str) -> None:
-    """People want to know this, and what to do about it."""
+    """Log a warning of the engine for the user."""
     _log.warning("%s", text)

@@ -1,4 +1,4 @@
-"""``SyncAttempts``: what follows when an attempt of a synchronization fails."""
+"""``SyncAttempts``: decides whether a call about shared state retries a failed attempt."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pccl.protocol.errors import (
 from pccl.protocol.types import RemovalCause
 
 STARVED_MAX = 3
-"""Attempts that end because nobody gives what is missing; after that the caller is told."""
+"""Attempts that may end because no source sends a missing piece; the last one fails the call."""
 
 
 class Next(enum.Enum):
-    """What to do after a failed attempt."""
+    """The next step after a failed attempt."""
 
     RETRY = enum.auto()
-    """Make another one, which goes on with the pieces that are here."""
+    """Make another attempt, which keeps the verified pieces."""
     REJOIN = enum.auto()
-    """Come back as a newcomer first, which goes on fetching."""
+    """Join the run again as a newcomer, which keeps fetching; then make another attempt."""
 
 
 class SyncAttempts:
     """The attempts of one call.
 
     Attributes:
-        count: of attempts that were begun.
+        count: number of attempts begun.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class SyncAttempts:
     def after(
         self, error: PCCLError, *, starved: bool, no_room: Exception | None, is_closing: bool
     ) -> Next | Exception:
-        """What to do, or the error that the caller gets.
+        """Return the next step, or the error that the caller gets.
 
         Args:
-            error: with which the attempt has failed.
-            starved: whether nobody gave what was missing, though nobody had withdrawn.
-            no_room: why what was missing could not be put anywhere.
+            error: the error of the failed attempt.
+            starved: whether no source sent a missing piece, although no source had withdrawn.
+            no_room: the error if the peer had no room for the missing pieces; else None.
             is_closing: whether the communicator is being closed.
         """
         match error:

@@ -1,11 +1,11 @@
-"""What a checkpoint says of itself, and how that is written in front of a safetensors file.
+"""The header of a checkpoint: a safetensors file with revision, lineage and digests.
 
-    8 bytes   length of what follows, little-endian
-    JSON      for each tensor dtype, shape and place; ``__metadata__``; spaces to a multiple of 8
-    contents  of the tensors
+    8 bytes   length of the JSON, little-endian
+    JSON      dtype, shape and offsets of each tensor; ``__metadata__``; spaces to a multiple of 8
+    contents  bytes of the tensors
 
-The metadata say what safetensors have no place for: revision and lineage, the order of the tensors,
-which of them members may hold differently, the digests of :mod:`pccl.state.digests`, and a digest
+``__metadata__`` holds what the format lacks: revision, lineage, the order of the tensors, the names
+of tensors that may differ between members, the digests of :mod:`pccl.state.digests`, and a digest
 of the header itself. (https://github.com/huggingface/safetensors#format)
 """
 
@@ -27,7 +27,7 @@ from pccl.state.digests import content_digest
 
 FORMAT = 1
 HEADER_BYTES_MAX = 100_000_000
-"""Readers of safetensors take no longer ones."""
+"""Limit of the safetensors library, which refuses to read longer headers."""
 
 METADATA = "__metadata__"
 LENGTH = struct.Struct("<Q")
@@ -50,7 +50,7 @@ _LABELS = {
     DataType.DOUBLE: "F64",
 }
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
-"""What comes of reading JSON that is anything else than what is written."""
+"""Errors that ``_parse`` may raise on JSON that ``header_of`` did not write."""
 
 _DTYPES = {label: dtype for dtype, label in _LABELS.items()}
 
@@ -60,12 +60,12 @@ class CheckpointTensor:
     """One tensor of a checkpoint.
 
     Attributes:
-        name: as in the shared state.
-        dtype: of its elements.
-        shape: ``()`` for a scalar.
-        allow_content_inequality: members may hold different values.
-        start: of its bytes, in the data part of the file.
-        digest: of its contents.
+        name: name of the tensor in the shared state.
+        dtype: type of its elements.
+        shape: shape of the tensor; ``()`` for a scalar.
+        allow_content_inequality: whether members may hold different values.
+        start: offset of its first byte in the data part of the file.
+        digest: digest of its contents.
     """
 
     name: str
@@ -77,12 +77,12 @@ class CheckpointTensor:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its contents."""
+        """Size in bytes."""
         return self.numel * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class CheckpointTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says of itself.
+    """The metadata of a checkpoint.
 
     Attributes:
-        revision: of the shared state.
-        lineage: of its contents; None: they had never been synchronized.
-        tensors: in the shared state's order.
+        revision: revision of the shared state.
+        lineage: synchronization that elected the contents; None: there was none.
+        tensors: the tensors, in the shared state's order.
     """
 
     revision: int
@@ -111,11 +111,11 @@ class Checkpoint:
 
     @property
     def digest(self) -> bytes:
-        """Of the contents that all members share; equal on all of them."""
+        """Digest of the contents that must be equal on all members."""
         return self.digest_of(allow_content_inequality=False)
 
     def digest_of(self, *, allow_content_inequality: bool) -> bytes:
-        """Of all tensors with this flag."""
+        """Return the digest of all tensors with this flag."""
         return content_digest(
             [
                 one.digest
@@ -126,10 +126,10 @@ class Checkpoint:
 
 
 def header_of(checkpoint: Checkpoint) -> bytes:
-    """Length and JSON of a checkpoint; as long for any digests.
+    """Return length and JSON of a checkpoint. The size does not depend on the digests.
 
     Raises:
-        ValueError: a name that safetensors files cannot have, or too many tensors for one.
+        ValueError: a tensor has the name ``__metadata__``, or the tensors need too long a header.
     """
     tensors = checkpoint.tensors
     metadata = {
@@ -152,7 +152,7 @@ def header_of(checkpoint: Checkpoint) -> bytes:
     said: dict[str, Any] = {METADATA: metadata}
     for one in sorted(tensors, key=lambda one: (one.start, one.nbytes)):
         if one.name == METADATA:
-            raise ValueError(f"no tensor in a safetensors file may be called {METADATA!r}")
+            raise ValueError(f"a tensor is called {METADATA!r}, which safetensors files reserve")
         said[one.name] = {
             "dtype": _LABELS[one.dtype],
             "shape": list(one.shape),
@@ -162,32 +162,32 @@ def header_of(checkpoint: Checkpoint) -> bytes:
     text += b" " * (-len(text) % LENGTH.size)
     if len(text) > HEADER_BYTES_MAX:
         raise ValueError(
-            f"{len(tensors)} tensors with these names take a header of {len(text)} bytes, and "
-            f"safetensors files have at most {HEADER_BYTES_MAX}; take fewer tensors"
+            f"{len(tensors)} tensors with these names need a header of {len(text)} bytes, but "
+            f"safetensors files allow {HEADER_BYTES_MAX}; use fewer tensors, or shorter names"
         )
     header = LENGTH.pack(len(text)) + text
     return header.replace(_HEADER_KEY + _NO_DIGEST, _HEADER_KEY + _header_digest(header), 1)
 
 
 def _header_digest(header: bytes) -> bytes:
-    """In hexadecimal; of a header that has zeros in its place."""
+    """Return the digest in hexadecimal of a header that has zeros in place of its digest."""
     return blake3(header, derive_key_context=_HEADER_CONTEXT).hexdigest().encode()
 
 
 def checkpoint_of(header: bytes) -> Checkpoint:
-    """The checkpoint of a header; the message of an error is for behind the file's name.
+    """Decode a header. Callers put the file's name in front of the message of an error.
 
     Args:
         header: length and JSON.
 
     Raises:
-        ValueError: ``save`` has not written it so.
+        ValueError: ``SharedState.save`` did not write this header.
     """
     at = header.find(_HEADER_KEY) + len(_HEADER_KEY)
     digest = header[at : at + len(_NO_DIGEST)]
     if _HEADER_KEY not in header or len(digest) < len(_NO_DIGEST):
         raise ValueError(
-            "SharedState.save did not write it, or its header was altered; to begin with another "
+            "SharedState.save did not write it, or its header was altered; to use another "
             "safetensors file, load its tensors with safetensors and make a SharedState of them"
         )
     if digest != _header_digest(header[:at] + _NO_DIGEST + header[at + len(digest) :]):
@@ -195,26 +195,26 @@ def checkpoint_of(header: bytes) -> Checkpoint:
     try:
         return _parse(json.loads(header[LENGTH.size :]))
     except _NONSENSE as error:
-        raise ValueError(f"its header makes no sense ({error})") from error
+        raise ValueError(f"its header is malformed: {error}") from error
 
 
 def _parse(said: Any) -> Checkpoint:
-    """What a header says, which its digest has shown to be what was written.
+    """Decode the JSON of a header, after a check of its digest.
 
     Raises:
-        ValueError: something that is never written; or any other error, for the same reason.
+        ValueError: ``header_of`` did not write this; other errors of ``_NONSENSE`` mean the same.
     """
     metadata = said.pop(METADATA)
     if int(metadata["pccl.format"]) != FORMAT:
-        raise ValueError(f"it has format {metadata['pccl.format']}; take a newer pccl")
+        raise ValueError(f"it has format {metadata['pccl.format']}; use a newer pccl")
     lineage = None
     if "pccl.run" in metadata:
         term, group, view, tag, n = map(int, json.loads(metadata["pccl.operation"]))
         run = bytes.fromhex(metadata["pccl.run"])
         if not all(0 <= one < 1 << 32 for one in (term, group, view, n)) or not 0 <= tag < 1 << 64:
-            raise ValueError("there is no such operation")
+            raise ValueError("the operation id of its lineage is out of range")
         if len(run) > BYTE_STRING_MAX:
-            raise ValueError(f"the id of a run has {len(run)} bytes")
+            raise ValueError(f"the run id has {len(run)} bytes; at most {BYTE_STRING_MAX}")
         lineage = Lineage(run, OperationId(term, group, view, tag, n))
     may_differ = set(json.loads(metadata["pccl.allow_content_inequality"]))
     tensors: list[CheckpointTensor] = []
@@ -224,20 +224,20 @@ def _parse(said: Any) -> Checkpoint:
         shape = tuple(map(int, entry["shape"]))
         dtype, start = _DTYPES[entry["dtype"]], int(entry["data_offsets"][0])
         if min(shape, default=0) < 0:
-            raise ValueError(f"{name!r} has a negative length")
+            raise ValueError(f"tensor {name!r} has a negative length")
         digest = bytes.fromhex(digest)
         tensors.append(CheckpointTensor(name, dtype, shape, name in may_differ, start, digest))
     if said or not tensors:
-        raise ValueError("the names do not agree")
+        raise ValueError("the names of the tensors differ from the list of names")
     end = 0
     for tensor in sorted(tensors, key=lambda one: (one.start, one.nbytes)):
         if tensor.start != end:
-            raise ValueError(f"there is a gap before {tensor.name!r}, or it overlaps another")
+            raise ValueError(f"tensor {tensor.name!r} begins at byte {tensor.start}, not {end}")
         end += tensor.nbytes
     revision = int(metadata["pccl.revision"])
     if not 0 <= revision <= REVISION_MAX:
-        raise ValueError(f"the revision is {revision}")
+        raise ValueError(f"the revision is {revision}, not from 0 to {REVISION_MAX}")
     checkpoint = Checkpoint(revision, lineage, tuple(tensors))
     if checkpoint.digest.hex() != metadata["pccl.content"]:
-        raise ValueError("the digest of the contents is not that of the tensors")
+        raise ValueError("the digest of the contents does not match those of the tensors")
     return checkpoint

@@ -1,4 +1,4 @@
-"""Where two shared states differ first, in words for people."""
+"""Finds the first difference between two shared states, and describes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pccl.state.layout import StateLayout
 
 
 def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | None:
-    """The first tensor that is not the same kind of thing in both; None: there is none."""
+    """Return the first tensor with another name, dtype, size or flag; None: there is none."""
     for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
         if own == other:
             continue
@@ -24,9 +24,9 @@ def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | No
 
 
 def content_difference(mine: PieceMap, theirs: PieceMap) -> Difference | None:
-    """The first piece that differs of two states of the same layout; None: there is none.
+    """Return the first differing piece of two states of the same layout; None: there is none.
 
-    Contents that may differ don't count.
+    Tensors that may differ do not count.
     """
     for index, entry in enumerate(mine.layout.entries):
         numbers = mine.layout.pieces(index)

@@ -1,15 +1,15 @@
-"""Digests of shared state: of pieces, of tensors, of everything.
+"""The digests of pieces, of tensors and of the whole state.
 
     piece    BLAKE3 of its bytes
     tensor   BLAKE3 of the digests of its pieces
-    content  BLAKE3 of the tensors' digests, in order, of those that must not differ
-    extra    likewise of those that may
+    content  BLAKE3 of the digests of all tensors that must not differ, in order
+    extra    the same for all tensors that may differ
     layout   BLAKE3 of the names, dtypes, lengths and flags
 
-(BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020; section 2.1 for the derived contexts.) A
-tree, so that whoever knows the content's digest can check a list of piece digests before he trusts
-any of them, and each piece as it comes. Each level has a context of its own: a list of digests can
-never be passed off as a piece.
+(BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020; section 2.1 for the derived contexts.) The
+digests form a tree. A peer that knows the content's digest can check a list of piece digests before
+it trusts the list, and then each piece on arrival. Each level has its own context, so a source
+cannot pass off a list of digests as a piece.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Buffer = bytes | bytearray | memoryview
 
 
 def piece_digest(content: Buffer) -> bytes:
-    """Of a piece; of many bytes with the interpreter lock released."""
+    """Return the digest of a piece. blake3 releases the interpreter lock for a long piece."""
     return blake3(content).digest()
 
 
 def tensor_digest(pieces: bytes) -> bytes:
-    """Of a tensor, from the digests of its pieces, one behind the other."""
+    """Return the digest of a tensor from the concatenated digests of its pieces."""
     return blake3(pieces, derive_key_context=_TENSOR).digest()
 
 
 def content_digest(tensors: Sequence[bytes]) -> bytes:
-    """Of a state's contents, from the digests of its tensors."""
+    """Return the digest of a state's contents from the digests of its tensors."""
     return blake3(b"".join(tensors), derive_key_context=_CONTENT).digest()
 
 
 def layout_digest(layout: StateLayout) -> bytes:
-    """Of a layout."""
+    """Return the digest of a layout."""
     return blake3(layout.pack(), derive_key_context=_LAYOUT).digest()
 
 
@@ -51,8 +51,8 @@ class PieceMap:
     """The digests of all pieces of one state.
 
     Args:
-        layout: of the state.
-        digests: of its pieces in order, ``DIGEST_BYTES`` each; of other pieces anything.
+        layout: layout of the state.
+        digests: digests of its pieces in order, ``DIGEST_BYTES`` each; None: zeros.
     """
 
     def __init__(self, layout: StateLayout, digests: bytearray | None = None) -> None:
@@ -71,15 +71,15 @@ class PieceMap:
         self._digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = digest
 
     def part(self, numbers: range) -> bytes:
-        """The digests of consecutive pieces."""
+        """Return the digests of consecutive pieces, concatenated."""
         return bytes(self._digests[numbers.start * DIGEST_BYTES : numbers.stop * DIGEST_BYTES])
 
     def tensor(self, entry: int) -> bytes:
-        """The digest of one tensor."""
+        """Return the digest of one tensor."""
         return tensor_digest(self.part(self.layout.pieces(entry)))
 
     def digest(self, *, may_differ: bool) -> bytes:
-        """Of all tensors that may differ, or of all others."""
+        """Return the digest of all tensors that may differ, or of all that must not."""
         return content_digest(
             [
                 self.tensor(index)
@@ -89,5 +89,5 @@ class PieceMap:
         )
 
     def copy(self) -> PieceMap:
-        """The same, apart from this one."""
+        """Return an independent copy."""
         return PieceMap(self.layout, self._digests.copy())

@@ -1,4 +1,4 @@
-"""Which shared state counts: from what all members offer to the verdict.
+"""Decides from all members' offers which contents of a shared state count.
 
 1. **Layout.** All members must have the same tensors: names, dtypes, lengths and flags, in the
    same order. If more than half of the members agree, the other members fail. Otherwise all fail.
@@ -64,29 +64,29 @@ from pccl.protocol.shared_state import (
 from pccl.protocol.types import PeerId
 
 _Members = Mapping[PeerId, Offer]
-"""In ring order."""
+"""The offers of members, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Footing:
-    """The revision that counts, and who has it, whether or not he offers it."""
+    """The revision that counts, and the members that have valid contents, offered or not."""
 
     revision: int
     valid: frozenset[PeerId]
 
 
 def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int) -> Verdict:
-    """What becomes of a joint look at shared states.
+    """Elect the contents that count, by the rules above.
 
     Args:
-        offers: of all members, in ring order; at least one. All have the same purpose and resume
-            policy, and ENFORCE_POPULAR is not mixed with other strategies.
-        expected: what is known of the group's last synchronization.
-        commits: how many collectives of the group were committed since, as the master has seen.
+        offers: offers of all members, in ring order; at least one. All have the same purpose and
+            resume policy, and ENFORCE_POPULAR is not mixed with other strategies.
+        expected: revision that valid contents have, and lineage of the last synchronization.
+        commits: number of collectives that the master has seen the group commit since then.
 
     Returns:
-        The elected contents, with who lacks them; or who conflicts with whom; or why there is
-        nothing to go on with.
+        The elected contents, and the members that lack them. Or the sets of members that conflict.
+        Or the reason why no contents count.
     """
     members = dict(offers)
     _check(members, len(offers))
@@ -105,7 +105,7 @@ def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: i
 
 
 def _check(members: _Members, count: int) -> None:
-    """What the caller has seen to."""
+    """Assert what the caller has checked."""
     assert 0 < count == len(members), "each member offers once"
     assert len({(offer.purpose, offer.resume) for offer in members.values()}) == 1
     popular = SharedStateSyncStrategy.ENFORCE_POPULAR
@@ -113,7 +113,7 @@ def _check(members: _Members, count: int) -> None:
 
 
 def _layouts_differ(members: _Members, expected: Expected) -> Differ | None:
-    """Rule 1. The reference of ``sets`` is what most voters have."""
+    """Apply rule 1. The first of the sets has the layout of most voters."""
     voters = {peer: offer for peer, offer in members.items() if _belongs(offer, expected)}
     of_voters = _sets(voters or members, lambda offer: offer.layout)
     reference = members[of_voters[0][0]].layout
@@ -127,12 +127,12 @@ def _layouts_differ(members: _Members, expected: Expected) -> Differ | None:
 
 
 def _belongs(offer: Offer, expected: Expected) -> bool:
-    """Whether these contents were in the group's last synchronization, if it had any."""
+    """Whether the member was in the group's last synchronization, and lacks nothing committed."""
     return bool(expected.revision) and offer.lineage == expected.lineage and not offer.stale
 
 
 def _verify(members: _Members, expected: Expected) -> Verdict:
-    """Rule 2."""
+    """Apply rule 2."""
     sets = _sets(members, lambda offer: offer.content)
     if len(sets) > 1:
         return Differ(sets, (), Conflict.CONTENTS)
@@ -150,7 +150,7 @@ def _verify(members: _Members, expected: Expected) -> Verdict:
 def _footing(
     members: _Members, standing: _Members, expected: Expected, commits: int
 ) -> _Footing | None:
-    """Rules 3 and 4. None: there is nothing to go on with."""
+    """Apply rules 3 and 4. Return None if no contents count."""
     fresh = [offer for offer in standing.values() if not offer.stale]
     reach = _reach(members, expected, commits)
     if expected.revision:
@@ -176,14 +176,14 @@ def _footing(
         pool = [offer for offer in stock if least <= offer.revision <= most]
         if pool:
             return _highest(members, pool)
-    # Only beginnings are left.
+    # All offers have revision 0.
     return _highest(members, standing.values()) if expected.revision == 1 else None
 
 
 def _shared_before(
     members: _Members, standing: _Members, expected: Expected, reach: int
 ) -> _Footing | None:
-    """Rule 4: what all members of the last synchronization have, if all left a committed call."""
+    """Apply rule 4, first exception: all members of the last synchronization lack a result."""
     heirs = {peer: offer for peer, offer in members.items() if offer.lineage == expected.lineage}
     offered = [offer for peer, offer in heirs.items() if peer in standing]
     if not offered or not all(offer.stale for offer in heirs.values()):
@@ -200,7 +200,7 @@ def _shared_before(
 
 
 def _reach(members: _Members, expected: Expected, commits: int) -> int:
-    """How far the group may have got since its last synchronization."""
+    """Return the highest revision in reach, as rule 4 defines it."""
     came = sorted(
         (offer.revision for offer in members.values() if offer.lineage == expected.lineage),
         reverse=True,
@@ -211,7 +211,7 @@ def _reach(members: _Members, expected: Expected, commits: int) -> int:
 
 
 def _revision_met(fresh: Collection[Offer], expected: Expected, reach: int) -> int:
-    """With which revision contents are valid in a group that has synchronized before."""
+    """Return the revision of valid contents in a group that has synchronized before."""
     further = (
         offer.revision
         for offer in fresh
@@ -229,7 +229,7 @@ def _meets(offer: Offer, expected: Expected) -> bool:
 
 
 def _highest(members: _Members, pool: Collection[Offer]) -> _Footing:
-    """The highest revision in the pool, whatever its lineage, and everybody that has it."""
+    """Return the highest revision in ``pool``, of any lineage, and the members that have it."""
     revision = max(offer.revision for offer in pool)
     stale_too = all(offer.stale for offer in pool)
     valid = (
@@ -241,15 +241,15 @@ def _highest(members: _Members, pool: Collection[Offer]) -> _Footing:
 
 
 def _winner(standing: _Members, footing: _Footing) -> bytes:
-    """Rule 5."""
+    """Apply rule 5: return the digest of the elected contents."""
     votes = Counter(offer.content for offer in standing.values())
-    # Of equals, max takes the first: here they are in the order of their first valid holders.
+    # In a tie max returns the first candidate, whose valid holder comes first in the ring.
     candidates = [offer.content for peer, offer in standing.items() if peer in footing.valid]
     return max(candidates, key=lambda content: votes[content])
 
 
 def _senders_differ(members: _Members, content: bytes) -> Differ | None:
-    """Rule 6."""
+    """Apply rule 6. Return None if the SEND_ONLY members agree with ``content``."""
     senders = {
         peer: offer
         for peer, offer in members.items()
@@ -260,14 +260,14 @@ def _senders_differ(members: _Members, content: bytes) -> Differ | None:
 
 
 def _changed(members: _Members, content: bytes) -> Differ | None:
-    """Rule 8."""
+    """Apply rule 8. Return None if no member that expects no change would receive contents."""
     if not any(offer.unchanged and offer.content != content for offer in members.values()):
         return None
     return Differ(_sets(members, lambda offer: offer.content, content), (), Conflict.CHANGED)
 
 
 def _elected(members: _Members, footing: _Footing, content: bytes) -> Elected:
-    """Rule 7."""
+    """Apply rule 7: name the sources, and the members that receive contents."""
     sources = [
         peer for peer, offer in members.items() if _stands(offer) and offer.content == content
     ]
@@ -290,16 +290,16 @@ def _elected(members: _Members, footing: _Footing, content: bytes) -> Elected:
 
 
 def _stands(offer: Offer) -> bool:
-    """Whether these contents stand for election."""
+    """Whether the member offers its contents for election."""
     return offer.strategy is not SharedStateSyncStrategy.RECEIVE_ONLY
 
 
 def _sets(
     members: _Members, digest_of: Callable[[Offer], bytes], reference: bytes | None = None
 ) -> tuple[tuple[PeerId, ...], ...]:
-    """Members that agree with each other: first those with the reference, else the most numerous.
+    """Group members with equal digests. The first set has the reference, else the most members.
 
-    The others follow in the order of their first members.
+    The other sets follow in the order of their first members.
     """
     sets: dict[bytes, list[PeerId]] = {}
     for peer, offer in members.items():
@@ -310,28 +310,28 @@ def _sets(
 
 
 def _losers(members: _Members, sets: tuple[tuple[PeerId, ...], ...]) -> tuple[PeerId, ...]:
-    """Who conflicts with the first set, if that is more than half of them all."""
+    """Return the members outside the first set, if more than half of all are in it."""
     others = tuple(peer for peer in members if peer not in sets[0])
     return others if len(sets[0]) > len(others) else ()
 
 
 def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> str:
-    """For people: what is missing, what to do, and what there is."""
+    """Describe what is missing, what users can do, and what each member has."""
     if not standing:
         return (
-            "nobody offers contents: all members are RECEIVE_ONLY, and at least one of them has to "
-            "be SEND_ONLY"
+            "no member offers contents, because all of them are RECEIVE_ONLY; make at least one of "
+            "them SEND_ONLY"
         )
     lacks, advice = f"revision {expected.revision}", "load a checkpoint of that revision"
     if not expected.revision:
-        lacks, advice = "all that the group has committed", "load a checkpoint"
+        lacks, advice = "all results that the group has committed", "load a checkpoint"
     if next(iter(standing.values())).resume is ResumePolicy.ADVANCED:
         advice = (
-            "let a member come back that has it, or one with a checkpoint, of whatever revision "
-            "above 0 (a new master begins anew)"
+            "let a peer join that has it, or a checkpoint of any revision above 0; or start a new "
+            "master, which expects no revision"
         )
     else:
-        advice += ', or go on with the highest that there is (resume="highest")'
+        advice += ', or continue from the highest revision on offer (resume="highest")'
     before = Expected(expected.revision - 1, expected.lineage)
     if expected.revision and any(_meets(offer, before) for offer in standing.values()):
         advice = "call push_revision() (or set the revision) before each synchronization"
@@ -339,14 +339,14 @@ def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> s
     for peer, offer in members.items():
         there_is.setdefault(_in_words(offer, expected), []).append(peer)
     claims = "; ".join(f"{name_peers(peers)}: {words}" for words, peers in there_is.items())
-    return f"nobody offers contents with {lacks}: {advice}. There are: {claims}"
+    return f"no member offers contents with {lacks}: {advice}. Members have: {claims}"
 
 
 def _in_words(offer: Offer, expected: Expected) -> str:
-    """What a member has, and why it does not count."""
+    """Describe what a member has, and why it does not count."""
     words = f"revision {offer.revision}"
     if expected.revision and offer.lineage != expected.lineage:
         words += " of another lineage"
     if offer.stale:
-        words += " without what others have committed since"
+        words += " without a result that was committed since"
     return words if _stands(offer) else f"{words} (RECEIVE_ONLY)"

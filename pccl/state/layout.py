@@ -1,7 +1,7 @@
 """The layout of a shared state: its tensors in order, cut into pieces.
 
 Pieces are numbered through all tensors in order. No piece has bytes of two tensors. A tensor
-without elements has none.
+without elements has no pieces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.shared_state import PIECE_BYTES
 
 _HEAD = struct.Struct("<IBQ?")
-"""Of a packed entry: length of the name, dtype, count, may differ; the name follows."""
+"""Head of a packed entry: length of the name, dtype, count, may differ. The name follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Entry:
     """One tensor of a shared state.
 
     Attributes:
-        name: the same on all members.
-        dtype: of its elements.
-        count: how many they are; 0 is fine.
-        may_differ: members may hold different values.
+        name: name of the tensor, the same on all members.
+        dtype: type of its elements.
+        count: number of its elements, 0 or more.
+        may_differ: whether members may hold different values.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a piece is.
+    """The place of one piece in the state.
 
     Attributes:
-        number: among all pieces of the state.
+        number: its number among all pieces of the state.
         entry: index of its tensor.
-        offset: of its first byte in the tensor.
-        length: in bytes, at least 1.
+        offset: offset of its first byte in the tensor.
+        length: length in bytes, at least 1.
     """
 
     number: int
@@ -67,8 +67,8 @@ class StateLayout:
     """The tensors of a shared state and their pieces.
 
     Args:
-        entries: in the order in which the program gives them.
-        piece_bytes: size of all pieces but the last one of each tensor; all members must agree.
+        entries: the tensors, in the order of the program.
+        piece_bytes: bytes of each piece, except the last of a tensor; all members must agree.
     """
 
     def __init__(self, entries: Iterable[Entry], piece_bytes: int = PIECE_BYTES) -> None:
@@ -79,19 +79,19 @@ class StateLayout:
 
     @property
     def piece_count(self) -> int:
-        """Of all tensors."""
+        """Number of pieces of all tensors."""
         return self._firsts[-1]
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.entries)
 
     def piece(self, number: int) -> Piece:
-        """The piece of that number.
+        """Return the place of a piece.
 
         Raises:
-            IndexError: there is none.
+            IndexError: the state has no piece of this number.
         """
         if not 0 <= number < self.piece_count:
             raise IndexError(f"piece {number} of {self.piece_count}")
@@ -101,15 +101,15 @@ class StateLayout:
         return Piece(number, index, offset, length)
 
     def bytes_of(self, numbers: Iterable[int]) -> int:
-        """Of so many pieces together."""
+        """Return the total size of these pieces in bytes."""
         return sum(self.piece(number).length for number in numbers)
 
     def pieces(self, entry: int) -> range:
-        """The numbers of the pieces of one tensor."""
+        """Return the numbers of the pieces of one tensor."""
         return range(self._firsts[entry], self._firsts[entry + 1])
 
     def pack(self) -> bytes:
-        """All that there is to know of it, as bytes."""
+        """Encode the entries; ``piece_bytes`` is not included."""
         return b"".join(
             _HEAD.pack(len(name), entry.dtype, entry.count, entry.may_differ) + name
             for entry in self.entries
@@ -118,10 +118,10 @@ class StateLayout:
 
     @staticmethod
     def unpack(packed: bytes | bytearray) -> StateLayout:
-        """The layout that was packed.
+        """Decode a layout of pieces of ``PIECE_BYTES``.
 
         Raises:
-            ValueError: none was.
+            ValueError: ``packed`` is malformed.
         """
         entries: list[Entry] = []
         at = 0
@@ -130,15 +130,15 @@ class StateLayout:
                 length, dtype, count, may_differ = _HEAD.unpack_from(packed, at)
                 name = bytes(packed[at + _HEAD.size : at + _HEAD.size + length])
                 if len(name) < length:
-                    raise ValueError("it ends within a name")
+                    raise ValueError("the name of a tensor is truncated")
                 entries.append(Entry(name.decode(), DataType(dtype), count, may_differ))
                 at += _HEAD.size + length
         except (struct.error, ValueError) as error:
-            raise ValueError(f"not a packed layout: {error}") from None
+            raise ValueError(f"malformed layout: {error}") from None
         return StateLayout(entries)
 
     def numbers(self, *, may_differ: bool) -> Iterator[int]:
-        """The numbers of all pieces whose tensors may differ, or of all others."""
+        """Yield the numbers of all pieces whose tensors may differ, or of all that must not."""
         for index, entry in enumerate(self.entries):
             if entry.may_differ is may_differ:
                 yield from self.pieces(index)

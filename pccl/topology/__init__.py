@@ -1,9 +1,9 @@
-"""Links and what follows from them, pure: their speed, their health, and the quickest way round.
+"""Links between peers, pure: their speed, their health, and the choices that depend on them.
 
-* ``link_measures``: what members have measured.
-* ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of sizes
-  that follows from it.
-* ``ring_order``: an order in which all neighbours can talk.
+* ``link_measures``: the latencies and speeds that members have measured.
+* ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of the
+  fastest algorithms.
+* ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
-* ``link_damage``: when a line that changes bytes counts as down.
+* ``link_damage``: when a link that damages data counts as down.
 """

@@ -1,24 +1,23 @@
-"""How long an all-reduce takes, and which algorithm is therefore the quickest for which size.
+"""How long an all-reduce takes, and which algorithm is therefore the fastest for each size.
 
 The model is the usual one of latency and bandwidth: a message of n bytes takes a + b n from end to
-end, and whoever sends or receives it is busy with it for a while (Hockney 1994; for collectives
-Thakur, Rabenseifner & Gropp, "Optimization of Collective Communication Operations in MPICH",
-2005; the time that the ends are busy is the o of LogP, Culler et al. 1993). Of N members with n
-bytes each:
+end (Hockney 1994). It also occupies its sender and its receiver for a while, which is the o of LogP
+(Culler et al. 1993). For collectives see Thakur, Rabenseifner & Gropp, "Optimization of Collective
+Communication Operations in MPICH", 2005. Of N members with n bytes each:
 
-* **Ring.** 2(N-1) steps one after the other, around the ring nearly twice; each moves n/N over
-  every link of the ring at once, so that the slowest one sets the pace.
-* **Star.** Everybody sends n to the root and gets n back; the root's port carries (N-1) n each way,
-  and its messages are dealt with one after the other.
-* **Mesh.** Twice everybody sends n/N to everybody else. Through each port goes what goes through it
-  in a ring, as N-1 streams that get in each other's way a little.
+* **Ring.** 2(N-1) steps one after the other, around the ring nearly twice. Each moves n/N over
+  every link of the ring at once, so the slowest link sets the pace.
+* **Star.** Each member sends n to the root and receives n. The root's port carries (N-1) n each
+  way, and the root processes its messages one after the other.
+* **Mesh.** Each member sends n/N to each other member, twice. Each port carries as much as in a
+  ring, in N-1 streams that slow each other down a little.
 
-Every time is fixed + per_byte * n, so there are few sizes from which on another one is the
-quickest. They are looked for among the powers of two.
+Every time is fixed + per_byte * n, so the fastest algorithm changes at few sizes. The search looks
+for them among the powers of two.
 
-What nobody has measured is assumed (:data:`NEAR_BYTES_PER_S` and the others), and what was measured
-while there was too little to send is less than what there is. So the model tells algorithms apart
-that differ much; where they don't, either will do.
+Links without a measure get an assumed one (:data:`NEAR_BYTES_PER_S` and others). A speed that was
+measured with little data is too low. So the model separates algorithms whose times differ much; if
+they differ little, either is good.
 """
 
 from __future__ import annotations
@@ -40,72 +39,72 @@ from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
 
 IMPLEMENTED = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
-"""What a table may name. Of two that take equally long, the first one: a ring can be repaired."""
+"""Algorithms that a table may name. At equal times the first wins: a ring can be repaired."""
 
 MESSAGE_S = 25e-6
-"""To send or to receive one message, at one end: frame, placement and a turn of the loop."""
+"""Time to send or receive one message at one end: frame, placement and a turn of the loop."""
 
 SEGMENT_BYTES = 512 << 10
-"""So many bytes are one message."""
+"""Bytes of one message."""
 
 STREAM_COST = 0.08
-"""By so much of its time each further stream through the same port slows down all of them."""
+"""Each further stream through the same port slows all of them by this share of their time."""
 
 GAIN_MIN = 0.9
-"""Another algorithm than the ring has to take less than so much of its time: measured speeds are
-not more certain than that, and a ring can be repaired."""
+"""Another algorithm must take less than this share of the ring's time. Measured speeds are no more
+exact, and a ring can be repaired."""
 
 UNKNOWN_RTT_S = 1e-3
-"""Of a link whose round trip nobody has measured."""
+"""Assumed round trip of a link without a measured one."""
 
 NEAR_RTT_S = 2e-3
-"""Links with a shorter round trip are inside one building."""
+"""Links with a shorter round trip count as inside one building."""
 
 NEAR_BYTES_PER_S = 1.25e9
 FAR_BYTES_PER_S = 125e6
-"""Of a link whose speed nobody has measured: 10 Gbit/s inside one building, 1 Gbit/s beyond."""
+"""Assumed speed of a link without a measured one: 10 Gbit/s in one building, 1 Gbit/s beyond."""
 
 MESH_MEMBERS_MAX = 64
-"""Of larger groups a mesh is not thought of: so many streams at once end in lost packets, and the
-master would look at the square of their number."""
+"""Larger groups get no mesh: so many streams at once lose packets, and the master's work grows with
+the square of their number."""
 
 SIZES = tuple(1 << power for power in range(10, 33))
-"""The tensors that are tried, in bytes: 1 KiB to 4 GiB."""
+"""The sizes of tensors that the search tries, in bytes: 1 KiB to 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The time of an all-reduce by the size of its tensor.
+    """The time of an all-reduce as a function of its tensor's size.
 
     Attributes:
-        fixed_s: of one without a byte.
-        per_byte_s: more for each byte.
+        fixed_s: time for an empty tensor.
+        per_byte_s: additional time for each byte.
     """
 
     fixed_s: float
     per_byte_s: float
 
     def time_s(self, tensor_bytes: int) -> float:
-        """The time that a tensor takes."""
+        """Return the time for a tensor of ``tensor_bytes``."""
         return self.fixed_s + self.per_byte_s * tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedLinks:
-    """What is known of the links, with what is assumed of the others.
+    """The measured links, and assumptions about all others.
 
     Attributes:
-        measured: who has measured, and the other end -> what.
+        measured: (the peer that measured, the peer at the other end) -> its measure.
     """
 
     measured: LinkMatrix
 
     def latency_s(self, source: PeerId, target: PeerId) -> float:
-        """One way."""
+        """Return the one-way latency."""
         return self._rtt_s(source, target) / 2
 
     def bytes_per_s(self, source: PeerId, target: PeerId) -> float:
-        """What ``source`` can send to ``target``; else what comes the other way."""
+        """Return the speed to ``target``, else the reverse one, else an assumed one."""
         for ends in ((source, target), (target, source)):
             known = self.measured.get(ends)
             if known is not None and known.bytes_per_s:
@@ -124,12 +123,12 @@ def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
 
     Args:
         ring: the members in order, at least 2.
-        links: of all neighbours.
+        links: must cover all neighbours.
     """
     size = len(ring)
     hops = [(peer, ring[(rank + 1) % size]) for rank, peer in enumerate(ring)]
     latencies = [links.latency_s(*hop) for hop in hops]
-    # What is on its way longest is spared the two neighbouring hops that take the least.
+    # The slowest chunk skips the two adjacent hops with the lowest latency.
     spared = min(latencies[rank - 1] + latencies[rank] for rank in range(size))
     steps = 2 * (size - 1)
     slowest = min(links.bytes_per_s(*hop) for hop in hops)
@@ -138,27 +137,27 @@ def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
 
 
 def star_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
-    """The cost of a star: everything goes to the first member and back.
+    """The cost of a star: each member sends all its data to the first one, and receives the result.
 
     Args:
         ring: the members, the root first, at least 2.
-        links: of the root.
+        links: must cover all links of the root.
     """
     root, leaves = ring[0], ring[1:]
     inward = max(links.latency_s(leaf, root) for leaf in leaves)
     outward = max(links.latency_s(root, leaf) for leaf in leaves)
     port = _port([links.bytes_per_s(root, leaf) for leaf in leaves])
-    messages = 2 * len(leaves) + 2  # the root's, and one at each end of the longest way
+    messages = 2 * len(leaves) + 2  # those of the root, and one at each end of the longest way
     per_byte_s = 2 * port + 2 * len(leaves) * MESSAGE_S / SEGMENT_BYTES
     return Cost(inward + outward + messages * MESSAGE_S, per_byte_s)
 
 
 def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
-    """The cost of a mesh: twice everybody sends his share of N to everybody.
+    """The cost of a mesh: each member sends 1/N of its data to each other member, twice.
 
     Args:
         ring: the members, at least 2.
-        links: of all pairs.
+        links: must cover all pairs.
     """
     others = {peer: [other for other in ring if other != peer] for peer in ring}
     latency = max(links.latency_s(peer, other) for peer in ring for other in others[peer])
@@ -174,7 +173,7 @@ def choose_algorithms(
     broken: Collection[Pair],
     implemented: Collection[Algorithm] = IMPLEMENTED,
 ) -> AlgorithmTable:
-    """The quickest algorithm for each size of tensor.
+    """Return the fastest algorithm for each size of tensor.
 
     Args:
         ring: the members in order; the first one is the root of a star.
@@ -196,7 +195,7 @@ def choose_algorithms(
         for (size, algorithm), (_, following) in pairwise(quickest)
         if algorithm is not following
     ]
-    # In a ring of two each value is rounded as often as in a mesh of two.
+    # In a ring of two members, each value is rounded as often as in a mesh of two.
     has_mesh = Algorithm.MESH in costs and len(ring) > 2
     quantized = Algorithm.MESH if has_mesh else Algorithm.RING
     return AlgorithmTable(tuple(steps[:ALGORITHM_STEPS_MAX]), quickest[-1][1], quantized)
@@ -205,7 +204,7 @@ def choose_algorithms(
 def _costs(
     ring: Sequence[PeerId], links: AssumedLinks, broken: Collection[Pair]
 ) -> dict[Algorithm, Cost]:
-    """Of what is possible."""
+    """Return the costs of the algorithms whose links all exist."""
     if len(ring) < 2:
         return {}
     costs = {Algorithm.RING: ring_cost(ring, links)}
@@ -226,9 +225,9 @@ def _quickest(costs: dict[Algorithm, Cost], size: int) -> Algorithm:
 
 
 def _port(speeds: list[float]) -> float:
-    """Seconds in which a port sends one byte to each of those that it has links to.
+    """Return the seconds in which a port sends one byte over each of its links.
 
-    Its links share it. How fast it is shows in the fastest of them; a slow one may take longer than
+    The links share the port, and the fastest one shows its speed. A slow link may take longer than
     all others together.
     """
     streams = len(speeds)

@@ -1,25 +1,25 @@
-"""``LinkDamage``: when a link on which bits flip counts as one that is down.
+"""``LinkDamage``: when a link that flips bits counts as down.
 
-A damaged frame closes its lane, and the next one is made at once: one flipped bit costs no more
-than that. On a line that damages whatever is large, greetings pass and segments fail. Its link
-would come up and go down for ever, and never be down for long enough to be avoided. So after the
-second damaged lane in a row a link counts as down, whatever lanes it has, until as much as the
-frame that failed has come intact, or nothing was damaged for a while. That while doubles each time.
+A damaged frame closes its lane, and the peer opens the next one at once. So one flipped bit costs
+little. But some lines pass greetings and damage all large frames: such a link would go up and down
+for ever, never down for long enough to be avoided. So after two damaged lanes in a row a link
+counts as down, whatever lanes it has. It is up again once as much as the failed frame has arrived
+intact, or nothing was damaged for a while. This while doubles each time.
 """
 
 from __future__ import annotations
 
 FREE = 1
-"""Damaged lanes in a row that say nothing about the line."""
+"""How many damaged lanes in a row are forgiven."""
 
 DOUBLINGS_MAX = 5
 
 
 class LinkDamage:
-    """What has come damaged on one link.
+    """The record of damaged and intact data that has arrived on one link.
 
     Args:
-        patience_ns: a link on which nothing was damaged for so long has another chance.
+        patience_ns: a link without damage for so long gets another chance.
     """
 
     def __init__(self, patience_ns: int) -> None:
@@ -30,18 +30,18 @@ class LinkDamage:
         self._wanted_bytes = 0
 
     def struck(self, length: int, now_ns: int) -> None:
-        """A lane was closed because a frame with a payload of ``length`` bytes was damaged."""
-        if self._in_a_row and now_ns >= self._until_ns:  # it had its chance
+        """Record that a lane was closed because a payload of ``length`` bytes was damaged."""
+        if self._in_a_row and now_ns >= self._until_ns:  # it had another chance
             self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._in_a_row += 1
         self._wanted_bytes = max(1, length)
         self._until_ns = now_ns + (self._patience_ns << self._doublings)
 
     def passed(self, intact_bytes: int) -> None:
-        """A lane that was made since then has brought so much intact."""
+        """Record that a lane opened since the damage has delivered ``intact_bytes``."""
         if self._in_a_row and intact_bytes >= self._wanted_bytes:
             self._in_a_row = self._doublings = 0
 
     def is_down(self, now_ns: int) -> bool:
-        """Whether the link counts as down although it may have lanes."""
+        """Whether the link counts as down, although it may have lanes."""
         return self._in_a_row > FREE and now_ns < self._until_ns

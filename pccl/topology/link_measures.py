@@ -1,7 +1,7 @@
-"""What members measure of their links while they use them, and what follows for a view.
+"""The latencies and speeds that members measure on their links, and which of them are reported.
 
-State only. Measures are soft: they decide how quickly something is done, never what comes out, so
-nobody checks them beyond their bounds, and a restarted master has them from the members again.
+State only. Measures affect how fast an operation is, never its result. So the master only bounds
+them, and a restarted master receives them from the members again.
 """
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX
 from pccl.protocol.types import LinkMeasure, MeasuredLink, PeerId
 
 LinkMatrix = Mapping[tuple[PeerId, PeerId], LinkMeasure]
-"""(who has measured, the other end) -> what."""
+"""(the peer that measured, the peer at the other end) -> its measure."""
 
 _CHANGE = 1.5
-"""What has become so many times more or less is worth a report."""
+"""A measure that has grown or shrunk by this factor is reported."""
 
 _RTT_NOISE_NS = 100_000
-"""Round trips that differ by less are the same: that much depends on who is busy."""
+"""Smaller differences of round trips are noise: load on either peer causes them."""
 
 
 class LinkMeasures:
-    """What is known of the links of a run; the master's."""
+    """The measures of all links of a run, on the master."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[PeerId, PeerId], LinkMeasure] = {}
 
     @property
     def matrix(self) -> LinkMatrix:
-        """All of it."""
+        """All known measures."""
         return self._known
 
     def note(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
-        """A peer has reported; what nobody can have measured is cut down."""
+        """Record a report of ``reporter``, cut to what a peer can measure."""
         self._known[reporter, other] = LinkMeasure(
             min(measure.rtt_ns, RTT_NS_MAX), min(measure.bytes_per_s, BYTES_PER_S_MAX)
         )
 
     def forget(self, gone: Collection[PeerId]) -> None:
-        """These peers have no links any more."""
+        """Forget the measures of these peers, because they have left."""
         self._known = {
             pair: measure for pair, measure in self._known.items() if not set(pair) & set(gone)
         }
 
 
 class ToldMeasures:
-    """What one peer has told of its links, so that it tells only news."""
+    """The measures that one peer has reported, so that it reports only changes."""
 
     def __init__(self) -> None:
         self._told: dict[PeerId, LinkMeasure] = {}
 
     def news(self, links: Collection[MeasuredLink]) -> tuple[MeasuredLink, ...]:
-        """Those that have changed much since they were told; they count as told now."""
+        """Return the links whose measure has changed much, and record them as reported."""
         news = tuple(link for link in links if self._has_changed(link))
         self._told.update({link.peer: link.measure for link in news})
         return news
 
     def keep(self, peers: Collection[PeerId]) -> None:
-        """There are links to these peers only."""
+        """Keep the measures of links to these peers only."""
         self._told = {peer: told for peer, told in self._told.items() if peer in peers}
 
     def all(self) -> Iterator[MeasuredLink]:
-        """Everything, for a master that knows nothing."""
+        """Yield all reported measures, for a master that has none."""
         for peer, measure in self._told.items():
             yield MeasuredLink(peer, measure)
 

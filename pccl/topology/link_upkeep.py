@@ -1,16 +1,16 @@
-"""``LinkUpkeep``: which lanes this peer dials, and when; which of others it takes; what is spare.
+"""``LinkUpkeep``: which lanes this peer dials, and when; which lanes it accepts, which are spare.
 
-A link begins with one lane. The side that has dialled it keeps the link: when the link is first
-used it dials the others, as many as :func:`lanes_of` says. A lane that is lost is redialled at once
-and then with back-off for as long as the link is wanted.
+A link begins with one lane. The side that dialled it keeps the link: when the link is first used,
+this side dials the further lanes, as many as :func:`lanes_of` says. It redials a lost lane at once,
+and then with growing pauses, for as long as the link is wanted.
 
-While a side sees no lane at all, both sides dial: the younger at once, the elder after a grace. So
-a link comes up if one of the two can be dialled, and it comes back if only one end has noticed that
-it is lost. A new lane takes the place of the one with its number. When two dials cross, both sides
-end with the elder's connection: the younger gives up its own dial when it accepts one, the elder
-does not. The link is up while one lane is and nothing that comes over it is damaged.
+While a side sees no lane at all, both sides dial: the younger at once, the elder after a pause. So
+a link comes up if either side can be dialled, even if only one side has noticed the loss. A new
+lane replaces the lane with its number. If two dials cross, both sides keep the elder's connection:
+the younger gives up its own dial when it accepts one, the elder does not. A link is up while it has
+a lane and does not damage data.
 
-Pure: what happened goes in, steps come out in the order of doing them.
+Pure: events go in, and steps come out in the order of execution.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.topology.link_damage import LinkDamage
 
 _UNMET_FACTOR = 4
-"""By how much longer the pause between dials may get if there was never a link to the peer."""
+"""Factor for the longest pause between dials, if the peers never had a link."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialLane:
-    """Dial a lane; after a pause, ask again whether it is :meth:`LinkUpkeep.due`."""
+    """Dial a lane; if there is a pause, call :meth:`LinkUpkeep.due` after the pause instead."""
 
     member: Member
     number: int
@@ -39,7 +39,7 @@ class DialLane:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpLane:
-    """Dial a lane no longer; close it if it is spare."""
+    """Stop dialling a lane; close the lane if it is spare."""
 
     peer: PeerId
     number: int
@@ -52,12 +52,12 @@ class DropLink:
 
     peer: PeerId
     why: str = ""
-    """What is worth a line in the log."""
+    """Text for the log; empty for no log line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellLink:
-    """A link is up; or it is down, or cannot be made, for a reason."""
+    """Report that a link is up (``reason`` is None), or why it is down or cannot be made."""
 
     peer: PeerId
     reason: str | None
@@ -67,10 +67,10 @@ LinkStep = DialLane | GiveUpLane | DropLink | TellLink
 
 
 def lanes_of(told: int, *, near: bool, sharers: int) -> int:
-    """How many lanes a link has once it is used.
+    """Return how many lanes a link has once it is used.
 
     Args:
-        told: what one of its sides was told; 0: neither was.
+        told: the number that either side was configured with; 0 if neither was.
         near: whether both ends are on one machine, where more lanes only cost time.
         sharers: how many links share the connections, this one included.
     """
@@ -81,7 +81,7 @@ def lanes_of(told: int, *, near: bool, sharers: int) -> int:
 
 @dataclass(slots=True)
 class _LaneDial:
-    """A lane that we keep by dialling; it is up, is being dialled, or waits to be."""
+    """A lane that this side keeps up; it is up, is being dialled, or waits for a pause to end."""
 
     backoff_ns: int
     up_since_ns: int = 0
@@ -91,33 +91,33 @@ class _LaneDial:
 
 @dataclass(slots=True)
 class _WantedLink:
-    """A peer that we want a link to."""
+    """A peer that this peer wants a link to."""
 
     member: Member
     told: int
-    """How many lanes one side was told that the link should have; 0: neither was."""
+    """How many lanes a side was configured with; 0 if neither was."""
     near: bool
     up: bool
     was_up: bool
-    """Whether there ever was a link to it."""
+    """Whether the two peers ever had a link."""
     damage: LinkDamage
     keeps: bool = False
-    """Whether this side keeps the link: dials its lanes, and dials them again."""
+    """Whether this side keeps the link: dials its lanes, and redials them."""
     used: bool = False
-    """Whether it has carried a collective, or is about to."""
+    """Whether the link has carried a collective, or is about to."""
     is_withheld: bool = False
-    """Whether it was not said that it is up, since it damages what comes."""
+    """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
-    """By number: those that we keep; of a link that the other side keeps, the dial in reserve."""
+    """By number: lanes that this side keeps; else its reserve dial, should the other side fail."""
 
 
 class LinkUpkeep:
-    """All links of one peer.
+    """Decides about all links of one peer.
 
     Args:
         timing: deadlines.
-        lanes: how many a link should have; 0: whatever the other side says, or the usual number.
-        newcomers_max: links to peers that are not wanted yet, each of one lane.
+        lanes: lanes per link; 0: the other side's number, or the usual one.
+        newcomers_max: limit of links to peers that are not wanted yet, each of one lane.
     """
 
     def __init__(self, timing: Timing, lanes: int, newcomers_max: int) -> None:
@@ -129,15 +129,15 @@ class LinkUpkeep:
         self._links: dict[PeerId, _WantedLink] = {}
         self._newcomers: SourceShares[PeerId] = SourceShares(newcomers_max)
 
-    # -- what is wanted --------------------------------------------------------------------------
+    # -- wanted links ----------------------------------------------------------------------------
 
     def want(
         self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, tuple[int, bool]]
     ) -> list[LinkStep]:
-        """Keep links to these peers, and to no others that were wanted before.
+        """Keep links to these peers, and drop links to all others that were wanted before.
 
-        ``up``: the links that are up: how many lanes the other side was told, and whether it is on
-        this machine.
+        ``up``: the links that are up, with the number of lanes that the other side was configured
+        with, and whether it is on this machine.
         """
         self._own = own
         wanted = {member.peer: member for member in members}
@@ -156,10 +156,10 @@ class LinkUpkeep:
         return steps
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
-        """The links to ``peers`` are about to carry a collective: they get all their lanes."""
+        """Dial all lanes of the links to ``peers``, as these are about to carry a collective."""
         links = self._links
         first = [links[peer] for peer in peers if peer in links and not links[peer].used]
-        for link in first:  # all of them share the connections
+        for link in first:  # all links share the connections
             link.used = True
         steps: list[LinkStep] = []
         for link in first:
@@ -170,11 +170,11 @@ class LinkUpkeep:
     def look(
         self, peer: PeerId, busy: Container[int], intact_bytes: int, now_ns: int
     ) -> list[LinkStep]:
-        """A tick: close spare lanes or dial missing ones; a link that damages no more is up.
+        """Check a link on a tick: close spare lanes, dial missing ones, report the end of damage.
 
         Lanes are spare when the link shares the connections with more links than before, and
         missing when it shares them with fewer.
-        ``busy``: those that carry something; ``intact_bytes``: the most that one has brought
+        ``busy``: lanes that carry data; ``intact_bytes``: the most that one lane has delivered
         without damage.
         """
         link = self._links.get(peer)
@@ -194,7 +194,7 @@ class LinkUpkeep:
         return steps
 
     def close(self) -> list[LinkStep]:
-        """Dial nothing any more."""
+        """Give up all dials."""
         steps = [step for link in self._links.values() for step in self._give_up(link)]
         self._links.clear()
         return steps
@@ -202,11 +202,11 @@ class LinkUpkeep:
     # -- dials -----------------------------------------------------------------------------------
 
     def due(self, peer: PeerId, number: int) -> list[LinkStep]:
-        """The pause before a dial is over."""
+        """Dial a lane, because the pause before it is over."""
         return self._dial(self._links[peer], number)
 
     def gives_way(self, peer: PeerId, number: int) -> bool:
-        """A dial of ours is forgotten if the other side has dialled meanwhile; return whether."""
+        """Drop a dial if the other side has dialled meanwhile; return whether it was dropped."""
         link = self._links[peer]
         if link.keeps or not link.up:
             return False
@@ -214,7 +214,7 @@ class LinkUpkeep:
         return True
 
     def failed(self, peer: PeerId, number: int, reason: str) -> list[LinkStep]:
-        """A dial has come to nothing."""
+        """Record a failed dial: dial again later, unless the other side has dialled meanwhile."""
         link = self._links[peer]
         link.dials[number].is_dialled = False
         if self.gives_way(peer, number):
@@ -222,7 +222,7 @@ class LinkUpkeep:
         return [*self._dial_later(link, number), *([] if link.up else [TellLink(peer, reason)])]
 
     def _bring_up(self, link: _WantedLink) -> list[LinkStep]:
-        """There is no lane: the younger dials at once, the elder once that should have worked."""
+        """Bring up a link without lanes: the younger dials at once, the elder after a pause."""
         link.keeps = link.member.peer < self._own
         if link.keeps:
             return self._widen(link)
@@ -232,7 +232,7 @@ class LinkUpkeep:
         return self._dial_later(link, 0)
 
     def _width(self, link: _WantedLink) -> int:
-        """How many lanes the link should have now."""
+        """Return how many lanes the link should have now."""
         if not link.used:
             return 1
         links = self._links.values()
@@ -240,9 +240,9 @@ class LinkUpkeep:
         return lanes_of(link.told, near=link.near, sharers=sharers)
 
     def _widen(self, link: _WantedLink) -> list[LinkStep]:
-        """Dial the lanes that the link should have and nobody has dialled yet."""
+        """Dial the lanes that the link should have and that this side does not keep yet."""
         steps: list[LinkStep] = []
-        for number in range(self._width(link) if link.up else 1):  # the first one finds out
+        for number in range(self._width(link) if link.up else 1):  # one, until it is up
             if number not in link.dials:
                 link.dials[number] = _LaneDial(self._first_ns)
                 steps += self._dial(link, number)
@@ -250,7 +250,7 @@ class LinkUpkeep:
 
     def _dial(self, link: _WantedLink, number: int) -> list[LinkStep]:
         if (number and not link.up) or (link.up and not link.keeps):
-            # The first one brings the others and is dialled already, or the other side has dialled.
+            # The first lane brings the others, or the other side has dialled.
             del link.dials[number]
             return []
         dial = link.dials[number]
@@ -261,7 +261,7 @@ class LinkUpkeep:
         dial = link.dials[number]
         if dial.waits or dial.is_dialled:
             return []
-        # If there was never a link, nobody but the peer itself says that it is there.
+        # Without an earlier link, only the peer itself claims to be at this address.
         longest_ns = self._longest_ns if link.was_up else _UNMET_FACTOR * self._longest_ns
         pause_ns = min(dial.backoff_ns, longest_ns)
         dial.waits, dial.backoff_ns = True, 2 * pause_ns
@@ -276,14 +276,14 @@ class LinkUpkeep:
     # -- lanes -----------------------------------------------------------------------------------
 
     def greeted(self, peer: PeerId, number: int, host: str) -> list[LinkStep] | None:
-        """A peer that has dialled this one has proven itself; None: its connection is not wanted.
+        """Record that a peer has dialled this one and proven itself; None: reject its connection.
 
-        The link to a newcomer has one lane. A member that is not wanted yet dials again.
+        A link to a newcomer has one lane. A member that this peer does not want yet dials again.
         """
         link = self._links.get(peer)
         if link is not None:
-            # The other side keeps the link from now on. An elder's dial that is under way goes on:
-            # the younger gives up its own for that one.
+            # The other side keeps the link from now on. An elder continues a dial under way,
+            # because the younger gives up its own for it.
             link.keeps = False
             return self._give_up(link, but_under_way=peer > self._own)
         if number:
@@ -302,10 +302,10 @@ class LinkUpkeep:
         ours: bool,
         more: bool,
     ) -> list[LinkStep]:
-        """A link has one more lane, which this side has dialled if it is ``ours``.
+        """Record that a link has one more lane, which this side has dialled if it is ``ours``.
 
-        ``told``: how many lanes the other end was told that the link should have; ``near``: whether
-        it is on this machine; ``more``: whether the link had a lane before.
+        ``told``: how many lanes the other side was configured with; ``near``: whether it is on
+        this machine; ``more``: whether the link had a lane before.
         """
         link = self._links.get(peer)
         news: list[LinkStep] = [] if more else [TellLink(peer, None)]
@@ -324,10 +324,10 @@ class LinkUpkeep:
     def lost(
         self, peer: PeerId, number: int, reason: str, now_ns: int, *, up: bool, damaged: int | None
     ) -> list[LinkStep]:
-        """A lane is gone.
+        """Record that a lane was lost; redial it, or bring the link up again.
 
-        ``up``: whether the link has another one; ``damaged``: the length of the payload whose
-        damage was the reason, if it was.
+        ``up``: whether the link has another lane; ``damaged``: length of the damaged payload that
+        closed the lane; None: no damage.
         """
         link = self._links.get(peer)
         news: list[LinkStep] = [] if up else [TellLink(peer, reason)]
@@ -345,7 +345,7 @@ class LinkUpkeep:
         if dial is None or not link.keeps:
             return steps + news
         if now_ns - dial.up_since_ns < self._longest_ns:
-            steps += self._dial_later(link, number)  # it ends as soon as it is made: do not spin
+            steps += self._dial_later(link, number)  # no immediate redial of a short-lived lane
         elif not dial.is_dialled:
             dial.backoff_ns = self._first_ns
             steps += self._dial(link, number)
@@ -353,7 +353,7 @@ class LinkUpkeep:
 
 
 class LaneStep(enum.Enum):
-    """What a look at a lane leads to."""
+    """What to do with a lane after a look at it."""
 
     REPLACE = enum.auto()
     PING = enum.auto()
@@ -362,17 +362,17 @@ class LaneStep(enum.Enum):
 
 @dataclass(slots=True)
 class LaneWatch:
-    """Judges whether a lane owes progress and makes none.
+    """Detects that a lane owes progress and makes none.
 
-    A lane owes progress while it has something to send, a frame that began to arrive, or a running
-    transfer needs its link. There may be nothing to send on it, but everything may also have been
-    handed to a connection that is dead: so it is asked for a sign of life first. On a slow line
-    that question waits behind a long queue in the kernel; so the receiver sends one unasked.
+    A lane owes progress while it has data to send, while a frame is arriving, or while a running
+    transfer needs its link. A lane with nothing to send may have handed all data to a dead
+    connection. So it first asks the other side for a sign of life. On a slow line this question
+    waits behind a long queue in the kernel, so a receiver also sends signs of life unasked.
 
     Attributes:
-        stall_ns: how long it may make no progress.
-        since_ns: when it was last seen to move something.
-        told_ns: when the other side knew last what has arrived here.
+        stall_ns: how long the lane may make no progress.
+        since_ns: when the lane last moved data.
+        told_ns: when the other side last knew how much has arrived here.
     """
 
     stall_ns: int
@@ -380,17 +380,17 @@ class LaneWatch:
     told_ns: int
     moved_bytes: int = 0
     pinged: bool = False
-    """Whether it was asked since then if it is alive."""
+    """Whether this side has asked for a sign of life since then."""
     told_bytes: int = 0
-    """Of payload, that the other side has been told of."""
+    """Payload bytes that the other side knows to have arrived."""
 
     def look(
         self, moved_bytes: int, payload_bytes: int, now_ns: int, *, owes: bool, may_judge: bool
     ) -> list[LaneStep]:
-        """A tick.
+        """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
 
-        ``owes``: whether it owes progress, by what this process has seen while it was awake;
-        ``may_judge``: whether this process has read what came in.
+        ``owes``: whether the lane owes progress, as seen while this process was awake;
+        ``may_judge``: whether this process has read all that arrived.
         """
         steps: list[LaneStep] = []
         still_ns = now_ns - self.since_ns

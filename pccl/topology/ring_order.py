@@ -1,9 +1,9 @@
-"""In which order the members of a group form a ring in which neighbours can talk to each other.
+"""Finds an order of a group's members in which all neighbours in the ring have links.
 
-That is a Hamiltonian cycle in the graph of working links. To find one is hard in general (Karp,
-"Reducibility among combinatorial problems", 1972), and easy where few links are broken: with n
-members of which each can talk to n/2 others or more there always is one (Dirac 1952). So the search
-is bounded, and begins with what is there.
+Such an order is a Hamiltonian cycle in the graph of working links. To find one is hard in general
+(Karp, "Reducibility among combinatorial problems", 1972), and easy if few links are broken. If each
+of n members has links to n/2 others or more, there always is one (Dirac 1952). So the search is
+bounded, and it tries the present order first.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pccl.protocol.types import PeerId
 Pair = frozenset[PeerId]
 
 _STEPS_MAX = 20_000
-"""Of one search, all cycles that are tried taken together: some tens of milliseconds."""
+"""Limit of steps for one search over all its sets: some tens of milliseconds."""
 
 _SETS_MAX = 500
-"""Sets of members that are tried to be left out, the smallest first."""
+"""How many sets of members the search tries to leave out, the smallest first."""
 
 _NAMED_MAX = 3
-"""Links in one reason."""
+"""How many broken links one reason names."""
 
 
 def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
-    """That two cannot talk, and why, for people."""
+    """Return the text that the two peers of ``pair`` have no link, and why."""
     one, other = sorted(pair)
     return f"peers {one} and {other} cannot talk to each other ({broken[pair]})"
 
 
 def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
-    """Of each who is left out a link that it lacks, for people; of many only of the first few."""
+    """Return a text that names a broken link of each peer left out, up to ``_NAMED_MAX`` links."""
     theirs = (min((p for p in broken if peer in p), key=sorted) for peer in left_out)
     return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:_NAMED_MAX])
 
@@ -40,16 +40,16 @@ def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
 def arrange(
     ring: Sequence[PeerId], broken: Collection[Pair], silent: Collection[PeerId] = ()
 ) -> tuple[list[PeerId], list[PeerId]]:
-    """Find an order without neighbours that cannot talk to each other.
+    """Find an order in which all neighbours have links.
 
     Args:
         ring: the members in their present order.
-        broken: pairs that cannot talk.
+        broken: pairs without a link.
         silent: members that may be dead.
 
     Returns:
-        The new order, and who is left out because there is none with them: as few as possible, and
-        of as many those with the most broken links, then the silent ones, then the youngest.
+        The new order, and the members left out because no order includes them: as few as
+        possible, first those with most broken links, then silent ones, then the youngest.
     """
     steps = iter(range(_STEPS_MAX))
     ranked = sorted(ring, key=lambda peer: (_faults(peer, broken), peer in silent, peer))
@@ -58,7 +58,7 @@ def arrange(
         order = _cycle(members, broken, steps)
         if order is not None:
             return order, [peer for peer in ring if peer in left_out]
-    kept: list[PeerId] = []  # everybody who can talk to everybody else among them
+    kept: list[PeerId] = []  # members that all have links to each other
     for peer in ranked:
         if all(Pair((peer, other)) not in broken for other in kept):
             kept.append(peer)
@@ -66,7 +66,7 @@ def arrange(
 
 
 def broken_neighbours(ring: Sequence[PeerId], broken: Collection[Pair]) -> list[Pair]:
-    """The neighbours in a ring that cannot talk to each other."""
+    """Return the neighbours in a ring that have no link."""
     if len(ring) < 2:
         return []
     pairs = [Pair((ring[rank - 1], peer)) for rank, peer in enumerate(ring)]
@@ -88,7 +88,7 @@ def _faults(peer: PeerId, broken: Collection[Pair]) -> int:
 def _cycle(
     members: list[PeerId], broken: Collection[Pair], steps: Iterator[int]
 ) -> list[PeerId] | None:
-    """A ring of all ``members``; None if there is none, or none is found in so many ``steps``."""
+    """Return a ring of all ``members``; None if none exists, or none is found within ``steps``."""
     if not broken_neighbours(members, broken):
         return members
     friends = {
@@ -117,7 +117,7 @@ def _cycle(
 
 
 def _next_first(path: list[PeerId], friends: dict[PeerId, list[PeerId]]) -> list[PeerId]:
-    """Who may follow: who has the fewest ways on comes first (Warnsdorff's rule)."""
+    """Return the possible next members, the one with the fewest exits first (Warnsdorff's rule)."""
     free = [peer for peer in friends[path[-1]] if peer not in path]
     return sorted(free, key=lambda peer: sum(p not in path for p in friends[peer]))
 

@@ -1,16 +1,15 @@
 """The link emulator: a TCP relay that makes loopback behave like a real link, without root.
 
-* ``spec``: what an emulated link is like, and how people write it: ``rate=200mbit,rtt=80ms``.
-* ``shaper``: when each byte of a link's direction leaves and arrives: pure, in virtual nanoseconds.
-* ``alarm``: a timer of a loop that rings within some ten microseconds of its time.
-* ``tuning``: what the relay's sockets are given, and how they end.
-* ``connection``: one relayed connection: two sockets, and between them a flow in each direction.
-* ``sorting``: which link a connection belongs to, by the first bytes that its dialler sends.
-* ``relay``: the relay: listens before a target, and passes every connection on by way of an
-  emulated link.
-* ``thread``: threads with an event loop of their own; and a relay on one, for tests and benchmarks.
-* ``command_line``: the emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``.
-* ``verify``: a plain TCP stream through a relay, measured: does the emulator do what it says?
+* ``spec``: the description of an emulated link, as a text such as ``rate=200mbit,rtt=80ms``.
+* ``shaper``: computes when each byte of a link leaves and arrives. Pure, in virtual nanoseconds.
+* ``alarm``: an event-loop timer that fires within about 10 us of its deadline.
+* ``tuning``: creates, configures and resets the sockets of the relay.
+* ``connection``: one relayed connection: two sockets, and a flow in each direction between them.
+* ``sorting``: finds the link of a connection by the first bytes that its dialler sends.
+* ``relay``: the relay, which forwards each connection to a target over an emulated link.
+* ``thread``: threads with an event loop, and a relay on such a thread, for tests and benchmarks.
+* ``command_line``: the commands ``python -m pccl.stress relay`` and ``verify-link``.
+* ``verify``: measures plain TCP streams through a relay, to verify the emulator.
 
 See ``docs/emulator.md``.
 """

@@ -23,12 +23,12 @@ _TIMERSPEC = struct.Struct("@qqqq")  # interval, then time; seconds and nanoseco
 
 
 class Alarm:
-    """One time at which ``callback`` is called.
+    """A timer that calls ``callback`` at one time, which can be replaced.
 
     Args:
-        loop: whose timer it is; used from its thread only.
-        callback: called once for each time that is set and not replaced before.
-        fine: use the system's finer timer where there is one.
+        loop: the event loop. Use the alarm from the loop's thread only.
+        callback: called once for each time that was set and not replaced before.
+        fine: whether to use the timerfd of Linux, if available.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class Alarm:
 
     @property
     def is_fine(self) -> bool:
-        """Whether it is better than the loop's own."""
+        """Whether the alarm uses a timerfd, which is finer than the loop's timer."""
         return self._fd is not None
 
     def set(self, at_ns: int | None) -> None:
-        """Ring at ``at_ns`` of ``time.monotonic_ns`` (at once if that is past), or not at all."""
+        """Fire at ``at_ns`` of ``time.monotonic_ns``, at once if that is past; None: never."""
         if at_ns == self._at_ns:
             return
         self._at_ns = at_ns
         if self._system is not None and self._fd is not None:
-            # Zero would disarm it.
+            # At least 1, because 0 would disarm the timer. Without a time, disarm it.
             seconds, nanoseconds = divmod(0 if at_ns is None else max(at_ns, 1), NS_PER_S)
             when = _TIMERSPEC.pack(0, 0, seconds, nanoseconds)
             if self._system.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, when, None):
@@ -68,7 +68,7 @@ class Alarm:
             self._coarse = self._loop.call_later(delay_s, self._ring)
 
     def close(self) -> None:
-        """Never ring again."""
+        """Disarm the alarm, and free its descriptor."""
         self.set(None)
         if self._fd is not None:
             self._loop.remove_reader(self._fd)
@@ -80,7 +80,7 @@ class Alarm:
             return
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # set anew since the loop looked
+        except BlockingIOError:  # set again after the loop had polled
             return
         self._ring()
 

@@ -1,4 +1,4 @@
-"""The emulator's commands: ``python -m pccl.stress relay`` and ``verify-link``."""
+"""The commands ``python -m pccl.stress relay`` and ``verify-link``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ READ_BYTES = 1 << 12
 
 
 class LinkParameter(click.ParamType[LinkSpec]):
-    """A link as :meth:`LinkSpec.parse` takes it."""
+    """The type of an option that takes a link, in the form of :meth:`LinkSpec.parse`."""
 
     name = "SPEC"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> LinkSpec:
-        """Parse."""
+        """Parse a link."""
         if isinstance(value, LinkSpec):
             return value
         try:
@@ -48,10 +48,10 @@ class LinkParameter(click.ParamType[LinkSpec]):
 
 
 class PlaceParameter(click.ParamType[str]):
-    """``HOST:PORT``, checked.
+    """The type of an option that takes ``HOST:PORT``.
 
     Args:
-        to_dial: whether somebody has to listen there, which nobody does on port 0.
+        to_dial: whether the relay dials this address, which excludes port 0.
     """
 
     name = "HOST:PORT"
@@ -60,13 +60,13 @@ class PlaceParameter(click.ParamType[str]):
         self._to_dial = to_dial
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check."""
+        """Check an address."""
         try:
             address = parse_address(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if self._to_dial and address.port == 0:
-            self.fail(f"{value!r} names no port; write the one to dial", param, ctx)
+            self.fail(f"{value!r} names no port; write the port to dial", param, ctx)
         return str(address)
 
 
@@ -75,7 +75,7 @@ class PlaceParameter(click.ParamType[str]):
     "--to",
     type=PlaceParameter(to_dial=True),
     required=True,
-    help="The target that each connection is for.",
+    help="Target of all connections.",
 )
 @click.option(
     "--link",
@@ -85,9 +85,9 @@ class PlaceParameter(click.ParamType[str]):
     help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%, or part.",
 )
 @click.option("--listen", type=PlaceParameter(), default="127.0.0.1:0", show_default=True)
-@click.option("--per-peer", is_flag=True, help="A link for each peer that dials, not one for all.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the jitter.")
-@click.option("--until-eof", is_flag=True, hidden=True, help="End when stdin ends, too.")
+@click.option("--per-peer", is_flag=True, help="One link per peer that dials, not one for all.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the jitter.")
+@click.option("--until-eof", is_flag=True, hidden=True, help="Also end when stdin ends.")
 def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until_eof: bool) -> None:
     """Relay connections over an emulated link until SIGTERM or Ctrl-C.
 
@@ -96,7 +96,7 @@ def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until
     one = Relay(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
     try:
         run_in_loop(_serve(one, until_eof=until_eof))
-    except BrokenPipeError:  # whoever wanted to know where it listens has gone
+    except BrokenPipeError:  # the reader of stdout has ended
         raise
     except OSError as error:
         click.echo(f"cannot relay from {listen} to {to}: {error.strerror or error}", err=True)
@@ -123,7 +123,7 @@ async def _serve(one: Relay, *, until_eof: bool) -> None:
             click.echo(f"relay listens on {one.address}")
         await stop.wait()
     finally:
-        for number in signals:  # the loop ends with us, and would leave its own behind
+        for number in signals:  # this loop ends, but its handlers would stay
             loop.remove_signal_handler(number)
         one.close()
 
@@ -135,17 +135,17 @@ async def _serve(one: Relay, *, until_eof: bool) -> None:
 @click.option("--both-ways", is_flag=True, help="Send both ways at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_json: bool) -> None:
-    """Send plain TCP streams through a relay; exit code 1 if it is more than 5 % off.
+    """Send plain TCP streams through a relay; exit with 1 if a result is more than 5 % off.
 
-    The round trip is that of small messages on the idle link, the rate that of the given number
-    of connections together, once they have begun. It needs a machine that has little else to do.
+    The round trip is that of small messages on the idle link. The rate is that of all connections
+    together, after a warm-up. The command needs a machine without other load.
     """
     with ending_on_sigterm():
         try:
             measured = measure(spec, flows=flows, seconds=seconds, both_ways=both_ways)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise click.ClickException(f"nothing was measured: {reason}") from error
+            raise click.ClickException(f"cannot measure the link: {reason}") from error
     with writing():
         if as_json:
             click.echo(json.dumps({**asdict(measured), "ok": measured.is_ok}))
@@ -156,7 +156,7 @@ def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Generator[None, None, None]:
-    """Let SIGTERM unwind the stack of the block as Ctrl-C does, so that the relay is ended."""
+    """Make SIGTERM raise SystemExit in the block, so that the stack unwinds and the relay ends."""
 
     def end(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)

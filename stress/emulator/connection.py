@@ -1,14 +1,13 @@
-"""One relayed connection: two sockets, and between them a flow in each direction.
+"""One relayed connection: two sockets, and a flow in each direction between them.
 
-Bytes read from one socket are offered to the link's shaper and wait here until it says that they
-have arrived; then they are written to the other. Nothing decides here when.
+The connection offers bytes from one socket to the link's shaper. It stores the bytes until the
+shaper says that they have arrived, then writes them to the other socket.
 
 Invariants:
 
-* Bytes are read only as the window has room for them: what is here is in flight.
-* What is delivered is, in order, what was read, and then the end; or the connection dies by reset.
-  No byte is skipped and the next one delivered.
-* A reset does not pass a direction that is held; it does once that is released.
+* The connection reads bytes only if the window has room, so all stored bytes are in flight.
+* It delivers all bytes in order, and then the end; or it dies by reset. It never skips a byte.
+* A reset waits while its direction is held.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE
 
 
 class Side(enum.Enum):
-    """Of the two parties of a connection, one."""
+    """One of the two parties of a connection."""
 
     DIALLER = "dialler"
-    """Who has dialled the relay."""
+    """The party that dialled the relay."""
     TARGET = "target"
-    """Whom the relay has dialled."""
+    """The party that the relay dialled."""
 
 
 class RelayEnd:
-    """One of the two sockets, and what the loop is asked to watch it for."""
+    """One of the two sockets, and its registrations in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self.sock = sock
@@ -51,19 +50,19 @@ class RelayEnd:
         self._loop = loop
 
     def watch_readable(self, callback: Callable[[], object]) -> None:
-        """Call back whenever there is something to read."""
+        """Call ``callback`` whenever the socket is readable."""
         if self.is_open and not self.is_read:
             self.is_read = True
             self._loop.add_reader(self.sock, callback)
 
     def unwatch_readable(self) -> None:
-        """The reverse."""
+        """End the effect of ``watch_readable``."""
         if self.is_read:
             self.is_read = False
             self._loop.remove_reader(self.sock)
 
     def await_writable(self, callback: Callable[[], object]) -> None:
-        """Call back once, when it takes bytes again or a dial has ended."""
+        """Call ``callback`` once, when the socket is writable or its dial has ended."""
 
         def once() -> None:
             if self._awaits_writable:
@@ -76,7 +75,7 @@ class RelayEnd:
             self._loop.add_writer(self.sock, once)
 
     def close(self, *, with_reset: bool = False) -> None:
-        """Close the socket, in an orderly way or not."""
+        """Close the socket, with a reset or orderly."""
         if not self.is_open:
             return
         self.unwatch_readable()
@@ -91,7 +90,7 @@ class RelayEnd:
 
 
 class RelayPipe:
-    """One direction of a connection: what is in flight in it, and why it is held, if it is."""
+    """One direction of a connection: its bytes in flight, and the reasons why it is held."""
 
     def __init__(self, source: RelayEnd, sink: RelayEnd, shaper: Shaper, flow: ShapedFlow) -> None:
         self.source = source
@@ -99,7 +98,7 @@ class RelayPipe:
         self.shaper = shaper
         self.flow = flow
         self.holds: set[str] = set()
-        """Which of the relay, the link and the flow itself is stalled in this direction."""
+        """Stalled scopes of this direction: ``relay``, ``link``, ``flow``."""
         self.swallows = False
         self.passed_bytes = 0
         self.flipped_bits = 0
@@ -108,7 +107,7 @@ class RelayPipe:
         self._payload: deque[memoryview] = deque()
 
     def put(self, data: bytes, now_ns: int) -> None:
-        """Bytes were read from the source; there is room for them."""
+        """Take bytes from the source, for which the window has room, and flip bits of them."""
         self.shaper.offer(self.flow, len(data), now_ns)
         flips = self.shaper.flips(len(data))
         if flips:
@@ -121,15 +120,15 @@ class RelayPipe:
             self._payload.append(memoryview(data))
 
     def swallow(self) -> None:
-        """From now on whatever arrives vanishes, as does what is under way."""
+        """Discard all bytes in flight, and all later ones."""
         self.swallows = True
         self._payload.clear()
 
     def write(self, now_ns: int) -> bool:
-        """Give what has arrived to the sink, as far as it takes it; return whether it took all.
+        """Write arrived bytes to the sink; return whether the sink took all of them.
 
         Raises:
-            OSError: the sink is gone.
+            OSError: the connection of the sink is broken.
         """
         flow = self.flow
         while flow.arrived_bytes:
@@ -172,15 +171,15 @@ class RelayPipe:
 
 @dataclass(frozen=True, slots=True)
 class FlowStatus:
-    """One connection through the relay.
+    """The status of one connection through the relay.
 
     Attributes:
-        flow: its number, by which faults name it; the first is 1.
+        flow: number of the connection, from 1, which faults use.
         link: key of its link.
-        forward_bytes: given to the relay's target so far.
-        backward_bytes: given to who has dialled so far.
-        forward_flight_bytes: on the way to the target, or not acknowledged.
-        backward_flight_bytes: the same on the way back.
+        forward_bytes: bytes written to the relay's target so far.
+        backward_bytes: bytes written to the dialler so far.
+        forward_flight_bytes: bytes to the target that are in transit or not acknowledged.
+        backward_flight_bytes: bytes to the dialler that are in transit or not acknowledged.
     """
 
     flow: int
@@ -192,16 +191,16 @@ class FlowStatus:
 
 
 class RelayedConnection:
-    """One accepted connection and the one dialled for it.
+    """One accepted connection, and the connection that the relay dialled for it.
 
     Args:
-        number: its name among those of the relay.
-        link: key of the link that it belongs to.
-        near: the end of who has dialled the relay.
-        far: the end that the relay has dialled.
-        pipes: of both directions.
-        tell: called after something was read, written or ended outside of :meth:`move`.
-        ended: called once, when both ends are closed.
+        number: number of the connection in the relay.
+        link: key of its link.
+        near: socket to the dialler.
+        far: socket to the target.
+        pipes: the pipes of both directions.
+        tell: called when a socket of a pipe is readable or writable.
+        ended: called once, when both sockets are closed.
     """
 
     def __init__(
@@ -221,11 +220,11 @@ class RelayedConnection:
         self._far = far
         self._ended = ended
         self._wakers = {pipe: partial(tell, pipe) for pipe in pipes.values()}
-        self._unsaid: set[Direction] = set()  # resets that wait for the way to be open again
+        self._unsaid: set[Direction] = set()  # resets that wait while their direction is held
         self._is_over = False
 
     def begin(self, first: bytes, ended: bool, now_ns: int) -> None:
-        """Take what the dialler has sent already; the far end is being dialled."""
+        """Take the bytes that the dialler has already sent, while the relay dials the target."""
         pipe = self.pipes[Direction.FORWARD]
         if first:
             pipe.put(first, now_ns)
@@ -234,7 +233,7 @@ class RelayedConnection:
             pipe.shaper.finish(pipe.flow, now_ns)
 
     def status(self) -> FlowStatus:
-        """How it stands."""
+        """Return the status of this connection."""
         there, back = self.pipes[Direction.FORWARD], self.pipes[Direction.BACKWARD]
         return FlowStatus(
             self.number,
@@ -248,7 +247,7 @@ class RelayedConnection:
     # -- bytes -----------------------------------------------------------------------------------
 
     def move(self, pipe: RelayPipe, now_ns: int) -> None:
-        """Write what has arrived and read what there is room for; the shaper is at ``now_ns``."""
+        """Write arrived bytes, and read as much as has room. The shaper must be at ``now_ns``."""
         self._write(pipe, now_ns)
         self._read(pipe, now_ns)
 
@@ -258,7 +257,7 @@ class RelayedConnection:
             return
         room_bytes = pipe.shaper.room_bytes(pipe.flow)
         if not room_bytes:
-            source.unwatch_readable()  # it comes back with the next acknowledgement
+            source.unwatch_readable()  # until the next acknowledgement
             return
         try:
             data = source.sock.recv(min(room_bytes, READ_BYTES_MAX))
@@ -291,13 +290,13 @@ class RelayedConnection:
     # -- ends ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Find out about an end that has been reset while nobody reads or writes there."""
+        """Detect a reset of a socket that the relay is not reading."""
         for end in (self._near, self._far):
             if end.is_open and end.is_connected and not end.is_read and failure_of(end.sock):
                 self._lose(end)
 
     def dialled(self) -> None:
-        """The dial of the far end is over."""
+        """Begin to relay after the dial of the target, or end the connection if it failed."""
         if failure_of(self._far.sock):
             self._lose(self._far)
             return
@@ -306,7 +305,7 @@ class RelayedConnection:
             wake()
 
     def _lose(self, end: RelayEnd) -> None:
-        """An end was reset: the other one hears of it, if the way there is open."""
+        """Pass the reset of one end to the other end, now or when the direction is released."""
         end.close()
         direction = Direction.FORWARD if end is self._near else Direction.BACKWARD
         pipe = self.pipes[direction]
@@ -327,14 +326,14 @@ class RelayedConnection:
     # -- faults ----------------------------------------------------------------------------------
 
     def hold(self, direction: Direction, reason: str, now_ns: int) -> None:
-        """Nothing more passes in a direction."""
+        """Hold a direction for a reason: no byte, end or reset passes."""
         pipe, back = self.pipes[direction], self.pipes[direction.reverse]
         pipe.holds.add(reason)
         pipe.shaper.hold(pipe.flow, now_ns)
         back.shaper.hold_acks(back.flow, now_ns)
 
     def release(self, direction: Direction, reason: str, now_ns: int) -> None:
-        """Everything passes again, unless there is another reason why not."""
+        """Remove a reason, and release the direction if no reason is left."""
         pipe, back = self.pipes[direction], self.pipes[direction.reverse]
         pipe.holds.discard(reason)
         if pipe.holds:
@@ -345,11 +344,11 @@ class RelayedConnection:
             self._finish(with_reset=True)
 
     def reset(self) -> None:
-        """Both ends see a reset at once."""
+        """Reset both ends at once."""
         self._finish(with_reset=True)
 
     def half_open(self, gone: Side) -> None:
-        """One side is gone; the other is not told, and talks to nobody."""
+        """Reset one side. The other side does not learn it, and its bytes are discarded."""
         for pipe in self.pipes.values():
             pipe.swallow()
         end, other = (self._near, self._far) if gone is Side.DIALLER else (self._far, self._near)

@@ -1,12 +1,12 @@
-"""The relay: listens before a target, and passes every connection on by way of an emulated link.
+"""The relay, which forwards each connection to a target over an emulated link.
 
-One relay stands at one door (a peer's port, a master's). By default all its connections share one
-link; ``link_of`` sorts them into several by the first bytes that the dialler sends.
+One relay serves one port, of a peer or a master. By default all its connections share one link.
+``link_of`` gives them several links, by the first bytes that the dialler sends.
 
-All methods are called in the loop's thread; :class:`pccl.stress.emulator.thread.RelayThread` is
-for everybody else. Faults have a scope: one connection (``flow``), one link (``link``) or, with
-neither, the whole relay, what comes later included; and one direction, or both. ``resume`` lifts
-what a ``stall`` or ``cut`` of the same scope has done, and nothing else.
+Call all methods in the loop's thread, or use :class:`pccl.stress.emulator.thread.RelayThread`.
+Faults have a scope: one connection (``flow``), one link (``link``), or by default the whole relay
+with all later connections. They concern one direction or both. ``resume`` ends only a ``stall`` or
+``cut`` of the same scope.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from pccl.stress.emulator.tuning import BACKLOG, dialler, listener, resolve, tun
 from pccl.transports.base import Address
 
 TICK_NS = 250_000
-"""At a link that bytes wait for, the relay looks no more often than this; else it is on time."""
+"""Shortest time between two wake-ups for a link on which bytes wait; other wake-ups are exact."""
 
 STEP_NS = 1_000_000
-"""A relay that runs later than this goes through what it missed in steps of this."""
+"""Length of the steps in which a late relay catches up, if it is later than this."""
 
 WAKES_NS = 100_000
-"""About what it costs that the relay's process has to wake up twice for a byte, to read it and to
-write it: bytes are given that much less delay."""
+"""Approximate delay of a byte by two wake-ups of the relay's process, to read and to write it. The
+relay subtracts it from the link's delay."""
 
 CHECK_S = 0.05
-"""How often sockets that nobody reads from are asked whether they have been reset."""
+"""Time between two checks for resets of sockets that the relay is not reading."""
 
 ACCEPT_PAUSE_S = 0.2
-"""Pause of a listener for which the system has no descriptor."""
+"""Pause of a listener when the system has no free descriptor."""
 
 _ACCEPTS_PER_TURN = 64
 
@@ -51,7 +51,7 @@ _log = logging.getLogger("pccl.stress.emulator")
 
 _Flow = int | None
 _Way = Direction | None
-"""None: both."""
+"""A direction; None: both."""
 
 
 class _EmulatedLink:
@@ -67,7 +67,7 @@ class _EmulatedLink:
 
 
 class _Newcomer:
-    """A connection whose first bytes are awaited, to know its link."""
+    """An accepted connection whose first bytes the relay needs to find its link."""
 
     def __init__(self, end: RelayEnd, accepted_ns: int) -> None:
         self.end = end
@@ -76,23 +76,23 @@ class _Newcomer:
 
 
 class Relay:
-    """Passes connections on to a target by way of emulated links.
+    """Forwards connections to a target over emulated links.
 
     Args:
-        to: ``HOST:PORT`` of the target that is dialled for each accepted connection.
-        spec: what each link is like.
-        listen: ``HOST:PORT`` to listen at; port 0: any that is free.
-        link_of: takes the first bytes that a dialler sends (``first_byte_count`` of them, fewer
-            only if it ends before) and returns the key of its link; must not raise. None: all
-            share one link. Targets that speak first cannot be sorted.
-        first_byte_count: how many bytes ``link_of`` needs, at most the smallest window.
-        seed: of the links' jitter.
+        to: ``HOST:PORT`` of the target, which the relay dials for each accepted connection.
+        spec: description of each link.
+        listen: ``HOST:PORT`` to listen on; port 0: any free port.
+        link_of: function from the first bytes of a dialler to the key of its link; must not raise.
+            It gets ``first_byte_count`` bytes, or fewer if the stream ends before. None: all
+            connections share one link. It does not work if the target sends first.
+        first_byte_count: number of bytes that ``link_of`` needs, at most the smallest window.
+        seed: seed of the links' jitter.
 
     Attributes:
-        address: where it listens, once started.
+        address: address at which the relay listens, after ``start``.
 
     Raises:
-        ValueError: an address or ``first_byte_count`` is none; the message says what is allowed.
+        ValueError: an address or ``first_byte_count`` is invalid; the message says what is allowed.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Relay:
         """Begin to listen, in the running loop.
 
         Raises:
-            OSError: ``listen`` cannot be had, or ``to`` names no host.
+            OSError: ``listen`` cannot be bound, or the host of ``to`` is unknown.
         """
         self._loop = asyncio.get_running_loop()
         self._target = resolve(self._to.host, self._to.port)
@@ -145,7 +145,7 @@ class Relay:
         self._check_soon()
 
     def close(self) -> None:
-        """Reset all connections and give everything back. Nothing happens afterwards."""
+        """Reset all connections, and close all sockets and timers; idempotent."""
         if not self._is_open:
             return
         self._is_open = False
@@ -159,18 +159,18 @@ class Relay:
             timer.cancel()
         self._alarm.close()
 
-    # -- what is there ---------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------
 
     def flows(self) -> tuple[FlowStatus, ...]:
-        """All connections, in the order in which they came."""
+        """Return the status of all connections, oldest first."""
         return tuple(connection.status() for connection in self._connections.values())
 
     # -- faults ----------------------------------------------------------------------------------
 
     def change(self, spec: LinkSpec, *, link: Hashable = None) -> None:
-        """A link, or all of them and all to come, is like ``spec`` from now on.
+        """Change one link to ``spec``, or all links and all later ones.
 
-        What is on its way arrives as it would have; nothing is lost or overtaken.
+        Bytes in transit arrive as planned. No byte is lost or overtaken.
         """
         now_ns = time.monotonic_ns()
         if link is None:
@@ -182,29 +182,29 @@ class Relay:
         self._settle(now_ns)
 
     def stall(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
-        """Bytes stop where they are; connections stay. ``resume`` lets them go on from there.
+        """Hold all bytes where they are, until ``resume``. The connections stay open.
 
         Raises:
-            LookupError: no such flow, at least not any more.
+            LookupError: no open connection has the number ``flow``.
         """
         self._stop(link, flow, direction, lose=False)
 
     def cut(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
-        """As :meth:`stall`, and what is on its way is lost: it is sent again after ``resume``.
+        """Stall, and lose all bytes in transit, which are sent again after ``resume``.
 
-        So it is with a cable that is pulled: TCP sends the lost bytes again, and either none is
-        missing or the connection dies.
+        A pulled cable has the same effect. TCP sends the lost bytes again, so either no byte is
+        missing, or the connection dies.
 
         Raises:
-            LookupError: no such flow, at least not any more.
+            LookupError: no open connection has the number ``flow``.
         """
         self._stop(link, flow, direction, lose=True)
 
     def resume(self, *, link: Hashable = None, flow: _Flow = None, direction: _Way = None) -> None:
-        """Lift a stall or a cut of the same scope.
+        """End a stall or a cut of the same scope.
 
         Raises:
-            LookupError: no such flow, at least not any more.
+            LookupError: no open connection has the number ``flow``.
         """
         now_ns = time.monotonic_ns()
         reason, held, connections = self._scope(link, flow)
@@ -215,10 +215,10 @@ class Relay:
         self._settle(now_ns)
 
     def reset(self, *, link: Hashable = None, flow: int | None = None) -> None:
-        """Both ends of each connection see a reset, at once, and its bytes are gone.
+        """Reset both ends of each connection at once, and discard its bytes.
 
         Raises:
-            LookupError: no such flow, at least not any more.
+            LookupError: no open connection has the number ``flow``.
         """
         for connection in self._scope(link, flow)[2]:
             connection.reset()
@@ -227,20 +227,20 @@ class Relay:
                 self._dismiss(newcomer)
 
     def half_open(self, gone: Side, *, link: Hashable = None, flow: int | None = None) -> None:
-        """One side is gone (it sees a reset), and the other is not told.
+        """Reset the side ``gone`` of each connection. The other side does not learn it.
 
-        What that one sends is swallowed at the link's pace, and nothing comes back, not even what
-        was on its way. That cannot be undone.
+        The relay discards the bytes of the other side at the link's rate, and delivers nothing to
+        that side, not even bytes in transit. There is no way to undo this.
 
         Raises:
-            LookupError: no such flow, at least not any more.
+            LookupError: no open connection has the number ``flow``.
         """
         for connection in self._scope(link, flow)[2]:
             connection.half_open(gone)
         self._settle(time.monotonic_ns())
 
     def refuse_new(self) -> None:
-        """Dials are refused until :meth:`accept_new`; the port stays ours."""
+        """Refuse dials until :meth:`accept_new`. The relay keeps its port."""
         self._stop_accepting()
         if self._listens:
             self._listens = False
@@ -248,16 +248,16 @@ class Relay:
             self._listener = listener(self._place)
 
     def blackhole_new(self) -> None:
-        """New connections hear nothing until :meth:`accept_new`, after which they go on.
+        """Leave new connections without an answer until :meth:`accept_new`; then relay them.
 
-        The dial itself succeeds, because the kernel answers it: so it is with some firewalls. At
-        most ``BACKLOG`` of them.
+        The dial itself succeeds, because the kernel answers up to ``BACKLOG`` dials. Some firewalls
+        have the same effect.
         """
         self._stop_accepting()
         self._listen()
 
     def accept_new(self) -> None:
-        """New connections are passed on again."""
+        """Relay new connections again."""
         self._listen()
         if not self._accepts:
             self._accepts = True
@@ -284,10 +284,10 @@ class Relay:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # it went before we came
+            except ConnectionError:  # the dialler has already closed it
                 continue
             except OSError:
-                _log.warning("cannot accept a connection; trying again", exc_info=True)
+                _log.warning("relay: cannot accept a connection; trying again", exc_info=True)
                 self._stop_accepting()
                 again = self._loop.call_later(ACCEPT_PAUSE_S, self.accept_new)
                 self._timers["accept"] = again
@@ -321,11 +321,11 @@ class Relay:
         newcomer.end.close(with_reset=True)
 
     def _begin(self, newcomer: _Newcomer, key: Hashable, *, ended: bool) -> None:
-        """Dial the target, and let the link's flows begin when a dial would have taken effect."""
+        """Dial the target, and delay the flows by the time that a dial takes on the link."""
         try:
             far = RelayEnd(self._loop, dialler(self._target))
         except OSError:
-            _log.warning("cannot dial the target", exc_info=True)
+            _log.warning("relay: cannot make a socket to dial %s", self._to, exc_info=True)
             self._dismiss(newcomer)
             return
         if far.sock.connect_ex(self._target[1]) not in (0, errno.EINPROGRESS):
@@ -368,7 +368,7 @@ class Relay:
     # -- time ------------------------------------------------------------------------------------
 
     def _on_ready(self, pipe: RelayPipe) -> None:
-        """A socket of a pipe can be read or written again."""
+        """Move bytes of a pipe, because one of its sockets is readable or writable."""
         now_ns = time.monotonic_ns()
         self._advance(pipe.shaper, now_ns)
         owner = self._owners.get(pipe.flow)
@@ -386,10 +386,10 @@ class Relay:
         self._set_alarm()
 
     def _advance(self, shaper: Shaper, now_ns: int) -> None:
-        """Let all happen that is due; if we are late, in small steps, each at its own time.
+        """Process all events of ``shaper`` up to now. A late relay does it in small steps.
 
-        So a process that did not get to run loses nothing of the link's rate: what waited in the
-        kernel is let in when there was room for it.
+        So a relay that runs late does not reduce the link's rate: bytes that waited in the kernel
+        are offered at the times when the window had room.
         """
         due_ns = shaper.next_event_ns()
         while due_ns is not None and due_ns + STEP_NS < now_ns:
@@ -400,7 +400,7 @@ class Relay:
     def _move_at(self, shaper: Shaper, at_ns: int) -> None:
         for flow in shaper.advance(at_ns):
             owner = self._owners.get(flow)
-            if owner is not None:  # it has not ended meanwhile
+            if owner is not None:  # the connection has not ended meanwhile
                 owner[0].move(owner[1], at_ns)
 
     def _plan(self, shaper: Shaper) -> None:
@@ -415,7 +415,7 @@ class Relay:
             self._alarm.set(min(planned, default=None))
 
     def _settle(self, now_ns: int) -> None:
-        """After a fault: whatever can move does, and the alarm is right again."""
+        """Move all bytes that can move after a change or fault, and set the alarm."""
         for connection in list(self._connections.values()):
             for pipe in connection.pipes.values():
                 if pipe.flow in self._owners:
@@ -445,11 +445,11 @@ class Relay:
     def _scope(
         self, link: Hashable, flow: int | None
     ) -> tuple[str, set[Direction], Iterable[RelayedConnection]]:
-        """What a scope is called, where its stalls are kept, and the connections in it."""
+        """Return the name of a scope, the set of its stalled directions, and its connections."""
         connections = list(self._connections.values())
         if flow is not None:
             if flow not in self._connections:
-                raise LookupError(f"there is no connection {flow} through this relay now")
+                raise LookupError(f"the relay has no connection {flow} now; see flows()")
             return "flow", set(), [self._connections[flow]]
         if link is not None:
             return "link", self._link(link).held, [c for c in connections if c.link == link]

@@ -1,19 +1,19 @@
-"""When each byte of a link's direction leaves and arrives: pure, in virtual nanoseconds.
+"""Computes when each byte of a link leaves and arrives. Pure, in virtual nanoseconds.
 
     sender ─> queue ─> serialised at the link's rate ─> half a round trip ─> arrived ─> receiver
                  ^                                                                        |
                  └──────── room in the window <─── half a round trip back <───────────────┘
 
-A link's direction is one ``Shaper``; each connection has a ``ShapedFlow`` in it. Both count bytes
-and never see them. Time goes in with each call and never goes back.
+Each direction of a link is one ``Shaper``, in which each connection has a ``ShapedFlow``. Both
+count bytes, but do not hold them. Each call passes the time, which never goes back.
 
 Invariants:
 
 * The link serialises one chunk at a time; n bytes take n * 8 / rate, rounded up to a nanosecond.
-* Of the flows that could send next, the one that has had least goes first: equal shares, and what
-  one cannot use (its own cap, nothing to send) goes to the others.
+* Of the flows that can send next, the flow with the least sent bytes goes first. So flows get equal
+  shares, and a share that a flow cannot use (its cap, no data) goes to the other flows.
 * Bytes of a flow arrive in the order in which they were offered, and its end after all of them.
-* ``flight_bytes`` of a flow never exceeds what the window was when its bytes were let in.
+* ``flight_bytes`` of a flow never exceeds the window at the time when its bytes were offered.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from pccl.stress.emulator.spec import PACKET_BYTES, QUEUE_S, LinkSpec
 NS_PER_S = 1_000_000_000
 
 CHUNK_S = 0.001
-"""A chunk is what the link sends in this time, within the bounds below: small, so that flows share
-finely and bytes do not come in bursts, but no smaller than a packet."""
+"""Time in which the link sends a chunk, within the bounds below. Chunks are small, so that flows
+share finely and without bursts, but not smaller than a packet."""
 
 CHUNK_BYTES_MIN = 1460
 CHUNK_BYTES_MAX = 64 << 10
 
 
 class Direction(enum.Enum):
-    """Of a connection's two directions, one."""
+    """One of the two directions of a connection."""
 
     FORWARD = "forward"
-    """From who has dialled to the relay's target."""
+    """From the dialler to the relay's target."""
     BACKWARD = "backward"
 
     @property
     def reverse(self) -> Direction:
-        """The other one."""
+        """The other direction."""
         return Direction.BACKWARD if self is Direction.FORWARD else Direction.FORWARD
 
 
 class ShapedFlow:
-    """One direction of one connection. Made by :meth:`Shaper.add`; only the shaper changes it.
+    """One direction of one connection. :meth:`Shaper.add` makes it, and only the shaper changes it.
 
     Attributes:
-        queued_bytes: let in, and not begun to be serialised.
-        flight_bytes: let in, and their acknowledgement is not back.
-        arrived_bytes: arrived, and not yet taken by the receiver.
-        has_ended: the sender's end has arrived, after all bytes.
-        ending: the sender's end is queued, behind the bytes.
-        transit: arrival and number of bytes (0: the end) of all that is on its way, in the order of
-            the bytes: what would arrive before an earlier one waits for it.
-        acks: the same of acknowledgements.
-        free_ns: no byte of it is serialised before.
-        served_bytes: what it has had, in the measure of fair sharing.
-        held_since_ns, acks_held_since_ns: since when nothing moves there or back; None: it does.
+        queued_bytes: bytes offered, but not yet serialised.
+        flight_bytes: bytes offered, but not yet acknowledged.
+        arrived_bytes: bytes arrived, but not yet taken by the receiver.
+        has_ended: whether the sender's end has arrived, after all bytes.
+        ending: whether the sender's end is queued, behind the bytes.
+        transit: arrival time and number of bytes (0: the end) of each chunk in transit, in order. A
+            chunk with an earlier time than its predecessor waits for it.
+        acks: arrival times and numbers of bytes of acknowledgements in transit.
+        free_ns: time before which the link serialises no byte of the flow.
+        served_bytes: bytes serialised so far, as counted for fair sharing.
+        held_since_ns, acks_held_since_ns: time since which bytes or acks are held; None: not held.
     """
 
     __slots__ = (
@@ -86,11 +86,11 @@ class ShapedFlow:
 
     @property
     def is_backlogged(self) -> bool:
-        """Whether it waits for the link."""
+        """Whether the flow has bytes or its end to send, and is not held."""
         return (self.queued_bytes > 0 or self.ending) and self.held_since_ns is None
 
     def event_ns(self, flight_max_bytes: int) -> int | None:
-        """When its next byte arrives, or room comes back that is scarce."""
+        """Return when a byte arrives next, or an ack if over half of the window is in use."""
         at_ns: int | None = None
         if self.transit and self.held_since_ns is None:
             at_ns = self.transit[0][0]
@@ -104,7 +104,7 @@ class ShapedFlow:
         return at_ns
 
     def pass_due(self, now_ns: int) -> bool:
-        """Let arrive and be acknowledged what is due; return whether anything was."""
+        """Process the arrivals and acknowledgements up to now; return whether there were any."""
         stirred = False
         if self.held_since_ns is None:
             while self.transit and self.transit[0][0] <= now_ns:
@@ -123,9 +123,9 @@ class Shaper:
     """One direction of one link, with its flows.
 
     Args:
-        spec: what the link is like.
-        chance: where jitter is drawn from; one seed, one run.
-        overhead_ns: what whoever passes the bytes on adds to each way; taken off the delay.
+        spec: the link.
+        chance: random numbers for jitter and flipped bits.
+        overhead_ns: delay that the relay itself adds to each way; subtracted from the link's delay.
     """
 
     def __init__(self, spec: LinkSpec, chance: Random, overhead_ns: int = 0) -> None:
@@ -133,8 +133,8 @@ class Shaper:
         self._overhead_ns = overhead_ns
         self._flows: list[ShapedFlow] = []
         self._flow_count = 0
-        self._free_ns = 0  # the link's work up to here is done or promised
-        self._served_bytes = 0  # of the flow served last, when it was
+        self._free_ns = 0  # the link is busy until this time
+        self._served_bytes = 0  # those of the flow that was served last, before that
         self._set(spec)
 
     def _set(self, spec: LinkSpec) -> None:
@@ -156,14 +156,14 @@ class Shaper:
             self._queue_bytes = int(spec.rate_bps * QUEUE_S / 8)
 
     def _draw_intact(self) -> None:
-        """How many bytes pass until the next bit flips."""
+        """Draw the number of bytes until the next flipped bit."""
         if self._corrupt:
             # -log(u) is exponential; Random's own methods may differ between versions of Python.
             spread = -log(1.0 - self._chance.random())
             self._intact_bytes += spread * PACKET_BYTES / self._corrupt
 
     def flips(self, nbytes: int) -> list[int]:
-        """Of so many bytes that pass the link now, the numbers of the bits that flip."""
+        """Return the numbers of the bits to flip in the next ``nbytes`` bytes."""
         found: list[int] = []
         if not self._corrupt:
             return found
@@ -173,10 +173,10 @@ class Shaper:
             self._draw_intact()
         return found
 
-    # -- what happens ----------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def add(self, now_ns: int, ready_ns: int = 0) -> ShapedFlow:
-        """A connection begins; none of its bytes is serialised before ``ready_ns``."""
+        """Add the flow of a new connection. Its bytes are serialised from ``ready_ns`` on."""
         self._flow_count += 1
         flow = ShapedFlow(self._flow_count, max(now_ns, ready_ns))
         flow.served_bytes = self._served_bytes
@@ -184,11 +184,11 @@ class Shaper:
         return flow
 
     def remove(self, flow: ShapedFlow) -> None:
-        """A connection is over, wherever its bytes are."""
+        """Remove the flow of a connection that has ended, with its bytes in transit."""
         self._flows.remove(flow)
 
     def room_bytes(self, flow: ShapedFlow) -> int:
-        """How many bytes of a flow may be offered now."""
+        """Return the number of bytes of a flow that may be offered now."""
         room = self._flight_max_bytes - flow.flight_bytes
         if self._queue_bytes is not None:
             backlogged = sum(other.is_backlogged for other in self._flows) or 1
@@ -197,7 +197,7 @@ class Shaper:
         return max(0, room)
 
     def offer(self, flow: ShapedFlow, count: int, now_ns: int) -> None:
-        """The sender has sent ``count`` bytes; at most ``room_bytes``."""
+        """Queue ``count`` bytes from the sender; at most ``room_bytes``."""
         assert count > 0
         assert not flow.ending
         assert count <= self.room_bytes(flow)
@@ -206,25 +206,25 @@ class Shaper:
         flow.flight_bytes += count
 
     def finish(self, flow: ShapedFlow, now_ns: int) -> None:
-        """The sender will send no more."""
+        """Queue the sender's end, after which no bytes follow."""
         self._join(flow, now_ns)
         flow.ending = True
 
     def deliver(self, flow: ShapedFlow, count: int, now_ns: int) -> None:
-        """The receiver has taken ``count`` of the bytes that have arrived."""
+        """Record that the receiver took ``count`` arrived bytes, and acknowledge them."""
         assert 0 < count <= flow.arrived_bytes
         flow.arrived_bytes -= count
         flow.acks.append((now_ns + self._delay_ns, count))
 
     def advance(self, now_ns: int) -> list[ShapedFlow]:
-        """Let time pass; return the flows of which bytes or the end arrived, or that got room."""
+        """Advance the time; return the flows with arrived bytes or ends, or with new room."""
         self._serialise(now_ns)
         return [flow for flow in self._flows if flow.pass_due(now_ns)]
 
     def next_event_ns(self) -> int | None:
-        """When :meth:`advance` is next needed; None: not before something else happens.
+        """Return when to call :meth:`advance` next; None: only after another call.
 
-        Acknowledgements that nobody waits for are no reason.
+        Acknowledgements of flows that use less than half of their window do not count.
         """
         flight_max_bytes = self._flight_max_bytes
         events = [
@@ -237,30 +237,30 @@ class Shaper:
 
     @property
     def is_busy(self) -> bool:
-        """Whether bytes wait for the link."""
+        """Whether a flow waits for the link."""
         return any(flow.is_backlogged for flow in self._flows)
 
     # -- changes and faults ----------------------------------------------------------------------
 
     def change(self, spec: LinkSpec, now_ns: int) -> None:
-        """The link is different from now on; what is on its way arrives as it would have.
+        """Change the link for bytes serialised from now on. Bytes in transit arrive as planned.
 
-        No byte overtakes another: after a shorter delay, later bytes wait for earlier ones.
+        No byte overtakes another: with a shorter delay, later bytes wait for earlier ones.
         """
         self._serialise(now_ns)
         self._set(spec)
-        for flow in self._flows:  # what one could not use under its cap is not owed to it
+        for flow in self._flows:  # a flow does not get back shares that its old cap excluded
             flow.served_bytes = self._served_bytes
 
     def hold(self, flow: ShapedFlow, now_ns: int) -> None:
-        """Nothing of a flow moves until :meth:`release`; its acknowledgements do."""
+        """Hold the bytes of a flow until :meth:`release`, but not its acknowledgements."""
         if flow.held_since_ns is None:
             self._serialise(now_ns)
             flow.pass_due(now_ns)
             flow.held_since_ns = now_ns
 
     def release(self, flow: ShapedFlow, now_ns: int) -> None:
-        """A held flow goes on where it was."""
+        """Let the bytes of a held flow continue, later by the time of the hold."""
         if flow.held_since_ns is not None:
             late_ns = now_ns - flow.held_since_ns
             flow.held_since_ns = None
@@ -276,13 +276,13 @@ class Shaper:
         flow.queued_bytes += lost_bytes
 
     def hold_acks(self, flow: ShapedFlow, now_ns: int) -> None:
-        """The way back is interrupted: no room is won until :meth:`release_acks`."""
+        """Hold the acknowledgements of a flow until :meth:`release_acks`: it gets no new room."""
         if flow.acks_held_since_ns is None:
             flow.pass_due(now_ns)
             flow.acks_held_since_ns = now_ns
 
     def release_acks(self, flow: ShapedFlow, now_ns: int) -> None:
-        """Acknowledgements go on where they were."""
+        """Let held acknowledgements continue, later by the time of the hold."""
         if flow.acks_held_since_ns is not None:
             late_ns = now_ns - flow.acks_held_since_ns
             flow.acks_held_since_ns = None
@@ -291,13 +291,13 @@ class Shaper:
     # -- inside ----------------------------------------------------------------------------------
 
     def _join(self, flow: ShapedFlow, now_ns: int) -> None:
-        """A flow has something to send; time has been advanced to now."""
+        """Make a flow compete for the link from now on. Time must have been advanced to now."""
         if not flow.queued_bytes:
             flow.free_ns = max(flow.free_ns, now_ns)
             flow.served_bytes = max(flow.served_bytes, self._served_bytes)
 
     def _choose(self) -> tuple[int, ShapedFlow] | None:
-        """Who is served next, and when: the first that can be, then who has had least."""
+        """Return the flow to serve next, and when: the earliest, then the one with least bytes."""
         best: ShapedFlow | None = None
         best_key = (0, 0, 0)
         for flow in self._flows:
@@ -309,10 +309,10 @@ class Shaper:
         return None if best is None else (best_key[0], best)
 
     def _serialise(self, now_ns: int) -> None:
-        """Begin every chunk that begins up to now."""
+        """Serialise every chunk whose start is not after now."""
         while (chosen := self._choose()) is not None and chosen[0] <= now_ns:
             start_ns, flow = chosen
-            if not flow.queued_bytes:  # the end alone: no time, no share
+            if not flow.queued_bytes:  # the end alone takes no time and no share
                 flow.ending = False
                 self._send_off(flow, start_ns, 0)
                 continue

@@ -1,4 +1,4 @@
-"""Which link a connection belongs to, by the first bytes that its dialler sends."""
+"""Finds the link of a connection by the first bytes that its dialler sends."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 
 LinkOf = Callable[[bytes], Hashable]
-"""First bytes in, key of the link out; does not raise."""
+"""A function from the first bytes to the key of the link; it must not raise."""
 
 SHARED = "shared"
-"""Key of the one link of connections that are not told apart."""
+"""Key of the link of all connections without a link of their own."""
 
 
 def peer_of(first_bytes: bytes) -> Hashable:
-    """Sort connections of this library: a link for each peer that dials, one for all others.
+    """Return the key of a connection's link: the id of the peer that dials a lane, or ``SHARED``.
 
-    A lane's opening names the peer. What goes to a master (newcomers have no id yet), or is none
-    of ours, shares a link.
+    The opening of a lane names the peer. Connections to a master, where newcomers have no id yet,
+    and connections of other programs share a link.
     """
     if len(first_bytes) < OPENING_BYTES:
         return SHARED

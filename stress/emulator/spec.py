@@ -1,6 +1,6 @@
-"""What an emulated link is like, and how people write it: ``rate=200mbit,rtt=80ms``.
+"""The description of an emulated link, as a text such as ``rate=200mbit,rtt=80ms``.
 
-Units are those of ``tc``, without its traps: a rate is in bits and a size in bytes, always.
+Units are those of ``tc``, without its traps: a rate is always in bits, and a size in bytes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ RTT_S_MAX = 60.0
 WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 * KIB, 1024 * MIB
 
 QUEUE_S = 0.02
-"""How much of a link's work may wait before it, inside the emulator. It covers the moments in which
-the relay's process does not run; all else waits at the sender, where it does on a real link that
-a careful congestion control fills."""
+"""Seconds of a link's work that may queue in the emulator, for times when the relay's process does
+not run. Further bytes wait at the sender, as on a real link with a careful congestion control."""
 
 WINDOW_SLACK_BYTES = 256 * KIB
-"""What the default window allows beyond the product: a few reads of the relay."""
+"""Bytes of the default window beyond the bandwidth-delay product: a few reads of the relay."""
 
 PACKET_BYTES = 1448
-"""Of payload, on most networks: of so many bytes a share ``corrupt`` has a flipped bit."""
+"""Payload of a packet on most networks. A share ``corrupt`` of packets has a flipped bit."""
 
 UNLIMITED_WINDOW_BYTES = 16 * MIB
-"""Default window of a link without any rate: what hosts tuned for long links allow."""
+"""Default window of a link without a rate, as on hosts that are tuned for long links."""
 
 _RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _TIME_UNITS = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
@@ -48,13 +47,13 @@ class LinkSpec:
 
     Attributes:
         rate_bps: bits per second of each direction, for all connections together; None: unlimited.
-        rtt_s: round trip of a byte and its answer on the idle link; each way takes half of it.
+        rtt_s: round trip on the idle link; each way takes half of it.
         flow_bps: bits per second of one connection in one direction; None: as the link.
-        jitter_s: each piece is late by up to this, uniformly, on each way; order is kept.
-        window_bytes: bytes of one connection in one direction that are sent and not yet
-            acknowledged, at most, as by a receive window; None: enough to fill the link.
-        corrupt: the share of packets that arrive with one bit flipped, from 0 to 1: what TCP's
-            checksum lets through, or a box on the way that makes it anew.
+        jitter_s: each piece is late by up to this on each way, uniformly drawn; the order stays.
+        window_bytes: largest number of unacknowledged bytes of one connection in one direction, as
+            with a receive window; None: enough to fill the link.
+        corrupt: share of packets that arrive with one flipped bit, from 0 to 1, as damage that
+            TCP's checksum misses, or that a box on the way hides with a new checksum.
 
     Raises:
         ValueError: a value is out of range; the message says what is allowed.
@@ -84,49 +83,49 @@ class LinkSpec:
 
     @staticmethod
     def parse(text: str) -> LinkSpec:
-        """Parse ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``, any part of it.
+        """Parse any parts of ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``.
 
-        An empty text is a link without limits.
+        An empty text means a link without limits.
 
         Raises:
-            ValueError: it is none; the message says what is allowed.
+            ValueError: the text is not a link; the message says what is allowed.
         """
         values: dict[str, Any] = {}
         for part in (part.strip() for part in text.lower().split(",") if text.strip()):
             name, equals, value = part.partition("=")
             if not equals or name not in _FIELDS:
                 allowed = ", ".join(f"{name}={one.example}" for name, one in _FIELDS.items())
-                raise ValueError(f"{part!r} is no part of a link; write any of {allowed}")
+                raise ValueError(f"{part!r} is not a part of a link; write any of {allowed}")
             known = _FIELDS[name]
             if known.field in values:
-                raise ValueError(f"{name} is given twice")
+                raise ValueError(f"{name} is given twice; give it once")
             number = _number(name, value)
             values[known.field] = round(number) if known.kind is int else float(number)
         return LinkSpec(**values)
 
     def __str__(self) -> str:
-        """As :meth:`parse` takes it, without what is left at its default."""
+        """Return the text for :meth:`parse`, without parts at their defaults."""
         given = ((name, getattr(self, one.field), one.units) for name, one in _FIELDS.items())
         return ",".join(f"{name}={_write(value, units)}" for name, value, units in given if value)
 
     @property
     def half_rtt_ns(self) -> int:
-        """How long one way takes."""
+        """The delay of one way."""
         return round(self.rtt_s * 500_000_000)
 
     @property
     def slowest_bps(self) -> int | None:
-        """What one connection alone gets in one direction; None: no limit."""
+        """The rate of one connection alone in one direction; None: no limit."""
         rates = [rate for rate in (self.rate_bps, self.flow_bps) if rate is not None]
         return min(rates, default=None)
 
     @property
     def flight_max_bytes(self) -> int:
-        """The window: as given, or enough for one connection to get all that it may have.
+        """The window: as given, or large enough for the full rate of one connection.
 
-        A byte takes up room from when the relay has read it until its acknowledgement is back: the
-        round trip, both ways' jitter, and the wait before the link; that twice, because the relay
-        does not run all the time.
+        A byte uses the window from its read by the relay until its acknowledgement: for the round
+        trip, the jitter of both ways, and the queue. The queue counts twice, because the relay does
+        not run all the time.
         """
         if self.window_bytes is not None:
             return self.window_bytes
@@ -151,8 +150,8 @@ def _number(name: str, text: str) -> Decimal:
 
 
 def _write(value: float, units: Mapping[str, int | Decimal]) -> str:
-    """A whole number in the largest unit that it is whole in, others in the largest below it."""
-    # By way of repr: its decimal digits are those that give the same float again.
+    """Return ``value`` with the largest unit that leaves a whole number, for a float 1 or more."""
+    # From repr, whose decimal digits parse to the same float.
     exact = Decimal(repr(value))
     fits = [
         u for u in units if (exact % units[u] == 0 if type(value) is int else exact >= units[u])
@@ -164,7 +163,7 @@ def _write(value: float, units: Mapping[str, int | Decimal]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """How a field is written."""
+    """The name, type, units and example of a field."""
 
     field: str
     kind: type[int] | type[float]

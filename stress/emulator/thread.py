@@ -1,4 +1,4 @@
-"""Threads with an event loop of their own; and a relay on one, for tests and benchmarks."""
+"""Threads with an event loop, and a relay on such a thread, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 ANSWER_S = 60.0
-"""A loop that does not answer for so long never will: an error in it, not a slow machine."""
+"""Longest wait for a loop, in seconds. A longer silence is an error, not a slow machine."""
 
 
 def run_in_loop(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end in a new loop of this thread: uvloop's where there is one."""
+    """Run a coroutine to its end in a new loop of this thread; uvloop's, if installed."""
     try:
         import uvloop
     except ImportError:  # no wheel for this platform
@@ -34,12 +34,12 @@ def run_in_loop(main: Coroutine[Any, Any, _T]) -> _T:
 
 
 class LoopThread:
-    """A thread with an event loop. Use as a context; call from any other thread.
+    """A thread with an event loop, as a context manager. Any other thread may call it.
 
     Args:
-        name: of the thread.
-        begin: called in the loop before anything else; what it raises, entering raises.
-        end: called in the loop after everything else.
+        name: name of the thread.
+        begin: called in the loop first; ``__enter__`` raises what it raises.
+        end: called in the loop last.
     """
 
     def __init__(self, name: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
@@ -59,13 +59,13 @@ class LoopThread:
         self.close()
 
     def close(self) -> None:
-        """End the loop and its thread. Again: no effect."""
+        """End the loop and its thread; idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(ANSWER_S)
 
     def call(self, work: Callable[[], _T]) -> _T:
-        """Let the loop do something; what it raises is raised here."""
+        """Call ``work`` in the loop, and return its result or raise its error."""
 
         async def answered() -> _T:
             return work()
@@ -73,7 +73,7 @@ class LoopThread:
         return self.wait(answered())
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Let the loop run a coroutine to its end; what it raises is raised here."""
+        """Run a coroutine in the loop, and return its result or raise its error."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
 
     def _run(self) -> None:
@@ -98,7 +98,7 @@ class LoopThread:
 def _in_loop(
     method: Callable[Concatenate[Relay, _P], _T],
 ) -> Callable[Concatenate[RelayThread, _P], _T]:
-    """The same method of a relay, for any thread."""
+    """Make a method for any thread from a method of a relay."""
 
     @wraps(method)
     def call(self: RelayThread, /, *args: _P.args, **options: _P.kwargs) -> _T:
@@ -108,19 +108,17 @@ def _in_loop(
 
 
 class RelayThread:
-    """A context in which a relay runs; see :class:`pccl.stress.emulator.relay.Relay`.
+    """A relay on its own thread, as a context; see :class:`pccl.stress.emulator.relay.Relay`.
 
         with RelayThread("127.0.0.1:4711", LinkSpec.parse("rate=200mbit,rtt=80ms")) as relay:
             socket.create_connection(relay.address)
             relay.stall()
 
-    The thread shares the interpreter with whoever made it: to measure, run the relay as a process
-    (``python -m pccl.stress relay``).
-
-    Args: those of ``Relay``.
+    The thread shares the interpreter with the program. For measurements, run the relay as a process
+    (``python -m pccl.stress relay``). The arguments are those of ``Relay``.
 
     Raises:
-        OSError: on entering: ``listen`` cannot be had, or ``to`` names no host.
+        OSError: from ``__enter__``: ``listen`` cannot be bound, or the host of ``to`` is unknown.
     """
 
     def __init__(
@@ -143,12 +141,12 @@ class RelayThread:
         self.close()
 
     def close(self) -> None:
-        """End the relay and its thread; all its connections are reset. Again: no effect."""
+        """Reset all connections, and end the relay and its thread; idempotent."""
         self.thread.close()
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address at which the relay listens."""
         return self.relay.address
 
     flows = _in_loop(Relay.flows)

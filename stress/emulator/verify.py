@@ -1,7 +1,7 @@
-"""A plain TCP stream through a relay, measured: does the emulator do what it says?
+"""Measures plain TCP streams through a relay, to verify the emulator.
 
-The relay is a process of its own, as in use; sender and receiver are threads here, with blocking
-sockets, which share nothing with the library or the relay.
+The relay is a separate process, as in real use. Sender and receiver are threads of this process,
+with blocking sockets, and share no code with the library or the relay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOLERANCE = 0.05
 PING_BYTES = 64
 BLOCK_BYTES = 256 << 10
 _PINGS = 100
-_PING_S = 4.0  # about how long the pings may take together
+_PING_S = 4.0  # approximate time for all pings together
 _WARM_UP_S = 1.0
 _PATIENCE_S = 30.0
 
@@ -36,18 +36,18 @@ _ECHO, _SINK, _BOTH = b"e", b"s", b"b"
 
 @dataclass(frozen=True, slots=True)
 class StreamMeasured:
-    """What was asked of a link and what came out.
+    """The requested and the measured figures of a link.
 
     Attributes:
-        link: the link, as it is written.
-        flows: how many connections sent at once.
-        asked_bps: what they should reach together in one direction; None: no limit.
-        rate_bps: payload that arrived, towards the relay's target.
-        rate_back_bps: the same on the way back; None: nothing was sent there.
-        asked_rtt_s: round trip on the idle link, the mean jitter included.
+        link: the link as text.
+        flows: number of connections that sent at once.
+        asked_bps: expected rate of all connections in one direction; None: no limit.
+        rate_bps: rate of the payload that arrived at the relay's target.
+        rate_back_bps: rate of the payload on the way back; None: none was sent.
+        asked_rtt_s: expected round trip on the idle link, with the mean jitter.
         rtt_s: median of the round trips of small messages.
-        relay_cpu_share: CPU time of the relay's process per second while the streams ran; 0 where
-            the system does not tell.
+        relay_cpu_share: CPU time of the relay's process per second of the streams; 0 on systems
+            without ``/proc``.
     """
 
     link: str
@@ -61,7 +61,7 @@ class StreamMeasured:
 
     @property
     def is_ok(self) -> bool:
-        """Whether everything that was asked for is within the tolerance."""
+        """Whether rates and round trip are within the tolerance."""
         pairs = [(self.asked_rtt_s, self.rtt_s), (self.asked_bps, self.rate_bps)]
         if self.rate_back_bps is not None:
             pairs.append((self.asked_bps, self.rate_back_bps))
@@ -69,10 +69,10 @@ class StreamMeasured:
 
 
 def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> StreamMeasured:
-    """Measure the round trip and then the rate of a link, through a relay made for it.
+    """Start a relay for a link, and measure first its round trip, then its rate.
 
     Raises:
-        OSError: no relay, or no connection through it.
+        OSError: the relay did not start, or a connection through it failed.
     """
     with _target() as (to, target), _relay_process(to, spec) as (address, pid):
         rtt_s = _round_trip_s(address, spec)
@@ -112,9 +112,9 @@ def _asked_bps(spec: LinkSpec, flows: int) -> float | None:
 
 @contextlib.contextmanager
 def _relay_process(to: str, spec: LinkSpec) -> Generator[tuple[tuple[str, int], int]]:
-    """A relay in a process of its own: its address and its process id.
+    """Run a relay as a process; yield its address and its process id.
 
-    It ends at the end of its stdin, which comes even if this process is killed.
+    The relay ends when its stdin ends, so it does not outlive this process.
     """
     command = [sys.executable, "-m", "pccl.stress", "relay", "--to", to, "--link", str(spec)]
     with subprocess.Popen(
@@ -135,7 +135,7 @@ def _round_trip_s(address: tuple[str, int], spec: LinkSpec) -> float:
     count = min(_PINGS, max(10, int(_PING_S / max(spec.rtt_s, 1e-3))))
     spans_s: list[float] = []
     with _dial(address, _ECHO) as sock:
-        for _ in range(2 + count):  # the first wait for the dial
+        for _ in range(2 + count):  # the first two wait for the dial
             started_s = time.perf_counter()
             sock.sendall(bytes(PING_BYTES))
             left = PING_BYTES
@@ -156,12 +156,12 @@ def _dial(address: tuple[str, int], mode: bytes) -> socket.socket:
 
 
 class _Streams:
-    """Connections, each with the threads that serve it until it is shut."""
+    """Connections, each with threads that serve it until it is shut down."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
         self._received: dict[socket.socket, int] = {}
-        """By connection: bytes so far; only the thread that receives there adds."""
+        """Received bytes by connection; only the receiving thread of a connection adds to them."""
 
     def __enter__(self) -> Self:
         return self
@@ -176,42 +176,42 @@ class _Streams:
             sock.close()
 
     def received(self) -> int:
-        """Bytes so far, of all."""
+        """Return the bytes that all connections have received so far."""
         return sum(self._received.values())
 
     def serve(self, sock: socket.socket, *works: Callable[[socket.socket], None]) -> None:
-        """Do all of this with a connection, each in a thread, until it is shut."""
+        """Run each of ``works`` with a connection, in its own thread, until it is shut down."""
         self._received[sock] = 0
         self._threads += [_thread(work, sock) for work in works]
 
     def answer(self, sock: socket.socket) -> None:
-        """Do what its first byte asks for."""
+        """Serve a connection as its first byte asks: echo, receive, or send and receive."""
         mode = sock.recv(1)
         if mode == _BOTH:
             self._threads.append(_thread(self.send, sock))
         (self.echo if mode == _ECHO else self.receive)(sock)
 
     def send(self, sock: socket.socket) -> None:
-        """As fast as it may."""
+        """Send zeros as fast as the connection allows."""
         block = bytes(BLOCK_BYTES)
         while True:
             sock.sendall(block)
 
     def receive(self, sock: socket.socket) -> None:
-        """All that comes."""
+        """Receive and count bytes until the connection ends."""
         room = bytearray(BLOCK_BYTES)
         while count := sock.recv_into(room):
             self._received[sock] += count
 
     def echo(self, sock: socket.socket) -> None:
-        """Give back what comes."""
+        """Send all received bytes back."""
         while data := sock.recv(PING_BYTES):
             sock.sendall(data)
 
 
 def _thread(work: Callable[[socket.socket], None], sock: socket.socket) -> threading.Thread:
     def run() -> None:
-        with contextlib.suppress(OSError):  # that is how it ends
+        with contextlib.suppress(OSError):  # the usual end of a thread
             work(sock)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -221,7 +221,7 @@ def _thread(work: Callable[[socket.socket], None], sock: socket.socket) -> threa
 
 @contextlib.contextmanager
 def _target() -> Generator[tuple[str, _Streams]]:
-    """What the relay dials: echoes, or takes all that comes, or sends as well."""
+    """Run a server for the relay to dial; yield its address and its connections."""
 
     def accept(listener: socket.socket) -> None:
         while True:
@@ -241,7 +241,7 @@ def _target() -> Generator[tuple[str, _Streams]]:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time that another process has used; 0 where the system has no such file."""
+    """Return the CPU time of another process in seconds; 0 on systems without ``/proc``."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     except OSError:

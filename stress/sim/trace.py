@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import cast
+from typing import Any
 
 from pccl.machines.master.events import MasterTick
 from pccl.machines.peer.events import Tick
@@ -58,31 +58,31 @@ def _is_routine(what: object) -> bool:
     return isinstance(what, MasterTick | Tick)
 
 
-@cache
-def _names(kind: type[object]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
-
-
 def values_of(what: object) -> object:
     """Return the content of a value, without the names of its classes.
 
     Raises:
         TypeError: a part has a type whose ``repr`` may depend on its address.
     """
-    kind = type(what)
+    return _reader(what.__class__)(what)
+
+
+@cache
+def _reader(kind: type[object]) -> Callable[[Any], object]:
+    """Return the function that reads the content of values of type ``kind``."""
     if kind in _PLAIN:
-        return what
-    if isinstance(what, enum.Enum):
-        return what.value
-    if isinstance(what, tuple | list):
-        return [values_of(each) for each in cast("Sequence[object]", what)]
-    if isinstance(what, BaseException):
-        return str(what)
-    if isinstance(what, Mapping):
-        items = cast("Mapping[object, object]", what).items()
-        return [[values_of(key), values_of(value)] for key, value in items]
-    if isinstance(what, set | frozenset):
-        return sorted(repr(values_of(each)) for each in cast("Iterable[object]", what))
+        return lambda what: what
+    if issubclass(kind, enum.Enum):
+        return lambda what: what.value
+    if issubclass(kind, tuple | list):
+        return lambda what: [_reader(each.__class__)(each) for each in what]
+    if issubclass(kind, BaseException):
+        return str
+    if issubclass(kind, Mapping):
+        return lambda what: [[values_of(key), values_of(each)] for key, each in what.items()]
+    if issubclass(kind, set | frozenset):
+        return lambda what: sorted(repr(values_of(each)) for each in what)
     if not is_dataclass(kind):
         raise TypeError(f"a trace cannot hold a value of type {kind.__name__}")
-    return [values_of(getattr(what, name)) for name in _names(kind)]
+    names = [field.name for field in fields(kind)]
+    return lambda what: [_reader(each.__class__)(each) for each in map(what.__getattribute__, names)]

@@ -1,10 +1,9 @@
-"""Questions that were measured, each by a command: what a loss costs, how large the source is.
+"""Measurements, each by a command: the cost of a loss, the size of the source tree.
 
-* ``commands``: the studies among the commands of ``python -m pccl.stress``, where there are any.
-* ``resend``: what a loss costs: bytes that survivors send after a member died in the middle of a
-  reduce.
-* ``house``: how large the house is, and how far one call goes in it.
+* ``commands``: lists the studies as commands for ``python -m pccl.stress``.
+* ``resend``: measures the bytes that survivors send after a member dies in a reduce.
+* ``house``: measures the size of the source tree, and the Python calls of one all-reduce.
 * ``reference``: writes ``docs/protocol/messages.md`` and ``limits.md`` from the code.
 
-They are no part of the wheel.
+The wheel does not contain the studies.
 """

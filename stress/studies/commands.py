@@ -1,4 +1,4 @@
-"""The studies among the commands of ``python -m pccl.stress``, where there are any."""
+"""Lists the studies as commands for ``python -m pccl.stress``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How large the house is, and how far one call goes in it.
+"""Measures the size of the source tree, and the Python calls of one all-reduce.
 
-The Python calls are those of one peer of two in one warm all-reduce of 4 MB, counted by a profile
-function in the caller's thread and in the I/O thread, in modules of ``pccl`` only.
+A profile function counts the calls of one of two peers in a warm all-reduce of 4 MB. It counts in
+the caller's thread and in the I/O thread, and only functions of ``pccl``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pccl.cli.streams import writing
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pccl", "transports", "bindings", "stress")
 COUNT = 1_000_000
-"""Elements of float32."""
+"""Number of float32 elements."""
 WARM, COUNTED = 5, 9
 ARGUMENTS = frozenset(
     (
@@ -34,13 +34,13 @@ ARGUMENTS = frozenset(
         "retry", "timeout_s",
     )
 )  # fmt: skip
-"""Of ``all_reduce``, those with a name."""
+"""Keyword arguments of ``all_reduce``."""
 LISTED_MIN = 5
-"""So many of them in one place are the list, written again."""
+"""Number of ``ARGUMENTS`` that a place must name to count as a copy of the list."""
 
 
 class CallCounter:
-    """Counts calls of Python functions of ours, in all threads that start after it."""
+    """Records calls of functions of ``pccl``, in this thread and all threads that start later."""
 
     def __init__(self) -> None:
         self.calls: list[CodeType] = []
@@ -53,7 +53,7 @@ class CallCounter:
             self.calls.append(frame.f_code)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         threading.setprofile(None)
         sys.setprofile(None)
 
@@ -64,7 +64,7 @@ def _is_ours(path: str) -> bool:
 
 @click.command("house")
 def house() -> None:
-    """Measure the house: lines, words, chains, and the calls of one warm all-reduce."""
+    """Measure lines, words and class chains of the tree, and the calls of one warm all-reduce."""
     with writing():
         for name, value in (*_sizes(), *_path()):
             click.echo(f"{name:52} {value:>9}")
@@ -146,7 +146,7 @@ def _chains(trees: dict[Path, ast.Module]) -> int:
 
 
 def _lists(tree: ast.Module) -> int:
-    """Places that name most of the arguments: signatures, calls, and classes that hold them."""
+    """Count signatures, calls and classes that name most of the arguments."""
     count = 0
     for node in ast.walk(tree):
         named: set[str | None] = set()
@@ -169,7 +169,7 @@ def _lists(tree: ast.Module) -> int:
 
 
 def _be_partner() -> None:
-    """The master and the other peer, in a process of their own."""
+    """Run the master and the other peer, in this process."""
     with pccl.MasterNode("127.0.0.1:0") as node:
         print(node.address, flush=True)
         _reduce(node.address, None)

@@ -1,4 +1,4 @@
-"""Writes ``docs/protocol/messages.md`` and ``limits.md``: first paragraphs of docstrings."""
+"""Writes ``docs/protocol/messages.md`` and ``limits.md`` from first paragraphs of docstrings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHER_LIMITS = (
     *((frame, "PAYLOAD_BYTES_MAX"), (stream, "UNSENT_BYTES_MAX"), (tcp, "ACCEPT_BACKOFF_S")),
     *((frames, "QUEUED_PIECES_MAX"), (results, "KEPT_BYTES_MAX"), (results, "UNREAD_BYTES_MAX")),
 )
-"""Limits that stand beside the code that keeps them."""
+"""Limits outside ``limits.py``, beside the code that enforces them."""
 
 
 @click.command("reference")
@@ -60,7 +60,7 @@ def reference() -> None:
 
 
 def pages() -> Mapping[str, str]:
-    """The text of each page by the name of its file."""
+    """Return the text of each page, by the name of its file."""
     made = {"messages.md": _messages(), "limits.md": _limits()}
     return {name: "\n\n".join(parts) + "\n" for name, parts in made.items()}
 
@@ -71,13 +71,13 @@ def _table(*rows: tuple[str, ...]) -> str:
 
 
 def _plain(docstring: str | None) -> str:
-    """The first paragraph of a docstring in one line of Markdown."""
+    """Return the first paragraph of a docstring as one line of Markdown."""
     text = " ".join((docstring or "").partition("\n\n")[0].split())
     return re.sub(r"``([^`]*)``", r"`\1`", text)
 
 
 def _docstrings(source: str) -> Mapping[str, str]:
-    """Every name in a class or module that has a text below it, with that text as it is shown."""
+    """Return the names of a class or module that have docstrings, with these docstrings."""
     tree = ast.parse(textwrap.dedent(source))
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else tree.body
     found: dict[str, str] = {}
@@ -99,13 +99,13 @@ def _messages() -> Iterator[str]:
             (f"{codec.CODES[k]} `{k.__name__}`", _fields(k, values), _meaning(k)) for k in kinds
         )
         yield f"## From a {sender}\n\n{_table(('message', 'fields', 'meaning'), *rows)}"
-    others = (kind for kind in values if kind not in codec.CODES)  # they grow on the way
+    others = (kind for kind in values if kind not in codec.CODES)  # grows while rows are made
     pairs = ((f"`{kind.__name__}`", _fields(kind, values)) for kind in others)
     yield f"## Values\n\n{_table(('value', 'fields'), *pairs)}"
 
 
 def _fields(kind: type[Any], values: list[type[Any]]) -> str:
-    """The fields of a dataclass with their types; adds dataclasses among them to ``values``."""
+    """Return the fields of a dataclass with their types; add nested dataclasses to ``values``."""
     if kind is StatusReport:
         return "`pccl/protocol/status_report.py`"
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -130,7 +130,7 @@ def _wire_type(hint: Any, values: list[type[Any]]) -> str:
 
 
 def _meaning(kind: type[Any]) -> str:
-    """The docstring of a message, and those of its fields."""
+    """Return the docstrings of a message and of its fields."""
     told = _docstrings(inspect.getsource(kind)).items()
     parts = (f"`{name}`: {text[0].lower()}{text[1:]}" for name, text in told)
     return " ".join((_plain(kind.__doc__), *parts))
@@ -154,7 +154,7 @@ def _chapter(title: str, *names: tuple[types.ModuleType, str]) -> str:
 
 
 def _value(name: str, value: float) -> str:
-    """A value in a unit that is easy to read."""
+    """Return a value in a readable unit."""
     if "_NS" in name or re.search("(?<!_PER)_S$", name):
         return f"{value / (1e9 if '_NS' in name else 1):g} s"
     unit = "bytes" * ("BYTES" in name)

@@ -1,9 +1,9 @@
-"""What a loss costs: bytes that survivors send after a member died in the middle of a reduce.
+"""Measures the bytes that survivors send after a member dies in a reduce.
 
-The production runtime in virtual time: peers with one lane each, links with a rate and a round-trip
-time. A member is killed when a part of the time that the whole reduce takes has passed; the others
-reduce with ``retry=True`` until they have a result, which is checked. What they send from the loss
-on is compared with a full repeat by those that are left.
+The study runs the production runtime in virtual time: peers with one lane each, and links with a
+rate and a delay. It kills a member after a part of the normal time of the reduce. The survivors
+reduce with ``retry=True`` until they have a result, and the study checks it. It compares the bytes
+that they send after the loss with those of a full repeat by the survivors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Array = npt.NDArray[Any]
 PERCENTS = (10, 30, 50, 70, 90)
 WORLD_SIZES = (3, 4, 8)
 COUNT = 1 << 20
-"""Elements of float32: 4 MiB."""
+"""Number of float32 elements: 4 MiB."""
 SEGMENT_BYTES = 16 << 10
 LATENCY_NS = 10 * NS_PER_S // 1000
 BYTES_PER_S = 5_000_000
@@ -51,35 +51,35 @@ LIMIT_S = 400
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What became of one reduce."""
+    """The cost of one loss."""
 
     peers: int
     percent: int
-    """Of its undisturbed time, when a member was killed."""
+    """Time of the kill, in percent of an undisturbed reduce."""
     repaired: bool
-    """Whether it was committed with the dead member's contribution."""
+    """Whether the result contains the dead member's contribution."""
     bytes_after: int
-    """What the others have sent each other from then on, headers included."""
+    """Bytes that the survivors sent each other after the kill, headers included."""
     bytes_repeat: int
-    """The same for a reduce of theirs from the beginning."""
+    """Bytes of a complete reduce of the survivors, headers included."""
     seconds_after: float
-    """From the death to the last one's result; virtual."""
+    """Virtual seconds from the kill to the last result."""
     seconds_repeat: float
-    """Of an undisturbed reduce of those that are left."""
+    """Virtual seconds of a complete, undisturbed reduce of the survivors."""
 
     @property
     def ratio(self) -> float:
-        """Bytes after the loss by bytes of a full repeat."""
+        """Bytes after the loss, divided by the bytes of a full repeat."""
         return self.bytes_after / self.bytes_repeat
 
 
 class ResendRun:
-    """One run of ``peers`` processes and one reduce.
+    """One run of ``peers`` processes with one reduce.
 
     Args:
-        peers: how many.
-        victim: index of the one that is killed.
-        kill_after_ns: how long after the others have begun; None: nobody dies.
+        peers: number of processes.
+        victim: index of the process to kill.
+        kill_after_ns: time of the kill after the begin of the reduce; None: no kill.
     """
 
     def __init__(self, peers: int, victim: int = 0, kill_after_ns: int | None = None) -> None:
@@ -106,11 +106,11 @@ class ResendRun:
         self._engines = [self._engine(index) for index in range(peers)]
         self.bytes_after = 0
         self.duration_ns = 0
-        """From the loss, or if there is none from the beginning, to the last result."""
+        """Time from the kill, or without a kill from the begin, to the last result."""
         self.repaired = False
 
     def run(self) -> ResendRun:
-        """Do it, and check the result."""
+        """Simulate the run, check the result, and return this object with its figures."""
         try:
             self._loop.run_until_complete(self._main())
         finally:
@@ -137,7 +137,7 @@ class ResendRun:
         await master.start(MASTER_ADDRESS)
         joins: list[asyncio.Task[None]] = []
         everybody = JoinRequest(min_peers=len(self._engines))
-        for engine in self._engines:  # one behind the other: the ring is in this order
+        for engine in self._engines:  # one after another, so that the ring has this order
             joins.append(self._loop.create_task(engine.connect(everybody)))
             await self._pause()
         await asyncio.gather(*joins)
@@ -175,7 +175,7 @@ class ResendRun:
         reduces[self._victim].cancel()
 
     def _judge(self, reports: list[ReduceInfo]) -> None:
-        """Compare with a fold of the contributors' inputs, and take the figures down."""
+        """Compare the results with a fold of the contributors' inputs, and store the figures."""
         contributors = reports[0].contributors
         inputs = [self._inputs[peer - 1] for peer in contributors]
         self.repaired = self._killed and PeerId(self._victim + 1) in contributors
@@ -189,7 +189,7 @@ class ResendRun:
         self.bytes_after = self._sent_bytes() - self._sent_before
 
     def _sent_bytes(self) -> int:
-        """What those that are left have given to the network for each other."""
+        """Return the bytes that the survivors have sent each other so far."""
         survivors = [
             e for n, e in enumerate(self._engines) if not self._killed or n != self._victim
         ]
@@ -203,7 +203,7 @@ class ResendRun:
 
 
 def losses(peers: int) -> Iterator[Loss]:
-    """Let a member die at each of ``PERCENTS`` of a reduce."""
+    """Simulate a kill at each of ``PERCENTS`` of a reduce, and yield the costs."""
     whole, rest = ResendRun(peers).run(), ResendRun(peers - 1).run()
     for percent in PERCENTS:
         kill_after_ns = whole.duration_ns * percent // 100
@@ -222,9 +222,9 @@ def losses(peers: int) -> Iterator[Loss]:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one object per loss.")
 def resend(as_json: bool) -> None:
-    """What a member's death in the middle of a reduce costs the others, in simulation.
+    """Measure what a member's death in a reduce costs the survivors, in simulation.
 
-    4 MiB of float32, links of 5 MB/s and 20 ms; the middle rank dies at several points.
+    4 MiB of float32, links of 5 MB/s with a round trip of 20 ms. The middle rank dies.
     """
     found = [loss for peers in WORLD_SIZES for loss in losses(peers)]
     with writing():
@@ -241,7 +241,7 @@ def _table(found: list[Loss]) -> Table:
         table.add_row(
             str(loss.peers),
             f"{loss.percent} %",
-            "repaired" if loss.repaired else "tried again",
+            "repaired" if loss.repaired else "retried",
             f"{loss.bytes_after / 1e6:.2f} MB",
             f"{loss.bytes_repeat / 1e6:.2f} MB",
             f"{loss.ratio:.2f}",

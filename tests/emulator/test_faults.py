@@ -7,16 +7,13 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pccl.protocol.handshake import OPENING_BYTES
 from pccl.stress.emulator import Direction, LinkSpec, RelayThread, Side
+from tests.emulator.conftest import BenchMaker
 from tests.support.patience import LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.emulator.conftest import BenchMaker
 
 Read = Callable[[socket.socket, int], bytes]
 RESET = (ConnectionResetError, BrokenPipeError)

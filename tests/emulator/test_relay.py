@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +16,8 @@ from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import SHARED, LinkSpec, Relay, RelayThread, peer_of
 from pccl.stress.emulator.tuning import BUFFER_BYTES
+from tests.emulator.conftest import BenchMaker
 from tests.support.patience import LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.emulator.conftest import BenchMaker
 
 Read = Callable[[socket.socket, int], bytes]
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

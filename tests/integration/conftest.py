@@ -15,6 +15,7 @@ import pccl
 from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
 from tests.support import waiting
+from tests.support.insides import machine_of
 from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
@@ -28,14 +29,21 @@ def world_size(comm: pccl.Communicator) -> int:
 
 
 class Run:
-    """A master, members in this process, and threads for them to call from."""
+    """A master, members in this process, and threads for them to call from.
 
-    def __init__(self, timing: Timing = QUICK) -> None:
+    Args:
+        timing: of all.
+        token: of all.
+        options: of every member.
+    """
+
+    def __init__(self, timing: Timing = QUICK, token: str | None = None, **options: Any) -> None:
         self.timing = timing
+        self._options = {"timing": timing, "token": token, **options}
         self.members: list[pccl.Communicator] = []
         self._made: list[pccl.Communicator] = []
         self._threads = ThreadPoolExecutor(32)
-        self.master = pccl.MasterNode("127.0.0.1:0", timing=timing)
+        self.master = pccl.MasterNode("127.0.0.1:0", timing=timing, token=token)
         self.master.run()
 
     def close(self) -> None:
@@ -49,33 +57,31 @@ class Run:
     @property
     def requests(self) -> int:
         """How many members have asked for an operation that has not started."""
-        ballots = list(self._machine.ballots.open.values())
+        ballots = list(self.machine.ballots.open.values())
         return sum(len(ballot.members) - len(ballot.waiting_for()) for ballot in ballots)
 
     @property
     def round_requests(self) -> int:
         """How many members have asked for a round that is open."""
-        rounds = self._machine.rounds.requested
+        rounds = self.machine.rounds.requested
         return sum(len(requested) for requested in rounds.values())
 
     @property
     def registered(self) -> int:
         """How many peers there are, admitted or not."""
-        return len(self._machine.membership.peers)
+        return len(self.machine.membership.peers)
 
     @property
     def registered_ever(self) -> int:
         """How many peers there have been, the removed ones included."""
-        return self._machine.registration.last_peer
+        return self.machine.registration.last_peer
 
     def until(self, condition: Callable[[], bool]) -> None:
         waiting.until(condition)
 
     @property
-    def _machine(self) -> MasterMachine:
-        server = self.master._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        return server.machine
+    def machine(self) -> MasterMachine:
+        return machine_of(self.master)
 
     # -- members -------------------------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class Run:
 
     def newcomer(self, group: int = 0, **options: Any) -> pccl.Communicator:
         """A communicator that has not connected yet; it is closed with the run."""
-        made = pccl.Communicator(self.master.address, group, timing=self.timing, **options)
+        made = pccl.Communicator(self.master.address, group, **{**self._options, **options})
         self._made.append(made)
         return made
 
@@ -142,8 +148,8 @@ def new_run() -> Iterator[Callable[..., Run]]:
     """Make a run of so many members, with such a timing."""
     runs: list[Run] = []
 
-    def make(size: int = 0, timing: Timing = QUICK) -> Run:
-        run = Run(timing)
+    def make(size: int = 0, timing: Timing = QUICK, **options: Any) -> Run:
+        run = Run(timing, **options)
         runs.append(run)
         for _ in range(size):
             run.join()

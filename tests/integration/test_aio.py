@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,8 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from tests.integration.conftest import Run
 from tests.support.patience import LIMIT_S, patient
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 PROMPT_S = patient(3.0)
 """Well below the deadlines of 10 s that would end a call that is not left promptly."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,7 @@ import pccl
 import pccl.aio
 from pccl import ReduceInfo
 from pccl.errors import DescriptorMismatch
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
+from tests.integration.conftest import Run
 
 
 def test_the_info_says_how_the_values_travelled(run_of: Callable[..., Run]) -> None:

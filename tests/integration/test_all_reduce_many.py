@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +13,10 @@ import pytest
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DescriptorMismatch
+from tests.integration.conftest import Run
 from tests.support.patience import LIMIT_S
 
 torch = pytest.importorskip("torch")
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 
 SIZES = [1, 5000, 0, 300_000, 7, 7, 7, 40_000, 1, 150_000]

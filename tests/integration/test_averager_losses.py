@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.insides import engine_of
 from tests.support.patience import LONG_LIMIT_S
 
 torch = pytest.importorskip("torch")
@@ -33,6 +34,7 @@ from pccl.bindings.events import Event, GradientsAveraged, StateSynced  # noqa: 
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 from pccl.machines.peer.machine import Standing  # noqa: E402
 from tests.support.peers import PeerProcess, report  # noqa: E402
+from tests.support.processes import wait_stopped  # noqa: E402
 
 PAUSE_S = 0.01
 """Of a peer at each step, so that the test can follow."""
@@ -67,7 +69,7 @@ def has_been_told_to_stop() -> bool:
 def stop_here(comm: pccl.Communicator, *, until_lost: bool) -> None:
     """Stop as by SIGSTOP; go on when this process has heard that it was removed, or at once."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    machine = comm._session.engine.machine  # pyright: ignore[reportPrivateUsage]
+    machine = engine_of(comm).machine
     while until_lost and machine.standing is not Standing.LOST:
         time.sleep(0.001)
 
@@ -159,7 +161,7 @@ class Process(PeerProcess):
         self.refusals = 0
         """Steps that were not taken."""
         given = json.dumps([address, shard, peers, kill, list(stops)])
-        super().__init__(__name__, given, limit_s=LONG_LIMIT_S)
+        super().__init__(__name__, given, limit_s=LONG_LIMIT_S, with_torch=True)
 
     def until(self, condition: Callable[[Process], bool]) -> None:
         """Take in what it says until the condition holds."""
@@ -175,11 +177,6 @@ class Process(PeerProcess):
     def size(self) -> int:
         """How many contributed to the latest step; 0 before the first."""
         return len(self.steps[max(self.steps)][0]) if self.steps else 0
-
-    def wait_stopped(self) -> None:
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED)
-        assert found is not None
-        assert found.si_code == os.CLD_STOPPED
 
 
 @contextmanager
@@ -282,7 +279,7 @@ def test_a_peer_that_stops_between_two_buckets_comes_back_every_time() -> None:
     with crew(3, stops=stops) as peers:
         first, second, frozen = peers
         for count in range(len(stops)):
-            frozen.wait_stopped()
+            wait_stopped(frozen.process.pid)
             for peer in (first, second):
                 peer.until(lambda peer: peer.size == 2)
             frozen.process.send_signal(signal.SIGCONT)

@@ -77,11 +77,11 @@ def test_two_hosts(tmp_path: Path, master: str) -> None:
         assert (each["peers"], each["algorithm"]) == (2, "mesh")
         assert len(each["seconds"]) == 2
         assert each["conditions"]["master"] == master
-    assert first_said == "pccl bench: waiting until 2 peers are there\n"
+    assert first_said == "pccl bench: waiting until 2 peers have joined\n"
     assert second_said.splitlines() == [
-        "pccl bench: waiting until 2 peers are there",
-        "pccl bench: rank 1 of 2; measuring what rank 0 at 127.0.0.1 was asked for, which shows "
-        "the figures",
+        "pccl bench: waiting until 2 peers have joined",
+        "pccl bench: rank 1 of 2; measuring the plan of rank 0 at 127.0.0.1, which shows the "
+        "figures",
         "pccl bench: measured 4 KiB, mesh",
         "pccl bench: measured 4 KiB, mesh int8",
         "pccl bench: measured 64 KiB, mesh",
@@ -129,7 +129,8 @@ def test_too_few_peers(tmp_path: Path, master: str) -> None:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
     assert said.splitlines()[1:] == [
-        f"Error: there were not 3 peers within 1 s; `pccl status {master}` shows who waits there"
+        f"Error: fewer than 3 peers joined within 1 s; `pccl status {master}` shows which peers "
+        "wait there"
     ]
 
 
@@ -184,7 +185,7 @@ def test_one_ends_and_so_does_the_other(
         assert processes[first].returncode == expected
         assert processes[second].returncode == 1
     last = said[second].read_text().splitlines()[-1]
-    assert last.startswith("Error: the benchmark ends here: ")
+    assert last.startswith("Error: the benchmark failed: ")
     assert last.endswith("; start it again on every host")
     assert not any("Traceback" in path.read_text() for path in said.values())
 

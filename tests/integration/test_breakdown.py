@@ -18,6 +18,7 @@ from pccl._api.session import Session
 from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, ResyncRequired
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 
 
@@ -130,7 +131,7 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         forgotten = np.ones(4)
         one.all_reduce_async(forgotten, tag=2, timeout_s=LIMIT_S)
         asking = in_thread(one.are_peers_pending)
-        engine = one._session.engine  # pyright: ignore[reportPrivateUsage]
+        engine = engine_of(one)
         _until(lambda: len(engine.calls) == 3)
         timers = [call.timer for call in engine.calls if call.timer is not None]
         assert len(timers) == 2

@@ -136,7 +136,7 @@ def test_a_death_is_the_cause_of_what_others_say(
 def test_silence_ends_the_wait(crew: Crew) -> None:
     start(crew, "mute", FOREVER)
     assert crew.first_lines(["mute"]) == {"mute": "ready"}
-    with pytest.raises(click.ClickException, match=r"^nothing was heard for 0 s$"):
+    with pytest.raises(click.ClickException, match=r"^no process wrote a line for 0 s$"):
         crew.listen(["mute"], (Doing,), lambda: None, silence_s=0.01)
 
 

@@ -75,7 +75,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     listener.listen()
     out, err = finish(join)
     assert join.returncode == 0, err
-    assert err.startswith("pccl join: it answers, after ")
+    assert err.startswith("pccl join: the master answered after ")
     assert err.count("\n") == 1
     shown = json.loads(out)
     assert shown["pid"] == join.pid

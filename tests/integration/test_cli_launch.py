@@ -270,7 +270,7 @@ def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
         3,
         "",
         "pccl launch: process 1 failed: exit code 3\n"
-        "pccl launch: ending the others (--fail-fast)\n",
+        "pccl launch: ending the other peers (--fail-fast)\n",
     )
     assert_gone(pids)
 
@@ -330,7 +330,7 @@ def test_grace(
     launch.process.terminate()
     status, _, err = launch.finish()
     assert status == 143
-    said = [f"pccl launch: peer {peer} did not end when asked and was killed" for peer in (0, 1)]
+    said = [f"pccl launch: killed peer {peer}, which did not end at the signal" for peer in (0, 1)]
     assert sorted(err.splitlines()) == said
     assert_gone(pids)
 
@@ -433,7 +433,7 @@ def test_not_executable(start: type[Launched]) -> None:
     ("content", "status", "words"),
     [
         ("#!/no/such/interpreter\n", 127, "the interpreter that its first line names"),
-        ("no program\n", 126, "it is no program; a script needs a first line such as"),
+        ("no program\n", 126, "not a program; a script needs a first line such as"),
     ],
 )
 def test_what_the_system_refuses(

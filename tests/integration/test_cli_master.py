@@ -85,7 +85,7 @@ def test_port_in_use_is_said_in_a_sentence(master: subprocess.Popen[str]) -> Non
 def test_a_standby_is_another_master(option: str) -> None:
     run = run_pccl("master", "--listen", "127.0.0.1:48200", option, "127.0.0.1:48200")
     assert run.returncode == 2
-    assert "127.0.0.1:48200 is this master itself; a standby is another one" in run.stderr
+    assert "127.0.0.1:48200 is this master itself; name another as standby" in run.stderr
     run = run_pccl("master", option, "nowhere")
     assert run.returncode == 2
     assert f"Invalid value for '{option}': 'nowhere' is not an address" in run.stderr
@@ -99,13 +99,13 @@ def test_a_state_that_cannot_be_kept_is_said_in_a_sentence(tmp_path: Path) -> No
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "file" / "in"))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert line.startswith(f"Error: cannot keep the state in {tmp_path}/file/in/master.state: Not ")
-    assert line.endswith("choose a directory that can be written")
+    assert f"cannot use {tmp_path}/file/in/master.state for the master's state: Not " in line
+    assert line.endswith("choose a writable directory")
     (tmp_path / "master.state").write_text("not mine")
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert "it is no state of a master; mend it, or move it away" in line
+    assert "the file holds no state of a master; repair it or move it away" in line
 
 
 def test_a_standby_says_what_it_is() -> None:
@@ -131,7 +131,7 @@ def test_a_token_that_the_master_makes() -> None:
         (token,) = re.findall(r"export PCCL_TOKEN=(\S+)\n", said)
         assert len(token) == 43, "256 bits"
         join(address, token)
-        with pytest.raises(NotAdmitted, match="a token is needed there"):
+        with pytest.raises(NotAdmitted, match="requires a token"):
             join(address, None)
         log = ended_log(master)
     assert token not in log
@@ -153,7 +153,7 @@ def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
         assert "set PCCL_TOKEN, or PCCL_TOKEN_FILE, to the same secret" in said
         assert TOKEN not in said
         join(address, TOKEN)
-        with pytest.raises(NotAdmitted, match="the token here differs"):
+        with pytest.raises(NotAdmitted, match="have different tokens"):
             join(address, "another token for the run")
         assert TOKEN not in ended_log(master)
 
@@ -187,7 +187,7 @@ def test_without_a_token_it_is_not_open_to_others() -> None:
     for address in ("0.0.0.0:0", "[::]:0", "192.0.2.7:48148", "example.invalid:48148"):
         run = run_pccl("master", "--listen-address", address)
         assert (run.returncode, run.stdout) == (2, "")
-        assert f"whoever reaches {address} could join the run" in run.stderr
+        assert f"any process that reaches {address} could join the run" in run.stderr
         assert "--token auto" in run.stderr
         assert "--insecure" in run.stderr
 
@@ -197,7 +197,7 @@ def test_open_to_others_on_purpose() -> None:
         _, said = read_greeting(master)
         assert "pccl join HOST:" in said
         log = ended_log(master)
-    assert log.count("no token: whoever reaches 0.0.0.0:") == 1
+    assert log.count("no token: any process that reaches 0.0.0.0:") == 1
     assert log.count("WARNING") == 1
 
 

@@ -21,6 +21,7 @@ from pccl._api.session import Session
 from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
 from tests.support.commands import run_to_end
+from tests.support.insides import engine_of, machine_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.waiting import until
 
@@ -61,9 +62,7 @@ def nothing_is_left(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
 
 def peers_of(master: pccl.MasterNode) -> int:
     """How many peers the master knows."""
-    server = master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    return len(server.machine.membership.peers)
+    return len(machine_of(master).membership.peers)
 
 
 def connected(address: str) -> pccl.Communicator:
@@ -149,7 +148,7 @@ def test_close_while_another_thread_waits_in_a_call(master: pccl.MasterNode) -> 
 
     waiting = threading.Thread(target=reduce)
     waiting.start()
-    until(lambda: bool(first._session.engine.data_plane.transfers))  # pyright: ignore[reportPrivateUsage]
+    until(lambda: bool(engine_of(first).data_plane.transfers))
     first.close()
     waiting.join(PROMPT_S)
     assert not waiting.is_alive()
@@ -180,7 +179,7 @@ def test_close_during_connect() -> None:
 
     joining = threading.Thread(target=connect)
     joining.start()
-    until(lambda: comm._session.engine.machine.standing.value == "joining")  # pyright: ignore[reportPrivateUsage]
+    until(lambda: engine_of(comm).machine.standing.value == "joining")
     comm.close()
     joining.join(PROMPT_S)
     assert not joining.is_alive()

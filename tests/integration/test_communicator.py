@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
@@ -24,12 +23,8 @@ from pccl.errors import (
     PendingOperations,
     TooFewPeers,
 )
+from tests.integration.conftest import Array, Run
 from tests.support.patience import LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 
 
 def world_size(comm: pccl.Communicator) -> int:

@@ -12,23 +12,20 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
 from pccl.errors import CollectiveAborted, ResyncRequired
 from pccl.machines.peer.machine import Standing
 from pccl.runtime.engine import PeerEngine
+from tests.integration.conftest import Array, Run
+from tests.support.insides import engine_of, machine_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.waiting import until
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 PROMPT_S = patient(3.0)
 """Well under the shortest deadline that could end a call that is not left promptly."""
 
@@ -53,10 +50,6 @@ def interrupted_when(run: Run, condition: Callable[[], bool]) -> Generator[None,
         yield
     assert time.monotonic() - sent_s[0] < PROMPT_S
     sending.result(LIMIT_S)
-
-
-def engine_of(comm: pccl.Communicator) -> PeerEngine:
-    return comm._session.engine  # pyright: ignore[reportPrivateUsage]
 
 
 def io_threads() -> list[threading.Thread]:
@@ -262,9 +255,7 @@ def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
         with pytest.raises(KeyboardInterrupt):
             close_and_wait()
-        server = master._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        until(lambda: not server.machine.membership.peers)
+        until(lambda: not machine_of(master).membership.peers)
         comm.close()
     until(lambda: not io_threads())
 

@@ -92,7 +92,7 @@ def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--peers", "2"], "--peers must be 3 or more"),
-        (["--out", "no/such/folder.png"], "there is no folder"),
+        (["--out", "no/such/folder.png"], "the folder"),
         (["--out", "demo.jpeg"], "does not end in .png"),
         (["--steps", "0"], "--steps"),
     ],

@@ -21,6 +21,7 @@ import pccl
 from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, StateSynced
 from pccl.errors import Evicted, PCCLError, StateMismatch
+from tests.support.insides import machine_of
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
@@ -125,9 +126,7 @@ class Peers:
 
     def until_registered(self, count: int) -> None:
         """So many peers have got their ids, admitted or not."""
-        server = self.master._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        until(lambda: len(server.machine.membership.peers) == count)
+        until(lambda: len(machine_of(self.master).membership.peers) == count)
 
     def outer_steps(self, rank: int) -> list[OuterStep]:
         return [event for event in self.events[rank] if isinstance(event, OuterStep)]
@@ -308,7 +307,7 @@ def test_a_newcomer_does_not_begin_a_run_anew(
     late = peers.make(1, newcomer, sync_every=1)
     joins = peers.start(late.join)
     until(lambda: "waits for the run's outer parameters" in caplog.text)
-    assert "nobody offers contents with revision" in caplog.text
+    assert "no member offers contents with revision" in caplog.text
     assert not joins.done()
     holder.load_state_dict(first.state_dict())
     with peers.make(2, holder, sync_every=1) as back:
@@ -619,7 +618,7 @@ def test_an_asyncio_communicator_is_refused() -> None:
     async def pass_one() -> None:
         model = make_model()
         comm: Any = pccl.aio.Communicator("127.0.0.1:1")
-        with pytest.raises(TypeError, match=r"one of pccl\.aio belongs to its loop"):
+        with pytest.raises(TypeError, match=r"one of pccl\.aio works only in its loop"):
             DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
 
     asyncio.run(pass_one())

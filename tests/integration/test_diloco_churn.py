@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import Any
 import pytest
 
 import pccl
+from tests.support.forks import ForkedProgram
 from tests.support.patience import LONG_LIMIT_S
 
-HERE = Path(__file__).parent
 TIMING = {"heartbeat_s": 0.2, "tick_s": 0.05, "deadline_s": 3.0, "lane_stall_s": 3.0}
 
 MODES: dict[str, dict[str, Any]] = {
@@ -30,18 +28,13 @@ class Process:
     """One process, and what it says."""
 
     def __init__(self, program: str, given: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / program), json.dumps(given)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process = ForkedProgram(f"tests.integration.{program}", json.dumps(given))
         self.said: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._changed:
                 self.said.append(json.loads(line))
@@ -72,8 +65,8 @@ class Process:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        assert self._process.stdout is not None
         self._process.stdout.close()
+        self._process.stdin.close()
 
 
 class Run:
@@ -95,7 +88,7 @@ class Run:
             "timing": TIMING,
             "options": options,
         }
-        return self.launch("diloco_peer.py", given)
+        return self.launch("diloco_peer", given)
 
     def launch(self, program: str, given: dict[str, Any]) -> Process:
         self.processes.append(Process(program, given))
@@ -179,7 +172,7 @@ def test_shards_of_replicas(run: Run, tmp_path: Path, seeds: tuple[int, int]) ->
     options = {"sync_every": 4, "delay": 1, "fragments": 2}
     processes = [
         run.launch(
-            "fsdp_peer.py",
+            "fsdp_peer",
             {
                 "master": run.master.address,
                 "replica": replica,

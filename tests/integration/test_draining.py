@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,11 +83,9 @@ import pytest  # noqa: E402
 
 from pccl.errors import CollectiveAborted  # noqa: E402
 from pccl.inquiry import RemovalCause  # noqa: E402
+from tests.integration.conftest import Run  # noqa: E402
 from tests.support import commands  # noqa: E402
 from tests.support.patience import LIMIT_S, patient  # noqa: E402
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 GONE_S = patient(8.0)
 """Less than the default deadline, and far more than a goodbye takes."""

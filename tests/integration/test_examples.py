@@ -159,7 +159,7 @@ def test_churn_gives_up_when_the_others_have_finished() -> None:
     churn = shlex.join((*PYTHON, str(EXAMPLES / "churn.py"), "--patience", "1"))
     printed, complaints = launch(2, "sh", "-c", f'[ "$PCCL_PEER_INDEX" = 0 ] || {churn}')
     assert complaints == []
-    assert printed == {0: [], 1: ["nobody came: the run seems to be over"]}
+    assert printed == {0: [], 1: ["too few peers joined: the run seems to be over"]}
 
 
 @pytest.mark.parametrize(

@@ -14,27 +14,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import pccl
-from pccl import Attribute, Timing
 from pccl.protocol.handshake import Channel, Handshake, Opening, Security, derive_key
 from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.transports.tcp import TcpTransport
+from tests.integration.conftest import QUICK, Run
+from tests.support.insides import lanes_of, master_port, port_of, server_of
 from tests.support.patience import LIMIT_S
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="needs /proc, and all of 127.0.0.0/8"
 )
 
-QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 TOKEN = secrets.token_urlsafe(24)
 FLOODER = Path(__file__).with_name("flooder.py")
 LANES = 4
@@ -46,74 +44,21 @@ RATES = {IDLE: 1250, BEGUN: 300}
 that a slow machine is not saturated."""
 
 
-class FloodedRun:
-    """A master and members in this process, with a token."""
-
-    def __init__(self, closes: ExitStack) -> None:
-        self._closes = closes
-        self.master = closes.enter_context(
-            pccl.MasterNode("127.0.0.1:0", timing=QUICK, token=TOKEN)
-        )
-        self.members = [self._newcomer()]
-        self.members[0].connect()
-
-    def _newcomer(self) -> pccl.Communicator:
-        return self._closes.enter_context(
-            pccl.Communicator(
-                self.master.address, timing=QUICK, token=TOKEN, p2p_connection_pool_size=LANES
-            )
-        )
-
-    def join(self) -> None:
-        newcomer = self._newcomer()
-        joining = threading.Thread(target=newcomer.connect)
-        joining.start()
-        size = len(self.members) + 1
-        grow = [threading.Thread(target=_grow, args=(member, size)) for member in self.members]
-        for thread in grow:
-            thread.start()
-        for thread in (*grow, joining):
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
-        self.members.append(newcomer)
-
-    def reduce(self) -> None:
-        size = len(self.members)
-        arrays = [np.full(300_000, rank + 1.0, np.float32) for rank in range(size)]
-        calls = [
-            threading.Thread(target=member.all_reduce, args=(array,))
-            for member, array in zip(self.members, arrays, strict=True)
-        ]
-        for call in calls:
-            call.start()
-        for call in calls:
-            call.join(LIMIT_S)
-        assert all((array == size * (size + 1) / 2).all() for array in arrays)
-
-    def lanes(self, number: int) -> int:
-        """How many lanes a member has."""
-        keeper = self.members[number]._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
-        links = keeper._links.all()  # pyright: ignore[reportPrivateUsage]
-        return sum(len(link.lanes) for link in links)
-
-    @property
-    def ports(self) -> list[tuple[str, int]]:
-        """Of the master, and of the first member."""
-        host, _, port = self.master.address.rpartition(":")
-        listener = self.members[0]._session.engine._listener  # pyright: ignore[reportPrivateUsage]
-        assert listener is not None
-        return [(host, int(port)), ("127.0.0.1", listener.address.port)]
-
-
-def _grow(member: pccl.Communicator, size: int) -> None:
-    while member.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < size:
-        member.update_topology()
+def reduce(run: Run) -> None:
+    size = len(run.members)
+    arrays = [np.full(300_000, rank + 1.0, np.float32) for rank in range(size)]
+    run.reduce(arrays)
+    assert all((array == size * (size + 1) / 2).all() for array in arrays)
 
 
 @pytest.fixture
-def run() -> Iterator[FloodedRun]:
-    with ExitStack() as closes:
-        yield FloodedRun(closes)
+def run(new_run: Callable[..., Run]) -> Run:
+    return new_run(1, QUICK, token=TOKEN, p2p_connection_pool_size=LANES)
+
+
+def ports_of(run: Run) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Of the master, and of the first member."""
+    return master_port(run.master), port_of(run.members[0])
 
 
 @contextmanager
@@ -159,25 +104,22 @@ def most_descriptors() -> Generator[Callable[[], int]]:
     ids=["master, idle", "master, refused", "peer, idle", "peer, idle, one address", "refused"],
 )
 def test_peers_join_and_reduce_while_strangers_dial(
-    run: FloodedRun, port: int, says: bytes, addresses: int, caplog: pytest.LogCaptureFixture
+    run: Run, port: int, says: bytes, addresses: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """1,250 idle dials a second, for two seconds and as long as it takes."""
     caplog.set_level(logging.INFO, logger="pccl")
     limits = _transport(run).port_limits
     before = descriptors()
     began_s = time.monotonic()
-    with (
-        most_descriptors() as most,
-        flood(run.ports[port], says, addresses) as end,
-    ):
+    with most_descriptors() as most, flood(ports_of(run)[port], says, addresses) as end:
         run.join()
         run.join()
-        run.reduce()
-        until(lambda: run.lanes(0) == run.lanes(2) == 2 * LANES)
+        reduce(run)
+        run.until(lambda: lanes_of(run.members[0]) == lanes_of(run.members[2]) == 2 * LANES)
         while time.monotonic() < began_s + 2.0:
-            run.reduce()
+            reduce(run)
         dials = end()
-        run.reduce()
+        reduce(run)
     assert dials > RATES[says]
     own = 3 * 2 * 2 * LANES + 50  # both ends of every lane and connection are in this process
     assert most() - before <= limits.unproven + limits.lingering + own
@@ -188,22 +130,18 @@ def test_peers_join_and_reduce_while_strangers_dial(
 
 @pytest.mark.parametrize("port", [MASTER, PEER], ids=["master", "peer"])
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["own", "the strangers'"])
-def test_a_slow_peer_proves_itself_while_strangers_dial(
-    run: FloodedRun, port: int, source: str
-) -> None:
+def test_a_slow_peer_proves_itself_while_strangers_dial(run: Run, port: int, source: str) -> None:
     """Its proof needs a second and a half, as if a packet were lost on the way.
 
     Before, 1,250 strangers a second pushed everybody out of a peer's port after 0.2 s, and out of a
     master's after 0.8 s.
     """
-    address = run.ports[port]
-    server = run.master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
+    address = ports_of(run)[port]
     if port == MASTER:
         opening = Opening(Channel.CONTROL, bytes(32))
     else:
         opening = Opening(
-            Channel.LANE, bytes(32), server.machine.run, 1, PeerId(99), PeerId(1), lanes=LANES
+            Channel.LANE, bytes(32), run.machine.run, 1, PeerId(99), PeerId(1), lanes=LANES
         )
     handshake = Handshake.dial(opening, derive_key(TOKEN.encode()))
     with flood(address, IDLE, 1):
@@ -219,10 +157,8 @@ def test_a_slow_peer_proves_itself_while_strangers_dial(
     assert handshake.remote.security == Security.TOKEN
 
 
-def _transport(run: FloodedRun) -> TcpTransport:
-    server = run.master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    transport = server._transport  # pyright: ignore[reportPrivateUsage]
+def _transport(run: Run) -> TcpTransport:
+    transport = server_of(run.master)._transport  # pyright: ignore[reportPrivateUsage]
     assert isinstance(transport, TcpTransport)
     return transport
 

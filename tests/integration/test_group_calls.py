@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +23,9 @@ from pccl.errors import (
     NotConnected,
     TooFewPeers,
 )
+from tests.integration.conftest import Run
+from tests.support.insides import port_of
 from tests.support.patience import LIMIT_S, patient
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 PROMPT_S = patient(3.0)
 
@@ -132,9 +131,7 @@ def test_members(new_run: Callable[..., Run]) -> None:
     assert [(member.peer_id, member.rank) for member in first.members()] == [(1, 0), (2, 1)]
     assert {member.host for member in first.members()} == {"127.0.0.1"}
     for comm, info in zip(run.members, first.members(), strict=False):
-        listener = comm._session.engine._listener  # pyright: ignore[reportPrivateUsage]
-        assert listener is not None
-        assert info == MemberInfo(comm.peer_id, comm.rank, "127.0.0.1", listener.address.port)
+        assert info == MemberInfo(comm.peer_id, comm.rank, *port_of(comm))
     assert [comm.rank for comm in run.members] == [0, 1, 0]
     assert [comm.world_size for comm in run.members] == [2, 2, 1]
     assert [member.peer_id for member in other.members()] == [3]
@@ -367,7 +364,7 @@ def test_advertise(new_run: Callable[..., Run]) -> None:
         assert reduce_on(first, second) == [3.0] * 3
         with (
             pccl.Communicator(run.master.address, advertise=f":{low}-{high}") as third,
-            pytest.raises(LinkError, match="cannot open the own port"),
+            pytest.raises(LinkError, match="cannot open its port"),
         ):
             third.connect()
     with pytest.raises(ValueError, match="HOST:FIRST-LAST"):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
 
 import msgpack
 import numpy as np
@@ -51,12 +50,12 @@ from pccl.protocol.messages import (
     Withdraw,
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
+from tests.integration.conftest import Run
+from tests.support import insides
 from tests.support.frames import encode_frame
+from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
 from tests.support.strangers import is_closed, send
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -199,21 +198,15 @@ def dial(address: tuple[str, int]) -> socket.socket:
     return socket.create_connection(address, LIMIT_S)
 
 
+Port = Callable[["Run"], tuple[str, int]]
+
+
 def master_port(run: Run) -> tuple[str, int]:
-    host, _, port = run.master.address.rpartition(":")
-    return host, int(port)
+    return insides.master_port(run.master)
 
 
 def peer_port(run: Run) -> tuple[str, int]:
-    listener = run.members[0]._session.engine._listener  # pyright: ignore[reportPrivateUsage]
-    assert listener is not None
-    return "127.0.0.1", listener.address.port
-
-
-def run_id(run: Run) -> bytes:
-    server = run.master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    return server.machine.run
+    return port_of(run.members[0])
 
 
 @pytest.mark.parametrize("data", TO_A_MASTER.values(), ids=TO_A_MASTER)
@@ -233,7 +226,7 @@ def test_bad_bytes_to_a_peer(run: Run, data: bytes) -> None:
 @pytest.mark.parametrize("data", IN_A_LANE.values(), ids=IN_A_LANE)
 def test_bad_frames_of_somebody_who_knows_the_run(run: Run, data: bytes) -> None:
     with closing(dial(peer_port(run))) as sock:
-        send(sock, lane(run_id(run)))
+        send(sock, lane(run.machine.run))
         assert len(sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
         send(sock, data)
         assert is_closed(sock)
@@ -242,16 +235,16 @@ def test_bad_frames_of_somebody_who_knows_the_run(run: Run, data: bytes) -> None
 @pytest.mark.parametrize(("source", "target"), [(99, 2), (1, 1), (0, 1)])
 def test_lanes_to_nobody_here(run: Run, source: int, target: int) -> None:
     with closing(dial(peer_port(run))) as sock:
-        send(sock, lane(run_id(run), source, target))
+        send(sock, lane(run.machine.run, source, target))
         assert is_closed(sock)
 
 
 def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    roster = run.members[0]._session.engine.roster  # pyright: ignore[reportPrivateUsage]
+    roster = engine_of(run.members[0]).roster
     assert roster is not None
     to_come = OperationId(1, 0, roster.view, 12345, 0)
     with closing(dial(peer_port(run))) as sock:
-        send(sock, lane(run_id(run)))
+        send(sock, lane(run.machine.run))
         send(sock, frame(FrameKind.DATA, bytes(8), to_come))
         assert is_closed(sock)
     run.until(lambda: "is no member" in caplog.text)
@@ -259,7 +252,7 @@ def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
 def test_one_line_in_the_log_for_each(
-    run: Run, port: Callable[[Run], tuple[str, int]], caplog: pytest.LogCaptureFixture
+    run: Run, port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("garbage", "a web browser", "another version"):
         data = TO_A_MASTER[name] if port is master_port else TO_A_PEER[name]
@@ -272,7 +265,7 @@ def test_one_line_in_the_log_for_each(
 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
-def test_connections_that_end_early(run: Run, port: Callable[[Run], tuple[str, int]]) -> None:
+def test_connections_that_end_early(run: Run, port: Port) -> None:
     whole = lane() if port is peer_port else control() + encode(Register(0, "", 1))
     for length in (0, 1, 3, 8, 11, 79, len(whole) - 1):
         with closing(dial(port(run))) as sock:
@@ -280,9 +273,7 @@ def test_connections_that_end_early(run: Run, port: Callable[[Run], tuple[str, i
 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
-def test_silent_connections_are_closed(
-    new_run: Callable[..., Run], port: Callable[[Run], tuple[str, int]]
-) -> None:
+def test_silent_connections_are_closed(new_run: Callable[..., Run], port: Port) -> None:
     run = new_run(2, Timing(dial_s=0.3))
     half = lane()[:-1] if port is peer_port else control() + encode(Register(0, "", 1))[:-1]
     silent = [dial(port(run)) for _ in range(5)]
@@ -308,7 +299,7 @@ def test_silent_connections_are_closed(
 )
 def test_a_byte_now_and_then_wins_no_time(
     new_run: Callable[..., Run],
-    port: Callable[[Run], tuple[str, int]],
+    port: Port,
     begun: bytes,
     drips: bytes,
 ) -> None:
@@ -335,9 +326,7 @@ def test_a_byte_now_and_then_wins_no_time(
 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
-def test_a_thousand_idle_connections(
-    new_run: Callable[..., Run], port: Callable[[Run], tuple[str, int]]
-) -> None:
+def test_a_thousand_idle_connections(new_run: Callable[..., Run], port: Port) -> None:
     """The oldest go as others come, long before their time is up; members and newcomers stay."""
     run = new_run(2, Timing(dial_s=600.0, tick_s=0.05))
     kept = port_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0]).unproven
@@ -383,8 +372,8 @@ def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", MasterLost, "does not speak this protocol"),
         (control(PROTOCOL_VERSION + 1), NotAdmitted, f"version {PROTOCOL_VERSION + 1} there, "),
-        (lane(), NotAdmitted, "a peer, not the master, listens there: is the address right"),
-        (control(security=1), NotAdmitted, "a token is needed there: set PCCL_TOKEN, or token="),
+        (lane(), NotAdmitted, "a peer, not the master, listens at this address: is the"),
+        (control(security=1), NotAdmitted, "requires a token: set PCCL_TOKEN, or token="),
         (control() + GARBAGE, MasterLost, "after 2 attempts"),
         (control()[:79], MasterLost, "closed the connection"),
         (b"", MasterLost, "closed the connection"),

@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
 from pccl.machines.master.ballots import finals
 from pccl.protocol import codec
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
-from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import SourceShares
@@ -47,11 +45,11 @@ from pccl.protocol.messages import (
     Withdraw,
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
+from tests.integration.conftest import Array, Run
+from tests.support.claimant import Claimant
+from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
 from tests.support.strangers import is_closed, send
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -61,7 +59,6 @@ TIMING = Timing(
 GROUP = 7
 """Of the forged members: nobody else is in it, so nobody else has to do what they ask for."""
 DESCRIPTOR = Descriptor(DataType.FLOAT, ReduceOp.SUM, 10)
-Array = npt.NDArray[Any]
 
 
 @pytest.fixture
@@ -76,36 +73,20 @@ def run(run_of: Callable[..., Run]) -> Iterator[Run]:
 # -- members that the master is wrong to trust --------------------------------------
 
 
-class ForgedMember:
+class ForgedMember(Claimant):
     """A member by hand: it has been admitted, in a group of its own."""
 
     def __init__(self, run: Run) -> None:
-        host, _, port = run.master.address.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)), LIMIT_S)
-        self._decoder = StreamDecoder()
-        self._messages: list[Message] = []
-        send(self.sock, Opening(Channel.CONTROL, bytes(32)).encode())
-        assert len(self.sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
+        super().__init__(run.master.address)
         self.say(Register(GROUP, "", 1))
         run.until(lambda: run.registered == 4)
-        admitted = run.admit(lambda: self.hear(Admitted))
-        assert isinstance(admitted, Admitted)
+        admitted = run.admit(lambda: self.hears(Admitted))
+        assert admitted is not None
         self.view = admitted.roster.view
         self.rounds = {count.kind: count.n for count in admitted.rounds}
 
     def say(self, *messages: Message) -> None:
         send(self.sock, b"".join(map(encode, messages)))
-
-    def hear(self, kind: type[Message]) -> Message:
-        """The next message of that kind."""
-        while True:
-            while self._messages:
-                message = self._messages.pop(0)
-                if isinstance(message, kind):
-                    return message
-            data = self.sock.recv(1 << 16)
-            assert data, "closed"
-            self._messages += self._decoder.feed(data)
 
     def operation(
         self, tag: int = 0, n: int = 0, group: int = GROUP, term: int = 1, later: int = 0
@@ -115,9 +96,8 @@ class ForgedMember:
 
 @pytest.fixture
 def forged(run: Run) -> Iterator[ForgedMember]:
-    member = ForgedMember(run)
-    yield member
-    member.sock.close()
+    with ForgedMember(run) as member:
+        yield member
 
 
 def request(operation: OperationId) -> OperationRequest:
@@ -175,8 +155,8 @@ def test_what_costs_a_member_nothing(run: Run, forged: ForgedMember) -> None:
     )
     run.check()
     forged.say(Withdraw(forged.operation(), "it is still there"))
-    ended = forged.hear(OperationEnded)
-    assert isinstance(ended, OperationEnded)
+    ended = forged.hears(OperationEnded)
+    assert ended is not None
     assert ended.operation == forged.operation()
 
 
@@ -194,15 +174,15 @@ def test_a_member_that_does_not_read(
     run: Run, forged: ForgedMember, caplog: pytest.LogCaptureFixture
 ) -> None:
     forged.say(Withdraw(forged.operation(), "x" * 4000))
-    forged.hear(OperationEnded)
+    forged.hears(OperationEnded)
     questions = encode(OutcomeQuery(forged.operation())) * 100
     forged.sock.settimeout(LIMIT_S)
     for _ in range(1000):  # each is answered with the 4000 characters
         send(forged.sock, questions)
         if "does not read" in caplog.text:
             break
-    run.until(lambda: "it does not read its control messages" in caplog.text)
-    assert caplog.text.count("it does not read its control messages") == 1
+    run.until(lambda: "the other side does not read its control messages" in caplog.text)
+    assert caplog.text.count("the other side does not read its control messages") == 1
     run.check()
 
 
@@ -230,7 +210,7 @@ class Victim:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._engine = run.members[0]._session.engine  # pyright: ignore[reportPrivateUsage]
+        self._engine = engine_of(run.members[0])
         roster = self._engine.roster
         assert roster is not None
         self.operation = OperationId(1, 0, roster.view, next(_tags), 0)
@@ -244,19 +224,11 @@ class Victim:
             member.all_reduce, send, result, tag=self.operation.tag, algorithm="ring"
         )
 
-    @property
-    def address(self) -> tuple[str, int]:
-        listener = self._engine._listener  # pyright: ignore[reportPrivateUsage]
-        assert listener is not None
-        return "127.0.0.1", listener.address.port
-
     def attack(self, source: int, data: bytes, lane: int = 0) -> socket.socket:
         """All at once: lane 0 is the real peer's, who comes back soon and ends this one then."""
-        server = self.run.master._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        run, victim = server.machine.run, PeerId(1)
+        run, victim = self.run.machine.run, PeerId(1)
         opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(source), victim, lane)
-        sock = socket.create_connection(self.address, LIMIT_S)
+        sock = socket.create_connection(port_of(self.run.members[0]), LIMIT_S)
         send(sock, opening.encode() + data)
         return sock
 
@@ -307,7 +279,7 @@ def answer(
 
 NOWHERE = "unexpected segment"
 FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
-    "not from upstream": (DOWNSTREAM, frame, "peer 2 is not upstream"),
+    "not from upstream": (DOWNSTREAM, frame, "is not upstream"),
     "another step": (UPSTREAM, lambda o: frame(o, step=1), NOWHERE),
     "a step that there is not": (UPSTREAM, lambda o: frame(o, step=65535), NOWHERE),
     "a chunk that comes later": (UPSTREAM, lambda o: frame(o, offset=0), NOWHERE),
@@ -330,12 +302,12 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "a bitmap that nobody asked for": (
         DOWNSTREAM,
         answer,
-        "answer to question 0; 0 were asked",
+        "answered question 0, but was asked only 0",
     ),
     "an answer to a question to come": (
         DOWNSTREAM,
         lambda o: answer(o, number=1),
-        "answer to question 1; 0 were asked",
+        "answered question 1, but was asked only 0",
     ),
     "a query that carries something": (
         UPSTREAM,
@@ -440,8 +412,7 @@ def test_an_impostor_who_comes_again_and_again(victim: Victim) -> None:
 
 
 def test_newcomers_beyond_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = run.members[0]._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
-    upkeep = keeper._upkeep  # pyright: ignore[reportPrivateUsage]
+    upkeep = engine_of(run.members[0]).keeper._upkeep  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(upkeep, "_newcomers", SourceShares[PeerId](5))
     victim = Victim(run)
     with ExitStack() as stack:

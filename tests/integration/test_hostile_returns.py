@@ -78,11 +78,10 @@ def test_300_hostile_returns_and_a_newcomer_is_in_within_a_second(
     """They choose their ids, and each made the master tell all younger ones whom to dial."""
     run = new_run(2)
     run.until(lambda: run.registered == 2)
-    run_id = run.members[0]._session.engine.machine.run  # pyright: ignore[reportPrivateUsage]
     with ExitStack() as stack:
         for number in range(300):
             claimant = stack.enter_context(Claimant(run.master.address))
-            claimant.send(encoded(returning(run_id, 1000 - number, host)))
+            claimant.send(encoded(returning(run.machine.run, 1000 - number, host)))
         assert join_s(run) < patient(1.0)
     run.check()
 
@@ -233,7 +232,7 @@ def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(
             claimant.say(returning(INVENTED, 1, masters=2), alone(1), msg.Reported())
             assert claimant.hears(msg.Resumed) is None  # closed
         words = master_status(address).waits_for
-        assert words.startswith("it is a standby, and takes up no run before a master that it")
+        assert words.startswith("it is a standby, and takes up no run until one of its masters")
         assert nobody in words
         until(lambda: f"{nobody}: cannot reach" in caplog.text)
     assert DirectoryStore(tmp_path).load() is None

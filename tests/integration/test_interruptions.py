@@ -13,22 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
 from pccl import Attribute, Result, Timing
 from pccl.errors import CollectiveAborted, Evicted, MasterLost, NotConnected
+from tests.integration.conftest import Array, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.peers import PeerProcess, report
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 PROMPT_S = patient(3.0)
 """Well below the deadlines of 10 s that would end a call that is not left promptly."""
 
@@ -92,7 +89,7 @@ def test_master_is_lost_in_the_middle(new_run: Callable[..., Run]) -> None:
         assert (error.result, error.func) == (result, func)
         assert "no word from the master" in str(error)
     assert np.array_equal(array, original)
-    run.until(lambda: third._session.engine.machine.standing.value == "lost")  # pyright: ignore[reportPrivateUsage]
+    run.until(lambda: engine_of(third).machine.standing.value == "lost")
     with pytest.raises(MasterLost) as caught:
         third.update_topology()
     assert caught.value.result == Result.UPDATE_TOPOLOGY_FAILED
@@ -205,7 +202,7 @@ def test_frozen_peer_is_removed_and_can_come_back(new_run: Callable[..., Run]) -
         third.process.send_signal(signal.SIGCONT)
         answer = third.ask("update_topology")
         assert answer["error"] == Evicted.__name__
-        assert "has gone on without this peer" in answer["words"]
+        assert "the run evicted this peer" in answer["words"]
         assert third.ask("all_reduce")["error"] == NotConnected.__name__
         assert "error" not in run.admit(lambda: third.ask("connect"))
         third.tell("all_reduce")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,8 @@ from pccl import Timing
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import LinkSpec, RelayThread
 from pccl.transports.link import Lane, Link
+from tests.integration.conftest import Array, Run
 from tests.support.ports import free_port
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Array, Run
 
 TIMING = Timing(
     heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, redial_min_s=0.002, redial_max_s=0.02
@@ -306,7 +304,7 @@ def test_the_wish_by_another_name_or_from_the_environment(
     crew.run.reduce([np.full(10, 1.0) for _ in crew.run.members], algorithm="ring")
     crew.run.until(lambda: crew.numbers(0, 2) == crew.numbers(1, 2) == (0, 1, 2))
     assert crew.numbers(0, 1) == (0, 1)
-    with pytest.raises(ValueError, match="two names of one thing; give one"):
+    with pytest.raises(ValueError, match="are the same setting; give only one"):
         pccl.Communicator(crew.run.master.address, lanes=4, p2p_connection_pool_size=4)
     for lanes in (-1, 257):
         with pytest.raises(ValueError, match=r"lanes must be .* 256"):
@@ -437,5 +435,5 @@ def test_nobody_was_told_and_a_link_between_machines_gets_sixteen(
 
 
 def test_with_a_range_of_ports_nobody_would_know_which_to_tell() -> None:
-    with pytest.raises(ValueError, match="with listen it is one port that the others dial"):
+    with pytest.raises(ValueError, match="with listen, give one port for other peers to dial"):
         pccl.Communicator("127.0.0.1:1", listen="127.0.0.1:5000", advertise="127.0.0.1:5000-5001")

@@ -12,7 +12,7 @@ import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,12 +20,10 @@ import pytest
 import pccl
 from pccl.errors import DeadlineExceeded, MasterLost
 from pccl.runtime.io_thread import IOThread
+from tests.integration.conftest import QUICK, Run
+from tests.support.insides import engine_of, machine_of
 from tests.support.waiting import until
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 BYTES_PER_COMMUNICATOR = 1_000
 """What one may leave in logs of bounded length: its removal and its rosters at the master, about
 600 bytes. The engine alone takes more than 20,000."""
@@ -63,12 +61,6 @@ def io_thread() -> IOThread:
     io = IOThread._shared  # pyright: ignore[reportPrivateUsage]
     assert io is not None
     return io
-
-
-def machine_of(master: pccl.MasterNode) -> Any:
-    server = master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    return server.machine
 
 
 def census() -> dict[str, Any]:
@@ -193,10 +185,6 @@ def sizes(thing: object, depth: int = 4) -> dict[str, int]:
 
     look(thing, type(thing).__name__, depth)
     return {name: size for name, size in found.items() if ".history.entries" not in name}
-
-
-def engine_of(member: pccl.Communicator) -> Any:
-    return member._session.engine  # pyright: ignore[reportPrivateUsage]
 
 
 def tables(run: Run) -> dict[str, int]:

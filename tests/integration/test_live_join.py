@@ -6,10 +6,9 @@ Which pieces move when is decided by the test: members work on only after the ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
@@ -17,12 +16,10 @@ from pccl import ObservedReduction, ReduceOp, SharedState, SyncProgress, TensorI
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.runtime.state.upload import StateUpload
 from pccl.shared_state import SharedStateSyncInfo
+from tests.integration.conftest import Array, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 PIECES = 6
 PIECE_FLOATS = PIECE_BYTES // 4
 SIZE = (PIECES - 1) * PIECE_FLOATS + 5
@@ -159,12 +156,9 @@ def test_newcomers_that_fetch_at_the_same_time_do_not_disturb_each_other(
         run.start(newcomer.connect, shared_state=state)
         for newcomer, state in zip(newcomers, mine, strict=True)
     ]
-    server = run.master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    machine = server.machine
 
     def all_are_ready() -> bool:
-        pending = machine.membership.pending()
+        pending = run.machine.membership.pending()
         return len(pending) == 3 and not any(peer.prefetching for peer in pending)
 
     run.until(all_are_ready)
@@ -217,7 +211,7 @@ def test_a_slow_newcomer_joins_again_and_goes_on_with_what_it_has(
         give(upload, peer, given)
 
     newcomer, own = run.newcomer(), weights(2)
-    engine = newcomer._session.engine  # pyright: ignore[reportPrivateUsage]
+    engine = engine_of(newcomer)
     mine = state_of(own)
     sync_each(run, states)
     for state in states:
@@ -366,7 +360,7 @@ def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
     assert late.weight.tobytes() == trainers[0].weight.tobytes()
     assert late.momentum.tobytes() == trainers[0].momentum.tobytes()
     said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert said == ["on_reduction failed, and is not called any more"]
+    assert said == ["on_reduction failed; this peer does not call it again"]
 
 
 def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., Run]) -> None:
@@ -374,7 +368,7 @@ def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., R
     trainers = [Trainer(1) for _ in run.members]
     sync_each(run, [trainer.state for trainer in trainers])
     train_all(run, trainers, 0)
-    engines = [member._session.engine for member in run.members]  # pyright: ignore[reportPrivateUsage]
+    engines = [engine_of(member) for member in run.members]
     assert [len(engine.exchange.snapshots) for engine in engines] == [1, 1]  # the state
 
 

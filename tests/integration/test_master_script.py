@@ -16,7 +16,7 @@ import pytest
 import pccl
 from tests.support.patience import LIMIT_S
 
-LAST_LINE_DONE = "serves on; Ctrl-C ends it"
+LAST_LINE_DONE = "keeps serving until Ctrl-C"
 
 IN_THE_STYLE_OF_PCCL = """
 from pccl import *

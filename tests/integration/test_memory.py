@@ -7,7 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +21,10 @@ from pccl.errors import (
     TooFewPeers,
 )
 from pccl.runtime.io_thread import IOThread
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
+from tests.integration.conftest import QUICK, Run
+from tests.support.insides import engine_of
 
 Reduce = Callable[[Any], object]
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 
 
 def is_gone(alive: weakref.ref[Any]) -> bool:
@@ -136,7 +134,7 @@ def test_handles(run_of: Callable[..., Run], asked: str) -> None:
     if asked == "dropped":
         handles.clear()
     second.all_reduce(np.ones(1000), tag=tag)
-    run.until(lambda: len(first._session.engine.calls) == 0)  # pyright: ignore[reportPrivateUsage]
+    run.until(lambda: len(engine_of(first).calls) == 0)
     assert (array == 2).all()
     if asked == "waited for":
         assert handles[0].wait()[0]

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,10 +40,8 @@ from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceManyRequest, R
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
+from tests.integration.conftest import Run
 from tests.support.patience import LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 
 def described(send: Any, recv: Any, tag: int, op: ReduceOp = ReduceOp.SUM) -> ReduceOpDescriptor:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from pccl import AsyncReduceHandle, Result
-from tests.integration.conftest import QUICK
+from tests.integration.conftest import QUICK, Run
 from tests.support.patience import LONG_LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 TAGS = 2_000
 

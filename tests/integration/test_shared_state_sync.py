@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
@@ -42,12 +41,10 @@ from pccl.runtime.state.session import StateSession
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.state.upload import StateUpload
 from pccl.shared_state import SharedStateSyncInfo
+from tests.integration.conftest import Array, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S, patient
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 POPULAR, RECEIVE_ONLY, SEND_ONLY = SharedStateSyncStrategy
 PIECE_FLOATS = PIECE_BYTES // 4
 
@@ -553,7 +550,7 @@ def test_a_place_that_is_none_is_refused_at_once(
     place = tmp_path / "nowhere"
     if kind == "a file":
         place.write_text("")
-    words = r"staging_directory: '.*nowhere' is no directory; make it first, or leave it out"
+    words = r"staging_directory: no directory '.*nowhere'; create it, or leave staging_directory"
     with pytest.raises(ValueError, match=words):
         run.members[1].sync_shared_state(states[1], staging_directory=place)
     with (
@@ -783,7 +780,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def session_of(comm: pccl.Communicator) -> StateSession | None:
-    engine = comm._session.engine  # pyright: ignore[reportPrivateUsage]
+    engine = engine_of(comm)
     return next(iter(engine.exchange.sessions.values()), None)
 
 
@@ -813,7 +810,7 @@ def test_a_deadline_while_fetching(
 def test_a_deadline_while_waiting(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     state = state_of(w=weights(0))
-    with pytest.raises(DeadlineExceeded, match="withdrawn for everybody"):
+    with pytest.raises(DeadlineExceeded, match="withdrawn for all members"):
         run.members[0].sync_shared_state(state, timeout_s=0.1)
     states = [state, state_of(w=weights(0))]
     assert moved(sync_all(run, states)) == [(0, 0), (0, 0)]
@@ -861,7 +858,7 @@ def test_who_leaves_while_it_is_put_in_place_has_all_of_it(
     newcomer = run.newcomer()
     run.admit(newcomer.connect)
     giving = run.start(run.members[0].sync_shared_state, states[0], SEND_ONLY)
-    engine = newcomer._session.engine  # pyright: ignore[reportPrivateUsage]
+    engine = engine_of(newcomer)
     theirs = engine._state._hasher  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(PooledHasher, "run", cancelled_before_it_begins)

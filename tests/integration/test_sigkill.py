@@ -39,6 +39,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.tcp import TcpTransport
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 from tests.support.peers import PeerProcess, obey
 
@@ -140,7 +141,7 @@ class Peer:
 
     def withhold_done(self) -> dict[str, Any]:
         """Do everything except to tell the master that it is done."""
-        data_plane = self.comm._session.engine.data_plane  # pyright: ignore[reportPrivateUsage]
+        data_plane = engine_of(self.comm).data_plane
         mock.patch.object(data_plane, "_on_done").start()
         return {}
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -46,12 +45,11 @@ from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, Round
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.link import Lane
+from tests.integration.conftest import Run
 from tests.support.frames import encode_frame
+from tests.support.insides import engine_of, master_port, port_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.strangers import is_closed
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
 
 pytestmark = pytest.mark.usefixtures("no_errors")
 
@@ -82,11 +80,8 @@ def descriptors() -> int:
 def connections() -> int:
     """What is kept in memory of connections, in whatever stage."""
     gc.collect()
-    kinds = (
-        Greeting,
-        ControlStream,
-        Lane,
-    )  # isinstance would ask objects of others, which may warn
+    kinds = (Greeting, ControlStream, Lane)
+    # isinstance would ask objects of others, which may warn.
     return sum(type(item) in kinds for item in gc.get_objects())
 
 
@@ -102,19 +97,7 @@ def resident_bytes() -> int:
 
 def ports_of(run: Run) -> list[Address]:
     """The master's, then those of the peers."""
-    host, _, port = run.master.address.rpartition(":")
-    addresses = [(host, int(port))]
-    for member in run.members:
-        listener = member._session.engine._listener  # pyright: ignore[reportPrivateUsage]
-        assert listener is not None
-        addresses.append(("127.0.0.1", listener.address.port))
-    return addresses
-
-
-def run_id(run: Run) -> bytes:
-    server = run.master._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    return server.machine.run
+    return [master_port(run.master), *map(port_of, run.members)]
 
 
 def reduce_until(run: Run, ended: threading.Event) -> int:
@@ -187,7 +170,7 @@ def test_fifty_connections_that_drip(new_run: Callable[..., Run]) -> None:
     master, peer, *_ = ports_of(run)
     words = {
         master: Opening(Channel.CONTROL, bytes(32)).encode() + encode(Register(0, "x" * 200, 1)),
-        peer: Opening(Channel.LANE, bytes(32), run_id(run), 1, PeerId(9), PeerId(1)).encode(),
+        peer: Opening(Channel.LANE, bytes(32), run.machine.run, 1, PeerId(9), PeerId(1)).encode(),
     }
     with reducing(run), ExitStack() as stack:
         dripping = [
@@ -238,7 +221,7 @@ class Attacker:
     def __init__(self, run: Run, seed: int) -> None:
         self.attacks = 0
         self._run = run
-        self._id = run_id(run)
+        self._id = run.machine.run
         self._ports = ports_of(run)
         self._rng = random.Random(seed)
         self._deeds: list[tuple[int, Callable[[], None]]] = [
@@ -344,7 +327,7 @@ class Attacker:
         return data
 
     def _kill_a_lane(self) -> None:
-        engine = self._rng.choice(self._run.members)._session.engine  # pyright: ignore[reportPrivateUsage]
+        engine = engine_of(self._rng.choice(self._run.members))
         rank = self._rng.randrange(2)
 
         def kill() -> None:

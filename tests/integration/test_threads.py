@@ -9,22 +9,18 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DeadlineExceeded, NotConnected
+from tests.integration.conftest import Array, Run
 from tests.support.commands import run_to_end
 from tests.support.patience import LIMIT_S, patient
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 PROMPT_S = patient(3.0)
 
 

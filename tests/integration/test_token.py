@@ -182,9 +182,9 @@ def test_a_member_resumes() -> None:
 @pytest.mark.parametrize(
     ("there", "here", "words", "log"),
     [
-        (TOKEN, OTHER, "the token here differs from the one there: set PCCL_TOKEN", "its token is"),
-        (TOKEN, None, "a token is needed there: set PCCL_TOKEN, or token=", "it has no token"),
-        (None, TOKEN, "none is used there: start the master with the same token", "none is used"),
+        (TOKEN, OTHER, "the two sides have different tokens: set PCCL_TOKEN", "its token is"),
+        (TOKEN, None, "requires a token: set PCCL_TOKEN, or token=", "it has no token"),
+        (None, TOKEN, "has none: start the master with the same token", "this side has none"),
     ],
     ids=["wrong", "missing", "superfluous"],
 )
@@ -372,7 +372,7 @@ def test_listening_to_everybody_without_a_token_is_warned_of_once(
         pass
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     words = record.getMessage()
-    assert words.startswith("no token: whoever reaches 0.0.0.0:")
+    assert words.startswith("no token: any process that reaches 0.0.0.0:")
     assert "PCCL_TOKEN" in words
     caplog.clear()
     with pccl.MasterNode("0.0.0.0:0", token=TOKEN), master_of(None):

@@ -105,7 +105,7 @@ def test_a_resumed_run_ends_with_the_same_weights(
 def test_a_folder_without_text_ends_it_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit, match=r"^train_gpt\.py: .*/none is no folder$"):
+    with pytest.raises(SystemExit, match=r"^train_gpt\.py: .*/none is not a folder$"):
         run(monkeypatch, tmp_path / "none", "--steps", "1")
 
 
@@ -158,7 +158,7 @@ def test_several_logs_make_one_picture(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines() == [
         "sync-0: 2.0000",
         "delayed-0: 2.5000",
-        f"drawn into {out}",
+        f"picture: {out}",
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,20 +21,13 @@ from pccl._api.session import CheckedCall
 from pccl.errors import NotConnected, ResyncRequired
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.types import RoundKind
-from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import RunRequest
+from tests.integration.conftest import QUICK, Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 ROUNDS = ["update_topology", "are_peers_pending", "optimize_topology"]
-
-
-def engine_of(comm: pccl.Communicator | pccl.aio.Communicator) -> PeerEngine:
-    return comm._session.engine  # pyright: ignore[reportPrivateUsage]
 
 
 def keep_busy_until(condition: Callable[[], bool]) -> None:

@@ -6,22 +6,17 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
 import pccl.aio
 from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import CollectiveAborted, DescriptorMismatch, TooFewPeers
+from tests.integration.conftest import Array, Run
 from tests.support.patience import LIMIT_S
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import Run
-
-Array = npt.NDArray[Any]
 
 AVG = ReduceOp.AVG
 COUNT = 100_000

@@ -7,15 +7,12 @@ definition.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import (
@@ -30,14 +27,13 @@ from pccl.stress.sim.fold import differences, fold, implausible
 from tests.support.memory_ring import (
     ALGORITHMS,
     OPERATION,
+    Array,
     Ring,
     Travelling,
-    check_inputs,
+    all_reduce,
     lend,
     random_values,
 )
-
-Array = npt.NDArray[Any]
 
 SCHEDULED = [one for one in Collective if one is not Collective.SYNC]
 """What follows a schedule."""
@@ -63,20 +59,13 @@ def test_a_reduce_of_every_kind(
     rng: random.Random,
 ) -> None:
     inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
-    buffers = lend(inputs, rng)
     ring = Ring(world_size, max(segment_bytes, data_type.itemsize), rng)
-    ring.post(Descriptor(data_type, op, count, algorithm=algorithm), buffers)
-    ring.run()
-    ring.end(committed=True)
-    result = buffers[0][1]
+    result = ring.reduce(all_reduce(data_type, op, count, algorithm), inputs)
     if algorithm is Algorithm.MESH:
         assert implausible(result, inputs, op) == []
     else:
         firsts = [0] if algorithm is Algorithm.STAR else None
         assert differences(result, fold(inputs, op, firsts), op) == []
-    assert len({recv.tobytes() for _, recv in buffers}) == 1
-    ring.check_done()
-    check_inputs(inputs, buffers)
 
 
 @pytest.mark.parametrize("data_type", DataType)
@@ -97,12 +86,9 @@ def test_a_broadcast(
     assert {own.tobytes() for own in buffers} == {inputs[root].tobytes()}
     ring.check_done()
     last = (root - 1) % world_size
-    assert [t.tx_bytes for t in traffic] == [
-        0 if rank == last else nbytes for rank in range(world_size)
-    ]
-    assert [t.rx_bytes for t in traffic] == [
-        0 if rank == root else nbytes for rank in range(world_size)
-    ]
+    for rank, transfer in enumerate(traffic):
+        assert transfer.tx_bytes == (0 if rank == last else nbytes)
+        assert transfer.rx_bytes == (0 if rank == root else nbytes)
 
 
 @settings(max_examples=30)
@@ -115,6 +101,16 @@ def test_a_barrier_is_done_where_it_begins(world_size: int, rng: random.Random) 
         assert ring.frames == []
     ring.end(committed=True)
     ring.check_done()
+
+
+def lent_for(
+    collective: Collective, op: ReduceOp, inputs: list[Array], rng: random.Random
+) -> tuple[Descriptor, list[tuple[Array, Array]]]:
+    data_type, count = DataType.from_numpy_dtype(inputs[0].dtype), len(inputs[0])
+    if collective is Collective.BROADCAST:
+        descriptor = Descriptor.broadcast(data_type, count, rng.randrange(len(inputs)))
+        return descriptor, [(own, own) for own in (own.copy() for own in inputs)]
+    return all_reduce(data_type, op, count, rng.choice(ALGORITHMS)), lend(inputs, rng)
 
 
 @pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
@@ -135,13 +131,7 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     rng: random.Random,
 ) -> None:
     inputs = [random_values(data_type, count, rng) for _ in range(world_size)]
-    if collective is Collective.BROADCAST:
-        descriptor = Descriptor.broadcast(data_type, count, rng.randrange(world_size))
-        buffers = [(own, own) for own in (own.copy() for own in inputs)]
-    else:
-        op, algorithm = rng.choice(tuple(ReduceOp)), rng.choice(ALGORITHMS)
-        descriptor = Descriptor(data_type, op, count, algorithm=algorithm)
-        buffers = lend(inputs, rng)
+    descriptor, buffers = lent_for(collective, rng.choice(tuple(ReduceOp)), inputs, rng)
     ring = Ring(world_size, 16, rng)
     ring.post(descriptor, buffers)
     ring.run(moment)
@@ -156,16 +146,7 @@ def test_who_is_done_may_leave_with_his_input(
 ) -> None:
     """The others get their result from a copy, whatever he does with his memory."""
     inputs = [random_values(DataType.INT16, count, rng) for _ in range(world_size)]
-    if collective is Collective.BROADCAST:
-        root = rng.randrange(world_size)
-        expected = inputs[root]
-        descriptor = Descriptor.broadcast(DataType.INT16, count, root)
-        buffers = [(own, own) for own in (own.copy() for own in inputs)]
-    else:
-        expected = fold(inputs, ReduceOp.PROD)
-        algorithm = rng.choice(ALGORITHMS)
-        descriptor = Descriptor(DataType.INT16, ReduceOp.PROD, count, algorithm=algorithm)
-        buffers = lend(inputs, rng)
+    descriptor, buffers = lent_for(collective, ReduceOp.PROD, inputs, rng)
     ring = Ring(world_size, 8, rng)
     ring.post(descriptor, buffers)
     left: set[int] = set()
@@ -186,7 +167,7 @@ def test_who_is_done_may_leave_with_his_input(
             assert (recv == -7).all()
         elif send is not recv:
             assert send.tobytes() == inputs[rank].tobytes()
-            assert recv.tobytes() == expected.tobytes()
+            assert recv.tobytes() == fold(inputs, ReduceOp.PROD).tobytes()
 
 
 @settings(max_examples=60)
@@ -223,12 +204,9 @@ def test_what_a_direct_reduce_moves(
     """Mesh: everybody 2(N-1)/N of the tensor, as in a ring; star: all of it, the root N-1 times."""
     inputs = [random_values(DataType.INT32, count, rng) for _ in range(world_size)]
     ring = Ring(world_size, 8, rng)
-    descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, count, algorithm=algorithm)
-    ring.post(descriptor, lend(inputs, rng))
-    ring.run()
+    ring.reduce(all_reduce(DataType.INT32, ReduceOp.SUM, count, algorithm), inputs)
     base, longer = divmod(count, world_size)
-    for rank, plane in enumerate(ring.planes):
-        transfer = plane.end(OPERATION, committed=True)
+    for rank, transfer in enumerate(ring.transfers):
         if algorithm is Algorithm.STAR:
             moved = 4 * count * (world_size - 1 if rank == 0 else 1)
         else:
@@ -271,17 +249,9 @@ def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
         np.array([rng.uniform(-1, 1) for _ in range(count)]).astype(dtype)
         for _ in range(world_size)
     ]
-    buffers = lend(inputs, rng)
     ring = Ring(world_size, 16 * data_type.itemsize, rng)
     quantization = Quantization(wire_format, 8, stochastic)
-    ring.post(
-        Descriptor(data_type, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm), buffers
-    )
-    ring.run()
-    ring.check_done()
-    errors = [plane.transfers[OPERATION].quantization_error for plane in ring.planes]
-    ring.end(committed=True)
-    assert len({recv.tobytes() for _, recv in buffers}) == 1
+    result = ring.reduce(all_reduce(data_type, op, count, algorithm, quantization), inputs)
     exact = np.array([own.astype(np.float64) for own in inputs])
     truth = {ReduceOp.SUM: exact.sum(0), ReduceOp.AVG: exact.mean(0), ReduceOp.MAX: exact.max(0)}[
         op
@@ -293,9 +263,8 @@ def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
     slack = rounded * hops + float(np.finfo(np.float32).eps) * world_size * 100
     if data_type is DataType.BFLOAT16:
         slack += 2**-7 * world_size * (world_size + 1)
-    assert np.abs(buffers[0][1].astype(np.float64) - truth).max() <= slack
-    assert all(0 <= error <= 1 for error in errors)
-    check_inputs(inputs, buffers)
+    assert np.abs(result.astype(np.float64) - truth).max() <= slack
+    assert all(0 <= transfer.quantization_error <= 1 for transfer in ring.transfers)
 
 
 @pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.DOUBLE, DataType.BFLOAT16])
@@ -326,16 +295,9 @@ def test_constants_are_reduced_as_if_they_were_not_quantized(
     """Through all hops of a ring too: 42 + 43 = 85. The sign of a zero is not kept."""
     dtype, world_size = data_type.to_numpy_dtype(), len(constants)
     inputs = [np.full(count, constant, dtype) for constant in constants]
-    buffers = lend(inputs, rng)
     ring = Ring(world_size, 16 * data_type.itemsize, rng)
     quantization = Quantization(wire_format, 8, stochastic)
-    ring.post(
-        Descriptor(data_type, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm), buffers
-    )
-    ring.run()
-    ring.end(committed=True)
-    assert len({recv.tobytes() for _, recv in buffers}) == 1
-    result = buffers[0][1]
+    result = ring.reduce(all_reduce(data_type, op, count, algorithm, quantization), inputs)
     if algorithm is Algorithm.MESH:
         assert implausible(result, inputs, op) == []
     else:
@@ -365,12 +327,7 @@ def test_an_aborted_quantized_reduce_leaves_every_input_as_it_was(
     buffers = lend(inputs, rng)
     ring = Ring(world_size, 40, rng)
     quantization = Quantization(wire_format, 8)
-    ring.post(
-        Descriptor(
-            DataType.FLOAT, ReduceOp.SUM, count, Collective.ALL_REDUCE, 0, quantization, algorithm
-        ),
-        buffers,
-    )
+    ring.post(all_reduce(DataType.FLOAT, ReduceOp.SUM, count, algorithm, quantization), buffers)
     ring.run(moment)
     left = {rank for rank in ring.done if rng.random() < 0.3}
     for rank in sorted(left):
@@ -390,31 +347,20 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
     truth = values.astype(np.float64).sum(0) / (world_size if op is ReduceOp.AVG else 1)
     owed = [ErrorFeedback() for _ in range(world_size)]
     rng = random.Random(3)
+    what = all_reduce(DataType.FLOAT, op, count, algorithm, Quantization(WireFormat.INT4, 16))
     sums = {"with": np.zeros(count), "without": np.zeros(count)}
     for kind, total in sums.items():
         for turn in range(rounds):
-            residuals: list[Residual] = []
             ring = Ring(world_size, 64, rng)
-            quantization = Quantization(WireFormat.INT4, 16)
-            descriptor = Descriptor(
-                DataType.FLOAT, op, count, Collective.ALL_REDUCE, 0, quantization, algorithm
-            )
-            results = [np.zeros(count, np.float32) for _ in range(world_size)]
-            for rank, plane in enumerate(ring.planes):
-                operand = ring.borrow(values[rank], results[rank])
-                residual = None
-                if kind == "with":
-                    residual = owed[rank].begin("w", count, DataType.FLOAT)
-                    residuals.append(residual)
-                lent = (operand, ring.peers, ring.peers[rank], residual)
-                plane.post(OPERATION, descriptor, *lent)
+            buffers = [(own, np.zeros_like(own)) for own in values]
+            residuals = ring.post(what, buffers, owed if kind == "with" else None)
             ring.run()
             committed = turn % 5 != 4  # one of five fails, and must not count
             ring.end(committed=committed)
             for residual in residuals:
                 residual.drop()  # nothing, after a commit
             if committed:
-                total += results[0]
+                total += buffers[0][1]
     committed_rounds = rounds - rounds // 5
     off = {k: float(np.abs(v / committed_rounds - truth).max()) for k, v in sums.items()}
     assert off["with"] <= off["without"] / 8
@@ -427,20 +373,10 @@ def test_a_second_copy_that_leaves_late_costs_nothing() -> None:
     for repeats in (False, True):
         ring = Ring(4, 4096, random.Random(1))
         values = np.random.default_rng(0).normal(size=(4, 4096)).astype(np.float32)
-        descriptor = Descriptor(
-            DataType.FLOAT,
-            ReduceOp.SUM,
-            4096,
-            quantization=Quantization(WireFormat.INT8, 32),
-            algorithm=Algorithm.RING,
-        )
+        quantization = Quantization(WireFormat.INT8, 32)
+        what = all_reduce(DataType.FLOAT, ReduceOp.SUM, 4096, Algorithm.RING, quantization)
         owed = [ErrorFeedback() for _ in range(4)]
-        for rank, plane in enumerate(ring.planes):
-            own = values[rank].copy()
-            operand = ring.borrow(own, own)
-            residual = owed[rank].begin("t", 4096, DataType.FLOAT)
-            lent = (operand, ring.peers, ring.peers[rank], residual)
-            plane.post(OPERATION, descriptor, *lent)
+        ring.post(what, [(own, own) for own in values], owed)
         late: list[Travelling] = []
         while ring.step():
             for frame in ring.frames:
@@ -449,7 +385,7 @@ def test_a_second_copy_that_leaves_late_costs_nothing() -> None:
         for frame in late:
             frame.read()
         ring.end(committed=True)
-        residuals.append([each.state_dict()["t"].tobytes() for each in owed])
+        residuals.append([each.state_dict()["w"].tobytes() for each in owed])
     assert residuals[0] == residuals[1]
 
 
@@ -461,18 +397,8 @@ def test_error_feedback_near_the_largest_number(algorithm: Algorithm, data_type:
     largest = {DataType.BFLOAT16: 3.3e38, DataType.FLOAT16: 65000.0}[data_type]
     values = [np.linspace(-largest, largest, 64).astype(dtype), np.zeros(64, dtype)]
     owed = [ErrorFeedback() for _ in values]
+    quantization = Quantization(WireFormat.INT4, 16)
+    what = all_reduce(data_type, ReduceOp.SUM, 64, algorithm, quantization)
     for _ in range(4):
-        ring = Ring(2, 4096, random.Random(1))
-        quantization = Quantization(WireFormat.INT4, 16)
-        descriptor = Descriptor(
-            data_type, ReduceOp.SUM, 64, quantization=quantization, algorithm=algorithm
-        )
-        results = [np.zeros(64, dtype) for _ in values]
-        for rank, plane in enumerate(ring.planes):
-            operand = ring.borrow(values[rank], results[rank])
-            residual = owed[rank].begin("t", 64, data_type)
-            lent = (operand, ring.peers, ring.peers[rank], residual)
-            plane.post(OPERATION, descriptor, *lent)
-        ring.run()
-        ring.end(committed=True)
-        assert np.isfinite(results[0].astype(np.float64)).all()
+        result = Ring(2, 4096, random.Random(1)).reduce(what, values, owed)
+        assert np.isfinite(result.astype(np.float64)).all()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
-from pccl.collectives.residual import Residual
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import (
+    UNQUANTIZED,
     WEIGHT_MAX,
     Algorithm,
-    Descriptor,
     Quantization,
     ReduceOp,
     WireFormat,
@@ -35,13 +34,12 @@ from pccl.stress.sim.fold import differences, fold, weighed
 from tests.support.memory_ring import (
     ALGORITHMS,
     OPERATION,
+    Array,
     Ring,
-    check_inputs,
+    all_reduce,
     lend,
     random_values,
 )
-
-Array = npt.NDArray[Any]
 
 FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 
@@ -53,34 +51,15 @@ def average(
     weights: list[float],
     algorithm: Algorithm,
     rng: random.Random,
-    quantization: Quantization | None = None,
+    quantization: Quantization = UNQUANTIZED,
     owed: list[ErrorFeedback] | None = None,
 ) -> Array:
     """What all ranks come to; they come to the same, and leave what they have lent for reading."""
     data_type = DataType.from_numpy_dtype(inputs[0].dtype)
-    buffers = lend(inputs, rng)
     ring = Ring(len(inputs), 16 * data_type.itemsize, rng)
     ring.weights = tuple(weights)
-    what = Descriptor(
-        data_type,
-        ReduceOp.AVG,
-        len(inputs[0]),
-        quantization=quantization or Quantization(),
-        algorithm=algorithm,
-        weighted=bool(weights),
-    )
-    for rank, plane in enumerate(ring.planes):
-        residual: Residual | None = None
-        if owed is not None:
-            residual = owed[rank].begin("w", len(inputs[0]), data_type)
-        lent = (ring.borrow(*buffers[rank]), ring.peers, ring.peers[rank], residual)
-        plane.post(OPERATION, what, *lent)
-    ring.run()
-    ring.end(committed=True)
-    ring.check_done()
-    assert len({recv.tobytes() for _, recv in buffers}) == 1
-    check_inputs(inputs, buffers)
-    return buffers[0][1]
+    plain = all_reduce(data_type, ReduceOp.AVG, len(inputs[0]), algorithm, quantization)
+    return ring.reduce(replace(plain, weighted=bool(weights)), inputs, owed)
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -143,11 +122,7 @@ def test_what_has_no_weight_is_zeros_whatever_it_is(data_type: DataType) -> None
     st.randoms(),
 )
 def test_it_is_near_the_definition_in_fractions(
-    data_type: DataType,
-    algorithm: Algorithm,
-    weights: list[float],
-    count: int,
-    rng: random.Random,
+    data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random
 ) -> None:
     """Each contribution is rounded once, and so is each sum: N + 1 roundings on the way."""
     dtype = data_type.to_numpy_dtype()
@@ -175,11 +150,7 @@ def test_it_is_near_the_definition_in_fractions(
     st.randoms(),
 )
 def test_ring_and_star_add_in_rank_order(
-    data_type: DataType,
-    algorithm: Algorithm,
-    weights: list[float],
-    count: int,
-    rng: random.Random,
+    data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random
 ) -> None:
     """Any bits at all: NaN and infinity are among them."""
     inputs = [random_values(data_type, count, rng) for _ in weights]
@@ -248,16 +219,9 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     buffers = lend(inputs, rng)
     ring = Ring(len(weights), 16 * data_type.itemsize, rng)
     ring.weights = tuple(weights)
-    quantization = Quantization(WireFormat.INT8, 8) if quantized else Quantization()
-    what = Descriptor(
-        data_type,
-        ReduceOp.AVG,
-        count,
-        quantization=quantization,
-        algorithm=algorithm,
-        weighted=True,
-    )
-    ring.post(what, buffers)
+    quantization = Quantization(WireFormat.INT8, 8) if quantized else UNQUANTIZED
+    plain = all_reduce(data_type, ReduceOp.AVG, count, algorithm, quantization)
+    ring.post(replace(plain, weighted=True), buffers)
     ring.run(moment)
     ring.check_abort(inputs, buffers)
 
@@ -274,11 +238,7 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     st.randoms(),
 )
 def test_a_quantized_one_is_near_the_truth(
-    data_type: DataType,
-    algorithm: Algorithm,
-    weights: list[float],
-    count: int,
-    rng: random.Random,
+    data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random
 ) -> None:
     """Steps are 1/127 of sums of contributions of which none is above the largest factor, 1."""
     dtype = data_type.to_numpy_dtype()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from types import TracebackType
+from typing import Self, TypeVar
 
 from pccl.addresses import parse_address
 from pccl.protocol import messages as msg
@@ -14,6 +16,7 @@ from pccl.protocol.handshake import NONCE_BYTES, Channel, Handshake, Opening, de
 from pccl.protocol.types import Member, PeerId, Roster
 from tests.support.patience import LIMIT_S
 
+Kind = TypeVar("Kind", bound=msg.Message)
 MASTER = b"invented"
 """Id of the master that it says it has followed."""
 
@@ -28,52 +31,54 @@ class Claimant:
 
     def __init__(self, address: str, token: bytes | None = None) -> None:
         where = parse_address(address)
-        self._socket = socket.create_connection((where.host, where.port), LIMIT_S)
+        self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
         opening = Opening(Channel.CONTROL, os.urandom(NONCE_BYTES))
         handshake = Handshake.dial(opening, None if token is None else derive_key(token))
         while handshake.remote is None:
-            self._socket.sendall(handshake.take_output())
+            self.sock.sendall(handshake.take_output())
             handshake.receive(self._received(handshake.awaited_bytes))
         self.run = handshake.remote.run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()
+        self._heard: deque[msg.Message] = deque()
 
     def say(self, *messages: msg.Message) -> None:
         """Send messages."""
-        self._socket.sendall(b"".join(map(encode, messages)))
+        self.sock.sendall(b"".join(map(encode, messages)))
 
     def send(self, data: bytes) -> None:
         """Send what is encoded already."""
-        self._socket.sendall(data)
+        self.sock.sendall(data)
 
-    def hears(self, kind: type[msg.Message]) -> msg.Message | None:
+    def hears(self, kind: type[Kind]) -> Kind | None:
         """The next message of a kind; None if the master closes before."""
         deadline_s = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline_s:
+            while self._heard:
+                if isinstance(message := self._heard.popleft(), kind):
+                    return message
             try:
-                data = self._socket.recv(1 << 16)
+                data = self.sock.recv(1 << 16)
             except ConnectionError:
                 return None
             if not data:
                 return None
-            for message in self._decoder.feed(data):
-                if isinstance(message, kind):
-                    return message
+            self._heard += self._decoder.feed(data)
         raise AssertionError(f"no {kind.__name__} in time")
 
     def _received(self, nbytes: int) -> bytes:
         data = b""
         while len(data) < nbytes:
-            more = self._socket.recv(nbytes - len(data))
+            more = self.sock.recv(nbytes - len(data))
             assert more, "closed during the handshake"
             data += more
         return data
 
     def close(self) -> None:
         """Go without a word."""
-        self._socket.close()
+        self.sock.close()
 
-    def __enter__(self) -> Claimant:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import count, groupby
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 
 from pccl.machines.master import events as ev
 from pccl.machines.master.machine import MasterMachine
@@ -20,6 +20,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import (
     Descriptor,
     OperationId,
@@ -32,10 +33,12 @@ from pccl.protocol.types import (
 from tests.support.scenarios import WORDS, Short, op, public, roster
 
 SECOND = 1_000_000_000
-RUN, OTHER_RUN = b"the run of these", b"quite other runs"
+NEW_RUN, RUN, OTHER_RUN = b"run", b"the run of these", b"quite other runs"
 MASTER, NEXT = b"master A", b"master B"
 SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.AVG))
 BARRIER = Descriptor.barrier()
+AFAR = ("10.0.0.9:1",)
+"""The masters that another one stands by for."""
 BEFORE = roster(7, 4, 1, 2, 3)
 """What the members of the run know before its master dies."""
 FIRST = op(view=2)
@@ -51,6 +54,7 @@ NAMED = {
     "BARRIER": BARRIER,
     "BEFORE": BEFORE,
 }
+Kind = TypeVar("Kind", bound=msg.Message)
 BACKGROUND = (msg.MasterHeartbeat, msg.AdmissionWaits)
 """What comes of time alone."""
 
@@ -101,7 +105,7 @@ class MasterStage:
             effects = cast("list[ev.MasterEffect]", said)
         elif listener:
             effects = self.hear(int(listener), said)
-        elif said is not None:
+        elif said is not None and said is not self:
             effects = self.do(said)
         yield from short_effects(effects)
 
@@ -137,69 +141,93 @@ class MasterStage:
 
     # -- words: how the master begins ------------------------------------------------------------
 
-    def new(self, members: int = 0, deadline_s: float = Timing().deadline_s) -> None:
+    def new(self, members: int = 0, deadline_s: float = Timing().deadline_s) -> Self:
         """A master of a new run, which has admitted so many peers."""
-        self._begin(b"run", 1, timing=Timing(deadline_s=deadline_s))
+        self.begin(timing=Timing(deadline_s=deadline_s))
         for peer in range(1, members + 1):
             self.register(peer)
         if members > 1:
-            for younger in range(1, members + 1):
-                for elder in range(1, younger):
-                    self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
+            for peer in range(1, members + 1):
+                self.link(peer)
             first = RoundId(RoundKind.UPDATE_TOPOLOGY, 0)
             self.hear(1, msg.RoundRequest(first), msg.Heartbeat((), (), (first,)))
+        return self
 
-    def blank(self, *standbys: msg.MasterAddress) -> None:
+    def together(self, *groups: int, masters: int = 1) -> Self:
+        """Peers of these groups, admitted at once: each waits for so many."""
+        for peer, group in enumerate(groups, 1):
+            self.register(peer, len(groups), group, masters)
+            self.link(peer)
+        assert len(self.machine.membership.members()) == len(groups)
+        return self
+
+    def blank(self, *standbys: msg.MasterAddress) -> Self:
         """A master that remembers nothing, and whose members may come back."""
-        self._begin(OTHER_RUN, 1, Origin.BLANK, standbys)
+        return self.begin(OTHER_RUN, 1, Origin.BLANK, NEXT, standbys, stands_by_for=AFAR)
 
     def restarted(
         self, term: int = 2, *standbys: msg.MasterAddress, vouched: Vouched = NOT_TOLD
-    ) -> None:
+    ) -> Self:
         """A master that knows its run, and of the members what is ``vouched`` for."""
-        self._begin(RUN, term, Origin.RESTARTED, standbys, vouched=vouched)
+        return self.begin(
+            RUN, term, Origin.RESTARTED, NEXT, standbys, stands_by_for=AFAR, vouched=vouched
+        )
 
-    def standby(self, term: int = 1) -> None:
+    def standby(self, term: int = 1) -> Self:
         """A standby, which does not know of any run yet."""
-        self._begin(NO_RUN, term, Origin.STANDBY)
+        return self.begin(NO_RUN, term, Origin.STANDBY, NEXT, stands_by_for=AFAR)
 
-    def _begin(
+    def begin(
         self,
-        run: bytes,
-        term: int,
+        run: bytes = NEW_RUN,
+        term: int = 1,
         origin: Origin = Origin.BLANK,
+        incumbent: bytes = b"",
         standbys: tuple[msg.MasterAddress, ...] = (),
+        *,
         timing: Timing | None = None,
-        vouched: Vouched = NOT_TOLD,
-    ) -> None:
+        **others: Any,
+    ) -> Self:
+        """A master of any kind."""
         numbers = count(1)
-        is_new = run == b"run"
         self.machine = MasterMachine(
             timing or Timing(),
             run,
             term,
             lambda size: bytes([next(numbers)] * size),
-            0,
+            self.now_ns,
             origin,
-            b"" if is_new else NEXT,
+            incumbent,
             standbys,
-            stands_by_for=() if is_new else ("10.0.0.9:1",),
-            vouched=vouched,
+            **others,
         )
+        return self
 
     # -- words: what peers do --------------------------------------------------------------------
 
     def register(
-        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1
+        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1, host: str = ""
     ) -> list[ev.MasterEffect]:
         """A newcomer registers."""
         self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}"))
-        return self.hear(peer, msg.Register(group, "", 4000 + peer, min_peers, masters))
+        return self.hear(peer, msg.Register(group, host, 4000 + peer, min_peers, masters))
 
-    def resume(self, peer: int, connection: int, version: int) -> list[ev.MasterEffect]:
+    def link(self, peer: int, *others: int) -> list[ev.MasterEffect]:
+        """It has links to these, or to all with lower numbers."""
+        up = [msg.LinkReport(PeerId(other), True, "") for other in others or range(1, peer)]
+        return self.hear(peer, *up)
+
+    def round(self, kind: RoundKind, n: int, *peers: int) -> list[ev.MasterEffect]:
+        """Members ask for a round."""
+        asked = msg.RoundRequest(RoundId(kind, n))
+        return [effect for peer in peers for effect in self.hear(peer, asked)]
+
+    def resume(
+        self, peer: int, connection: int, version: int, incumbent: bytes = b""
+    ) -> list[ev.MasterEffect]:
         """A peer comes back on another connection, with the newest roster that it has."""
         self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
-        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version))
+        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version, incumbent))
 
     def start(self, *peers: int, what: OperationId = FIRST) -> list[ev.MasterEffect]:
         """Members ask for the same sum."""
@@ -218,6 +246,8 @@ class MasterStage:
         incumbent: bytes = MASTER,
         masters: int = 1,
         proof: bytes | None = None,
+        ratified: int = 0,
+        expected: Expected = NOTHING_EXPECTED,
     ) -> list[ev.MasterEffect]:
         """A member of the run returns with a report, and has not said its end."""
         connection = connection or peer
@@ -231,9 +261,13 @@ class MasterStage:
             newest,
             rounds,
             incumbent,
+            ratified,
+            expected,
         )
         self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
-        return self.hear(connection, header, *map(msg.KnownRoster, known), *more)
+        return self.hear(
+            connection, header, *(msg.KnownRoster(one, incumbent) for one in known), *more
+        )
 
     def come(self, peer: int, *more: msg.Message, **options: Any) -> list[ev.MasterEffect]:
         """A member of the run returns, and has said everything."""
@@ -284,3 +318,13 @@ def removals(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, str]]:
 def sent(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:
     """What was sent, with the connection."""
     return [(one.connection, one.message) for one in effects if isinstance(one, ev.SendTo)]
+
+
+def told(effects: Iterable[ev.MasterEffect], kind: type[Kind]) -> list[tuple[int, Kind]]:
+    """The messages of a kind that were sent, with the connection."""
+    return [(where, message) for where, message in sent(effects) if isinstance(message, kind)]
+
+
+def closed(effects: Iterable[ev.MasterEffect]) -> list[int]:
+    """The connections that were closed."""
+    return [effect.connection for effect in effects if isinstance(effect, ev.CloseConnection)]

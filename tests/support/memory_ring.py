@@ -11,13 +11,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.residual import Residual
+from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader
-from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId
+from pccl.protocol.types import (
+    UNQUANTIZED,
+    Algorithm,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Quantization,
+    ReduceOp,
+)
 from pccl.runtime.collective import memory
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import Operand, borrow, borrow_many
+from pccl.runtime.collective.transfer import Transfer
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 
@@ -82,6 +93,8 @@ class Ring:
         self.done: dict[int, bytes] = {}
         self.weights: tuple[float, ...] = ()
         """Of a weighted average."""
+        self.transfers: list[Transfer] = []
+        """Of each rank, after a reduce."""
         self._rng = rng
         memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
         self._to_begin = list(range(world_size))
@@ -112,10 +125,32 @@ class Ring:
 
         return DataPlane(link_to, lambda operation: False, on_done, segment_bytes)
 
-    def post(self, descriptor: Descriptor, buffers: list[tuple[Array, Array]] | None) -> None:
+    def post(
+        self,
+        descriptor: Descriptor,
+        buffers: list[tuple[Array, Array]] | None,
+        owed: list[ErrorFeedback] | None = None,
+    ) -> list[Residual]:
+        """Post it on all ranks; what comes of what they owe, if they keep account of it."""
+        residuals = [one.begin("w", descriptor.count, descriptor.dtype) for one in owed or ()]
         for rank, plane in enumerate(self.planes):
             operand = self.borrow(*buffers[rank]) if buffers is not None else None
-            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank])
+            residual = residuals[rank] if residuals else None
+            plane.post(OPERATION, descriptor, operand, self.peers, self.peers[rank], residual)
+        return residuals
+
+    def reduce(
+        self, descriptor: Descriptor, inputs: list[Array], owed: list[ErrorFeedback] | None = None
+    ) -> Array:
+        """What all ranks come to, which is the same; they leave what they have lent for reading."""
+        buffers = lend(inputs, self._rng)
+        self.post(descriptor, buffers, owed)
+        self.run()
+        self.check_done()
+        self.transfers = [plane.end(OPERATION, committed=True) for plane in self.planes]
+        assert len({recv.tobytes() for _, recv in buffers}) == 1
+        check_inputs(inputs, buffers)
+        return buffers[0][1]
 
     def borrow(self, send: Array, recv: Array) -> Operand:
         """Each rank decides for itself whether it is one tensor or many."""
@@ -178,6 +213,16 @@ class Ring:
                 frame.payload = frame.payload()
         for plane in self.planes:
             plane.end(OPERATION, committed=committed)
+
+
+def all_reduce(
+    data_type: DataType,
+    op: ReduceOp,
+    count: int,
+    algorithm: Algorithm,
+    quantization: Quantization = UNQUANTIZED,
+) -> Descriptor:
+    return Descriptor(data_type, op, count, quantization=quantization, algorithm=algorithm)
 
 
 def random_values(data_type: DataType, count: int, rng: random.Random) -> Array:

@@ -7,29 +7,33 @@ defines. ``to master:`` begins what the peer sends.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 
 from pccl.machines.peer import events as ev
-from pccl.machines.peer.machine import PeerMachine
+from pccl.machines.peer.eager import EagerBudget
+from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import data_type, errors, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Algorithm, Descriptor, PeerId, ReduceOp, Roster
+from pccl.protocol.types import (
+    AbortCause,
+    Algorithm,
+    Descriptor,
+    OperationId,
+    PeerId,
+    ReduceOp,
+    Roster,
+)
 from tests.support.scenarios import WORDS, Short, op, public, roster
 
+Raised = TypeVar("Raised", bound=Exception)
 SECOND = 1_000_000_000
 RUN, ME = b"the run's own id", 2
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, algorithm=Algorithm.RING, weighted=True)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
-NAMED = {
-    "RUN": RUN,
-    "SUM": SUM,
-    "WEIGHTED": WEIGHTED,
-    "BROADCAST": BROADCAST,
-    "BARRIER": BARRIER,
-}
+NAMED = {"RUN": RUN, "SUM": SUM, "WEIGHTED": WEIGHTED, "BROADCAST": BROADCAST, "BARRIER": BARRIER}
 SHORT = Short({value: name for name, value in NAMED.items()})
 
 
@@ -43,8 +47,8 @@ VOCABULARY = {
 class PeerStage:
     """Peer 2, with a clock that the scenario sets."""
 
-    def __init__(self) -> None:
-        self.machine = PeerMachine(Timing(), 0)
+    def __init__(self, timing: Timing | None = None, eager: EagerBudget | None = None) -> None:
+        self.machine = PeerMachine(timing or Timing(), 0, eager)
         self.now_ns = 0
         self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
         self.words |= {
@@ -60,7 +64,7 @@ class PeerStage:
         effects: list[ev.PeerEffect] = []
         if isinstance(said, list):
             effects = cast("list[ev.PeerEffect]", said)
-        elif said is not None:
+        elif said is not None and said is not self:
             effects = self.do(said)
         for effect in effects:
             if isinstance(effect, ev.Send):
@@ -93,12 +97,16 @@ class PeerStage:
         """Let time pass without a tick."""
         self.now_ns += round(seconds * SECOND)
 
-    def wait(self, seconds: float, step_s: float = 0.25) -> list[ev.PeerEffect]:
-        """Let time pass, with a tick at every step; all effects but heartbeats."""
+    def wait(
+        self, seconds: float, step_s: float = 0.25, *, hears: msg.Message | None = None
+    ) -> list[ev.PeerEffect]:
+        """Let time pass, with what it hears and a tick at each step; all effects but heartbeats."""
         effects: list[ev.PeerEffect] = []
         end_ns = self.now_ns + round(seconds * SECOND)
         while self.now_ns < end_ns:
             self.now_ns += round(step_s * SECOND)
+            if hears is not None:
+                effects += self.do(hears)
             effects += self.do(ev.Tick())
         return [
             effect
@@ -106,31 +114,56 @@ class PeerStage:
             if not (isinstance(effect, ev.Send) and isinstance(effect.message, msg.Heartbeat))
         ]
 
-    def registered(self) -> None:
+    def registered(self, master: bytes = b"", *standbys: msg.MasterAddress) -> Self:
         """A newcomer that the master has given an id; its call 1 is to join."""
         self.do(ev.JoinCall(1, 0, "", 4002, 5))
         self.do(ev.ControlOpened(RUN, 1))
-        self.do(msg.Registered(PeerId(ME), 1, RUN, b"token"))
+        self.do(msg.Registered(PeerId(ME), 1, RUN, b"token", master, standbys))
+        return self
 
-    def member(self, *peers: int) -> None:
+    def member(self, *peers: int, **others: Any) -> Self:
         """A member of view 1, with peer 1 or these; its first update_topology is used up."""
-        self.registered()
-        counts = (
-            msg.RoundCount(WORDS["UPDATE"], 1),
-            msg.RoundCount(WORDS["PENDING"], 0),
-        )
-        self.do(msg.Admitted(roster(1, 1, *(peers or (1, ME))), counts))
+        if self.machine.standing is Standing.OUTSIDE:
+            self.registered()
+        counts = (msg.RoundCount(WORDS["UPDATE"], 1), msg.RoundCount(WORDS["PENDING"], 0))
+        self.do(msg.Admitted(roster(1, 1, *(peers or (1, ME)), **others), counts))
         self.do(ev.RoundCall(2, WORDS["UPDATE"]))
+        return self
 
-    def running(self, *peers: int, done: bool = False) -> None:
+    def running(self, *peers: int, done: bool = False) -> Self:
         """The same, in an operation that has begun; its call 9. ``done``: with its result."""
         self.member(*peers)
         self.do(ev.ReduceCall(9, 5, SUM))
         self.do(msg.OperationStarted(op()))
         if done:
             self.do(ev.ReduceDone(op(), b"digest"))
+        return self
 
 
 def short_of(seen: Roster) -> str:
     """Version and members."""
     return f"version {seen.version}: " + " ".join(str(member.peer) for member in seen.members)
+
+
+def sent(effects: Iterable[ev.PeerEffect]) -> list[msg.PeerMessage]:
+    """What the master is sent."""
+    return [effect.message for effect in effects if isinstance(effect, ev.Send)]
+
+
+def raised(effects: Iterable[ev.PeerEffect], kind: type[Raised]) -> Raised:
+    """What the only call that raises does raise: an error of this kind."""
+    (error,) = [effect.error for effect in effects if isinstance(effect, ev.RaiseCall)]
+    assert isinstance(error, kind)
+    return error
+
+
+def ended(
+    what: OperationId,
+    abort: AbortCause | None = None,
+    reason: str = "",
+    version: int = 1,
+    **others: Any,
+) -> msg.OperationEnded:
+    """An outcome; peers 1 and 2 have contributed to it, unless others are named."""
+    usual = {"contributors": () if abort else (PeerId(1), PeerId(ME)), "roster_version": version}
+    return msg.OperationEnded(what, abort, reason, **{**usual, **others})

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from tests.support.forks import ForkedProgram
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
@@ -34,18 +35,21 @@ class PeerProcess:
         module: whose program it runs.
         arguments: of the program.
         limit_s: for an answer.
+        with_torch: whether it is a fork of a process that has imported torch.
     """
 
-    def __init__(self, module: str, *arguments: str, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, module: str, *arguments: str, limit_s: float = LIMIT_S, with_torch: bool = False
+    ) -> None:
         self.id = 0
         """Of the peer, when the test has learned it."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process: subprocess.Popen[str] | ForkedProgram
+        if with_torch:
+            self.process = ForkedProgram(module, *arguments)
+        else:
+            command = [sys.executable, "-m", module, *arguments]
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         self._limit_s = limit_s
         self._lines: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -17,8 +17,7 @@ def is_there(pid: int) -> bool:
     except ProcessLookupError:
         return False
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] not in "XZ"
+        return _state(pid) not in "XZ"
     return not Path("/proc").is_dir()
 
 
@@ -29,6 +28,19 @@ def assert_gone(pids: list[int]) -> None:
     while left := [pid for pid in pids if is_there(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.001)
+
+
+def wait_stopped(pid: int) -> None:
+    """Wait until a signal has stopped a process."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while _state(pid) != "T":
+        assert time.monotonic() < deadline_s, f"process {pid} has not stopped"
+        time.sleep(0.001)
+
+
+def _state(pid: int) -> str:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0]
 
 
 def descendants(pid: int) -> list[int]:

@@ -98,7 +98,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"operand_descriptor": ReduceOperandDescriptor(DataType.DOUBLE)},
         ValueError,
-        "the tensor holds .*FLOAT.*; say DataType.FLOAT",
+        "the tensor holds .*FLOAT.*; pass DataType.FLOAT",
     ),
     ({"quantization_options": DataType.UINT8}, TypeError, "pccl.QuantizationOptions"),
     (
@@ -122,7 +122,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      TypeError, "block must be an integer"),
     ({"quantization_options": QuantizationOptions(stochastic=1)},  # type: ignore[arg-type]
      TypeError, "stochastic must be True or False"),
-    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "give one, or leave"),
+    ({"quantization_options": QuantizationOptions(name="w")}, ValueError, "error_feedback too"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback())},
      ValueError, "error_feedback needs the tensor's name"),
     ({"quantization_options": QuantizationOptions(error_feedback={}, name="w")},  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="")},
      ValueError, "name must not be empty"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="w"),
-      "op": ReduceOp.MAX}, ValueError, "cannot make good what MAX loses"),
+      "op": ReduceOp.MAX}, ValueError, "with SUM and AVG only, because MAX"),
     ({"weight": 1.0}, ValueError, "weight is for op=ReduceOp.AVG, not for SUM"),
     ({"weight": -1, "op": ReduceOp.AVG}, ValueError, r"weight must be from 0 to 1e\+300, not -1"),
     ({"weight": 2e300, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),
@@ -322,7 +322,7 @@ def test_wrong_descriptors() -> None:
         (lambda: of_torch(array, array, about()), TypeError, "send must be a torch tensor"),
         (lambda: of_torch(tensor, [1.0], about()), TypeError, "recv must be a torch .* not list"),
         (lambda: of_numpy(array, array, about(5)), ValueError, "5 elements, but the tensor has 4"),
-        (lambda: of_numpy(array, array, says_double), ValueError, "say DataType.FLOAT"),
+        (lambda: of_numpy(array, array, says_double), ValueError, "pass DataType.FLOAT"),
         (lambda: of_numpy(array, array, nothing), TypeError, "pccl.ReduceDescriptor"),
         (lambda: of_numpy(array[::2], array[::2], about(2)), ValueError, "contiguous"),
         (lambda: ReduceOpDescriptor(0, 8, about()), ValueError, "sendbuf_ptr must be from 1"),

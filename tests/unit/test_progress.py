@@ -55,8 +55,8 @@ def test_a_line_for_each_quarter_and_now_and_then() -> None:
     ("now", "words"),
     [
         (fetched(400_000_000, phase="prefetching"),
-         "100 %, 400.0 MB of 400.0 MB, waiting for the others"),
-        (fetched(400_000_000, phase="placing"), "100 %, 400.0 MB of 400.0 MB, all here"),
+         "100 %, 400.0 MB of 400.0 MB, waiting for members"),
+        (fetched(400_000_000, phase="placing"), "100 %, 400.0 MB of 400.0 MB, all received"),
         (SyncProgress("fetching", 1000, 2_000_000_000, 0.0, 1, 2),
          "0 %, 1 kB of 2.00 GB, 0 kB/s, 1 source, 2 pieces came with wrong bytes"),
     ],

@@ -131,7 +131,7 @@ def test_wrong_entries() -> None:
         (lambda: entry(""), ValueError, "name must not be empty"),
         (lambda: entry(5), TypeError, "name must be a string"),  # type: ignore[arg-type]
         (lambda: entry(data_ptr=0), ValueError, "data_ptr of 'weights' must be from 1"),
-        (lambda: entry("a\ud800"), ValueError, "half a character"),
+        (lambda: entry("a\ud800"), ValueError, "lone surrogate"),
         (lambda: entry(numel=-1), ValueError, "numel of 'weights' must be from 0"),
         (lambda: entry(dtype="float32"), ValueError, "dtype must be one of DataType.UINT8"),
         (lambda: entry(device_type="cpu"), ValueError, "device_type must be one of"),
@@ -221,7 +221,7 @@ def test_a_tensor_that_moved_is_named() -> None:
     weights.data.mul_(2.0)
     assert bytes(state.memory.views[0]) == np.full(3, 2.0, np.float32).tobytes()
     weights.data = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"'w' lies in other memory.*new SharedState"):
+    with pytest.raises(ValueError, match=r"'w' has other memory.*new SharedState"):
         _ = state.memory
 
 

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* A receiver is called from events of the network only, its ``connection_lost`` once and last.
-* After a crash no callback is made to anything of that host.
+* Only events of the network call a receiver. The last callback is ``connection_lost``, once.
+* After a host has crashed, no callback reaches it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _RESET = "connection reset by peer"
 
 
 def report_bug(what: str, error: Exception) -> None:
-    """Tell the loop's exception handler of a bug above the seam."""
+    """Report a bug of a receiver or listener to the loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
 
 
 class Noise(Protocol):
-    """Flips bits on the way: the one thing that a faulty network shows beside what TCP does."""
+    """Changes bits of data in transit; all other behaviour of the network is that of TCP."""
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """What arrives at ``end`` instead of ``data``: as many bytes, or the same object."""
+        """Return the data that arrives at ``end``: ``data`` itself, or as many other bytes."""
         ...
 
 
 @dataclass(slots=True)
 class Wires:
-    """What all connections of a network have in common.
+    """The state that all connections of a network share.
 
     Attributes:
-        events: the order of everything.
-        window_bytes: most bytes on the way in one direction of a connection.
-        ends: the live connections' ends, oldest first.
-        shared: how many of these a process has to a host: they share its rate.
-        noises: whatever arrives anywhere goes through these, in order.
-        off: hosts that are off, by name: nobody answers for them.
+        events: events of the network.
+        window_bytes: most unacknowledged bytes in one direction of a connection.
+        ends: ends of the open connections, oldest first.
+        shared: numbers of open connections from a process to a host, which share the rate.
+        noises: applied to all arriving data, in order.
+        off: names of the hosts that are switched off, and answer nothing.
     """
 
     events: Events
@@ -64,17 +64,15 @@ class SimConnection:
     """One end of a connection. See :class:`pccl.transports.base.Connection`.
 
     Args:
-        wires: of the network.
-        process: whose end it is.
-        local: this side.
-        remote: the other side.
+        wires: shared state of the network.
+        process: the process that owns this end.
+        local: address of this side.
+        remote: address of the other side.
 
     Attributes:
-        process: see above.
-        local: see above.
-        remote: see above.
+        process, local, remote: see above.
         other: the other end (for fault plans).
-        receiver: what reads here (for fault plans).
+        receiver: the receiver of this end, None before ``start`` (for fault plans).
     """
 
     congestion = ""
@@ -101,7 +99,7 @@ class SimConnection:
         return f"{self.local}>{self.remote}"
 
     def join(self, other: SimConnection, there: HostRoute, back: HostRoute) -> None:
-        """Connect this end with the ``other`` one. For ``network``."""
+        """Connect this end with the ``other`` one. For ``network`` only."""
         self.other, other.other = other, self
         self._out = other._in = self._pipe(other, there, back)
         self._in = other._out = other._pipe(self, back, there)
@@ -114,7 +112,7 @@ class SimConnection:
         return Pipe(self._events, route, back, window, received, on_room, on_ignored)
 
     def measure(self) -> PathMeasure | None:
-        """The true delay and rate of the path; connections between two hosts share the rate."""
+        """Return the true delay and rate of the path; its connections share the rate equally."""
         if not self._open:
             return None
         there, back = self._out.route, self._in.route
@@ -123,7 +121,7 @@ class SimConnection:
         return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read, or hand the stream over to another receiver."""
+        """Begin to read, or replace the receiver."""
         handed_over, self.receiver = self.receiver is not None, receiver
         self._received.awaits_start = False
         if handed_over:
@@ -134,46 +132,46 @@ class SimConnection:
             self._in.arm()
 
     def pause_reading(self) -> None:
-        """Keep what arrives until ``resume_reading``."""
+        """Keep arriving data unread until ``resume_reading``."""
         self._received.paused = True
 
     def resume_reading(self) -> None:
-        """Read on, in a later event."""
+        """End a pause; a later event reads the data that has arrived."""
         self._received.resume()
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Put into the pipe what fits, or less; return the bytes taken, 0 after the end."""
+        """Send bytes that fit into the pipe, perhaps not all; return their number, 0 if closed."""
         return self._out.take(buffers) if self._open else 0
 
     def notify_writable(self) -> None:
-        """Ask the pipe for one call of ``writable`` when it has room."""
+        """Ask for one call of ``writable`` as soon as the pipe has room."""
         if self._open:
             assert self.receiver is not None, "a connection is started before anything else"
             self._out.want_room()
 
     def close(self) -> None:
-        """End in order: the other end first reads what was sent."""
+        """End in order: the other end first reads all bytes that were sent."""
         if self._open:
             self._leave()
             self._tell_lost_soon(None)
             self._out.finish(f"{self.local} closed the connection")
 
     def abort(self) -> None:
-        """Reset: the other end may lose what was sent."""
+        """Reset the connection: the other end may lose bytes that were sent."""
         self._reset(None)
 
     # -- faults ----------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Something on the way forgets the connection: both ends lose it now."""
+        """Make both ends lose the connection now, as if a router had forgotten it."""
         self._events.note("reset", self)
         for end in (self, self.other):
             self._events.soon(partial(end.lose, "connection reset by the network"))
 
     def forget(self) -> None:
-        """This end loses the connection, and the other one is not told: it is half open.
+        """Make this end lose the connection without notice to the other one: it is half open.
 
-        What the other end sends from now on is answered with a reset.
+        Data that the other end sends from now on is answered with a reset.
         """
         self._events.note("forget", self)
         if self._open:
@@ -182,7 +180,7 @@ class SimConnection:
             self.lose("connection timed out")
 
     def stall(self, duration_ns: int | None) -> None:
-        """Hold up what this end sends for ``duration_ns``, or until :meth:`heal` if None."""
+        """Hold back the data of this end for ``duration_ns``; None: until :meth:`heal`."""
         self._events.note("stall", self, duration_ns)
         self._out.gate.shut(duration_ns)
 
@@ -192,25 +190,25 @@ class SimConnection:
         self._out.gate.open()
 
     def die(self, *, silent: bool) -> None:
-        """The process of this end is dead. For this module."""
+        """End the connection because the process of this end died. For this package only."""
         self._leave()
         if silent:
             self._received.vanished = True
             self._out.drop_unsent()
         elif self._events.some(2) == 1:  # a kernel closes in order,
             self._out.finish(f"{self.local} closed the connection")
-        else:  # ... or not, if something was left to read
+        else:  # or resets the connection, if the process had unread data
             self._out.reset(_RESET)
 
-    # -- what the pipes have to say, from events of the network ----------------------------------
+    # -- callbacks of the pipes, from events of the network --------------------------------------
 
     def _ignored(self) -> None:
-        """What was sent has arrived at a host that vanished, and perhaps is up again."""
+        """Lose the connection by a reset, unless the host that vanished is switched off."""
         if self.other.local.host not in self._wires.off:
             self._in.route.carry(partial(self.lose, _RESET))
 
     def _read(self, data: memoryview) -> memoryview | None:
-        """Read what has arrived, in as many portions as the receiver's memory makes."""
+        """Pass ``data`` to the receiver, piece by piece; return the rest if it pauses reading."""
         if self._open:
             self._events.note("deliver", self, len(data))
             for noise in list(self._wires.noises):
@@ -242,13 +240,14 @@ class SimConnection:
                 self._receiver_failed(error)
 
     def lose(self, reason: str) -> None:
-        """The network, or the other side, ends it."""
+        """End the connection, because the network or the other side ended it."""
         self.process.run(partial(self._lose, reason))
 
     def _lose(self, reason: str) -> None:
         if self._open:
             self._leave()
-            self._error = LinkError(func="connection", reason=f"lost {self.remote}: {reason}")
+            reason = f"lost the connection to {self.remote}: {reason}"
+            self._error = LinkError(func="connection", reason=reason)
             if self.receiver is not None:
                 self._tell_lost(self.receiver, self._error)
 

@@ -1,9 +1,9 @@
-"""Virtual time: the one order in which everything in the network happens.
+"""Virtual time, and the order of all events in the network.
 
 Invariants:
 
-* Time is integer nanoseconds; one event per instant (the next free one, if it is taken).
-* Of randomness there is one source, drawn from in the order of events.
+* Time is in integer nanoseconds. An instant has one event; a second one moves to the next instant.
+* There is one source of randomness, and events draw from it in their order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 Trace = Callable[[int, str], None]
-"""Called with the time in nanoseconds and what happens then."""
+"""A function that is called with each event: its time in nanoseconds, and its text."""
 
 Action = Callable[[], None]
 
@@ -22,24 +22,24 @@ class VirtualTimer(Protocol):
     """A pending call."""
 
     def cancel(self) -> object:
-        """Forget the call."""
+        """Cancel the call."""
         ...
 
 
 class VirtualClock(Protocol):
-    """Virtual time, as the simulation's loop offers it."""
+    """The virtual time of the simulation's loop."""
 
     def now_ns(self) -> int:
-        """Return the present."""
+        """Return the current time in nanoseconds."""
         ...
 
     def call_at_ns(self, when_ns: int, callback: Action) -> VirtualTimer:
-        """Call back at ``when_ns``."""
+        """Call ``callback`` at ``when_ns``."""
         ...
 
 
 class Event:
-    """Something that will happen in the network, alone in its instant."""
+    """A scheduled event of the network, the only one of its instant."""
 
     def __init__(self, events: Events, when_ns: int, action: Action) -> None:
         self.when_ns = when_ns
@@ -52,19 +52,19 @@ class Event:
         self._action()
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Cancel the event."""
         self._timer.cancel()
         self._events.free(self.when_ns, happened=False)
 
 
 class Events:
-    """The one order in which everything in the network happens, and its one source of chance.
+    """Schedules all events of the network, and draws all its random numbers.
 
     Args:
         clock: the virtual time.
-        rng: the source of chance.
-        trace: told of what happens; None for nobody.
-        ragged: whether bytes are taken and delivered in random portions.
+        rng: the source of randomness.
+        trace: called with each event; None: no trace.
+        ragged: whether reads and writes have random sizes.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Events:
         self.rng = rng
         self.ragged = ragged
         self._trace = trace
-        self._taken: set[int] = set()  # asked for members only, never iterated
+        self._taken: set[int] = set()  # never iterated, so its order does not matter
         self._latest_ns = -1
 
     def now_ns(self) -> int:
-        """Return the present."""
+        """Return the current time in nanoseconds."""
         return self.clock.now_ns()
 
     def at(self, when_ns: int, action: Action) -> Event:
-        """Let ``action`` happen at the first free instant that is not before ``when_ns``."""
+        """Schedule ``action`` at the first free instant that is not before ``when_ns``."""
         when_ns = max(when_ns, self.now_ns(), self._latest_ns + 1)
         while when_ns in self._taken:
             when_ns += 1
@@ -90,24 +90,24 @@ class Events:
         return Event(self, when_ns, action)
 
     def soon(self, action: Action) -> Event:
-        """Let ``action`` happen at the first free instant."""
+        """Schedule ``action`` at the first free instant."""
         return self.at(0, action)
 
     def free(self, when_ns: int, *, happened: bool) -> None:
-        """Give an instant back. For events only."""
+        """Free the instant of an event that happened or was cancelled. For ``Event`` only."""
         self._taken.discard(when_ns)
         if happened:
             self._latest_ns = when_ns
 
     def chance(self, probability: float) -> bool:
-        """Throw a loaded coin; always False unless bytes are ragged."""
+        """Return True with this probability; always False unless ``ragged``."""
         return self.ragged and self.rng.random() < probability
 
     def some(self, count: int) -> int:
-        """Draw from 1 to ``count``."""
+        """Draw a number from 1 to ``count``."""
         return 1 + int(self.rng.random() * count)
 
     def note(self, *what: object) -> None:
-        """Tell the trace."""
+        """Add an event to the trace: its parts as text, separated by spaces."""
         if self._trace is not None:
             self._trace(self.now_ns(), " ".join(map(str, what)))

@@ -1,18 +1,18 @@
-"""An in-memory network in virtual time: many hosts in one process, everything from one seed.
+"""An in-memory network in virtual time: many hosts in one process, all determined by one seed.
 
-It behaves as TCP does where it hurts: writes are taken in part, reads come in other portions than
-writes went out, windows fill, connections end in the middle of anything. Inside a connection no
-byte is lost, doubled or reordered, and what arrives is a prefix of what was sent, unless a fault
-plan adds a :class:`Noise`, which flips bits. It does not simulate packets, congestion or a kernel.
-All processes share one loop (it uses only ``create_future``; a ``VirtualClock`` tells time).
+It has the difficult properties of TCP: partial writes, reads of other sizes than the writes, full
+windows, connections that end at any moment. A connection loses, doubles and reorders no byte: the
+arriving bytes are a prefix of the sent ones, unless a fault plan adds a :class:`Noise`. It does not
+simulate packets, congestion or a kernel. All processes share one loop; only its ``create_future``
+is used.
 
-A :class:`SimNetwork` joins hosts; a :class:`SimHost` is one process and its ``Transport``. Faults
-are methods of what they befall.
+A :class:`SimNetwork` connects hosts; a :class:`SimHost` is one process and its ``Transport``. The
+methods for a fault belong to the object that it affects.
 
 Invariants:
 
 * A seed gives one trace: nothing depends on hashes, addresses or the Python version.
-* After a crash none of the host's dials returns.
+* After a host has crashed, none of its dials returns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _SimListener:
 
 
 class _Dial:
-    """A connection that is being made. The request travels there, the answer back."""
+    """A connection attempt. Its request travels to the other host, and the answer back."""
 
     def __init__(self, host: SimHost, name: str, remote: Address) -> None:
         self.answer: asyncio.Future[SimConnection] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class _Dial:
         self._connection: SimConnection | None = None
 
     def arrive(self) -> None:
-        """The request is at the other host."""
+        """Answer the request, which has arrived at the other host."""
         network = self._host.network
         target = network.hosts[self._name]
         here, there = self._host.name, self._name
@@ -100,14 +100,14 @@ class _Dial:
             listener.on_connection(theirs)
         except Exception as error:  # noqa: BLE001 - a bug above must not stop the network
             theirs.abort()
-            report_bug(f"a connection to {theirs.local} was not taken over: {error!r}", error)
+            report_bug(f"closed a new connection to {theirs.local}: pccl failed: {error!r}", error)
 
     def _established(self) -> None:
         if not self.answer.done() and self._host.alive and self._connection is not None:
             self.answer.set_result(self._connection)
 
     def fail(self, reason: str) -> None:
-        """There will be no connection."""
+        """Make the attempt fail for ``reason``."""
         self._host.run(partial(self._fail, reason))
 
     def _fail(self, reason: str) -> None:
@@ -116,7 +116,7 @@ class _Dial:
             self.answer.set_exception(LinkError(func="dial", reason=reason))
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Abort the connection, if there is one, because the caller stopped waiting."""
         if self._connection is not None:
             self._connection.abort()
 
@@ -125,11 +125,11 @@ class SimHost:
     """One process on one host, and its ``Transport``. Made by :meth:`SimNetwork.host`.
 
     Attributes:
-        name: the host's name, which is its address too.
-        network: what it is connected to.
-        listeners: its open ports.
-        run_queue: when the process gets to run.
-        port_limits: see ``Transport``; may be set before its ports are opened.
+        name: the host's name, which is also its address.
+        network: the network of the host.
+        listeners: open listeners, by port number.
+        run_queue: decides when the process runs.
+        port_limits: see ``Transport``; set it before opening ports.
     """
 
     def __init__(self, network: SimNetwork, name: str, boots: int) -> None:
@@ -146,18 +146,18 @@ class SimHost:
 
     @property
     def alive(self) -> bool:
-        """False once it has crashed."""
+        """False once the host has crashed."""
         return self.run_queue.alive
 
     @property
     def ends(self) -> list[SimConnection]:
-        """Its ends of live connections, oldest first."""
+        """This process's ends of open connections, oldest first."""
         return [end for end in self.network.ends if end.process is self.run_queue]
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
-        """Listen on a port; all addresses of the host (own name, any, loopback) are one.
+        """Listen on a port. Own name, "any" and loopback addresses all mean the same port.
 
         Raises:
             LinkError: the address cannot be used, or the host is down.
@@ -178,16 +178,16 @@ class SimHost:
     async def dial(
         self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
     ) -> Connection:
-        """Connect in one round trip; on a crashed host it never returns.
+        """Connect in one round trip. If the host crashes, this never returns.
 
         Raises:
-            LinkError: nobody there, no way, or no answer within ``timeout_s``.
+            LinkError: no process listens there, or it did not answer within ``timeout_s``.
         """
         (events := self.network.events).note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else address.host
         dial = _Dial(self, name, address)
         if not may_dial(address.host):
-            dial.fail("it is an address of its own machine or network only")
+            dial.fail("this address is valid only on its own machine or network")
         elif name not in self.network.hosts:
             dial.fail("name or service not known")
         else:
@@ -205,35 +205,35 @@ class SimHost:
             del self._dials[dial]
 
     def run(self, action: Action, *, timer: bool = False) -> None:
-        """Let the process do something as soon as it runs."""
+        """Let the process make a call as soon as it runs."""
         self.run_queue.run(action, timer=timer)
 
     def freeze(self) -> None:
-        """Stop the process, as SIGSTOP does; its kernel goes on. Freezes add up."""
+        """Stop the process, as SIGSTOP does; its kernel goes on. Calls add up."""
         self.network.events.note("freeze", self.name)
         self.run_queue.stop()
 
     def thaw(self) -> None:
-        """Undo one :meth:`freeze`: it finds what its kernel has kept, and all its timers late."""
+        """Undo one :meth:`freeze`. The process then reads data that its kernel kept meanwhile."""
         self.network.events.note("thaw", self.name)
         self.run_queue.resume()
 
     def take_port(self) -> int:
-        """Return a port that nothing uses. For this module."""
+        """Return an unused port number. For this module only."""
         while self._next_port in self.listeners:
             self._next_port += 1
         self._next_port += 1
         return self._next_port - 1
 
     def crash(self, *, silent: bool = False) -> None:
-        """The process dies: its listeners and connections vanish, nothing is called any more.
+        """Kill the process: its listeners and connections end, and it gets no more callbacks.
 
-        The other ends see their connections end after the latency. Its tasks live on (the loop
-        is shared) but reach nobody; whoever runs the simulation cancels them.
+        The other ends see their connections end after the latency. Tasks of the process live on,
+        because the loop is shared, but cannot send; the simulation has to cancel them.
 
         Args:
-            silent: the whole host goes off and nobody is told; connections stay half open until
-                a new process on the host answers what is sent on them with a reset.
+            silent: switch the whole host off without notice. Connections stay half open until a
+                new process on the host answers data with a reset.
         """
         if not self.alive:
             return
@@ -248,24 +248,24 @@ class SimHost:
 
 
 class SimNetwork:
-    """Hosts, and what is between them.
+    """Hosts, and the routes between them.
 
     Args:
-        clock: virtual time; :class:`pccl.stress.sim.loop.VirtualLoop` is one.
-        rng: decides all that chance decides.
-        trace: told of every event that matters, with its time in nanoseconds.
-        latency_ns: from any host to any other, unless :meth:`set_link` says otherwise.
-        bytes_per_s: the bandwidth likewise, for each direction of a pair; None for any.
-        window_bytes: most bytes on the way in one direction of a connection.
-        ragged: whether chance cuts reads and writes up (or they are as large as can be).
+        clock: virtual time, such as :class:`pccl.stress.sim.loop.VirtualLoop`.
+        rng: source of all random decisions.
+        trace: called with every important event, and its time in nanoseconds.
+        latency_ns: one-way latency between two hosts, unless :meth:`set_link` changes it.
+        bytes_per_s: bandwidth of each direction between two hosts, likewise; None: unlimited.
+        window_bytes: most unacknowledged bytes in one direction of a connection.
+        ragged: whether reads and writes have random sizes; otherwise the largest possible.
 
     Attributes:
-        events: the order of everything.
-        hosts: by name; of several incarnations the newest.
-        wires: what all connections have in common.
-        ends: of the wires: what a fault plan chooses from.
-        noises: of the wires.
-        shut: hosts that nobody can dial, by name: whether they refuse that, or do not answer.
+        events: events of the network.
+        hosts: newest process of each host, by name.
+        wires: state that all connections share.
+        ends: ends of open connections, from which fault plans choose.
+        noises: noises of the wires.
+        shut: undialable hosts, by name; True: they refuse connections, False: they do not answer.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class SimNetwork:
         self._boots: dict[str, int] = {}
 
     def host(self, name: str) -> SimHost:
-        """Start a process on the host ``name``; the one before it must have crashed."""
+        """Start a process on the host ``name``; an earlier one must have crashed."""
         before = self.hosts.get(name)
         assert before is None or not before.alive, f"a process runs on {name} already"
         self.events.note("boot", name)
@@ -301,7 +301,7 @@ class SimNetwork:
         return self.hosts[name]
 
     def route(self, source: str, target: str) -> HostRoute:
-        """Return the way from one host to another; its attributes can be set at any time."""
+        """Return the route from one host to another; its attributes may be set at any time."""
         route = self._routes.get((source, target))
         if route is None:
             route = HostRoute(self.events, self._latency_ns, self._bytes_per_s)
@@ -309,16 +309,16 @@ class SimNetwork:
         return route
 
     def set_link(self, a: str, b: str, *, latency_ns: int, bytes_per_s: int | None) -> None:
-        """Set both directions between two hosts; what is on its way already is not affected."""
+        """Set both directions between two hosts. Bytes already in transit are not affected."""
         for route in (self.route(a, b), self.route(b, a)):
             route.latency_ns = latency_ns
             route.bytes_per_s = bytes_per_s
 
     def stall(self, a: str, b: str, duration_ns: int | None, *, one_way: bool = False) -> None:
-        """Let nothing arrive at ``b`` from ``a`` (nor at ``a`` from ``b``) for a while.
+        """Hold back all traffic from ``a`` to ``b`` and, unless ``one_way``, from ``b`` to ``a``.
 
-        Nothing is lost: it arrives afterwards, in order. Without a duration it is a partition,
-        until :meth:`heal`.
+        Nothing is lost: all bytes arrive afterwards, in order. If ``duration_ns`` is None, the
+        partition lasts until :meth:`heal`.
         """
         self.events.note("stall", a, b, duration_ns, "one way" if one_way else "")
         self.route(a, b).gate.shut(duration_ns)

@@ -1,10 +1,10 @@
-"""One direction of a connection: the bytes between ``send`` there and the process here.
+"""A pipe is one direction of a simulated connection, from ``send`` to the receiving process.
 
-They leave a pipe at the bandwidth of the route between two hosts, arrive after its latency, and are
-acknowledged one latency later; a gate can hold them up. Nothing here knows of listeners, processes
-or the rules of the transport seam.
+Bytes travel at the bandwidth of the route between two hosts and arrive after its latency. The
+acknowledgement takes one more latency. Gates can hold all of them back. This module knows nothing
+of listeners, processes or the rules of transports.
 
-Invariant: what a pipe delivers is a prefix of what it took, in order, whatever happens.
+Invariant: the delivered bytes are always a prefix of the accepted bytes, in order.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pccl.transports.sim.routes import Gate, HostRoute
 PIECE_MAX_BYTES = 64 << 10
 """Most bytes that arrive at one instant; more than a real packet, to need fewer events."""
 
-_PARTIAL_WRITE = 0.25  # how often `send` takes less than would fit,
-_CUT_PIECE = 0.5  # ... bytes arrive in smaller portions than they might,
-_MERGED_PIECE = 0.25  # ... and they arrive together with others that were sent before
+_PARTIAL_WRITE = 0.25  # probability that `send` accepts less than would fit,
+_CUT_PIECE = 0.5  # that bytes arrive in a smaller piece than possible,
+_MERGED_PIECE = 0.25  # and that a piece arrives together with the piece before it
 
 
 class Pipe:
-    """One direction of a connection: the bytes between ``send`` there and ``get_buffer`` here.
+    """One direction of a connection, from ``send`` to ``get_buffer`` at the other end.
 
-    Of the window, ``_flying`` bytes are taken but not delivered, ``_returning`` bytes are
-    delivered but their acknowledgement has not come back; the rest is room.
+    Of the window, ``_flying`` bytes are not delivered yet, and ``_returning`` bytes are delivered
+    but not acknowledged yet. The rest is free.
 
     Args:
-        events: the order of everything.
-        route: from the source to the sink.
-        back: from the sink to the source.
-        window_bytes: most bytes on the way.
-        sink: what has arrived.
-        on_room: called, once, when there is room again after ``want_room``.
-        on_ignored: called when bytes have arrived at a sink that vanished.
+        events: events of the network.
+        route: route from the source to the sink.
+        back: route from the sink to the source.
+        window_bytes: most unacknowledged bytes.
+        sink: receives the bytes.
+        on_room: called once after ``want_room``, when the window has room.
+        on_ignored: called when bytes arrive at a sink that has vanished.
 
     Attributes:
-        gate: holds up what this connection sends.
+        gate: can hold back the bytes of this pipe.
         route: see above.
     """
 
@@ -78,7 +78,7 @@ class Pipe:
     # -- at the source ---------------------------------------------------------------------------
 
     def take(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Take what fits into the window, or less; return how many bytes that was."""
+        """Accept bytes that fit into the window, perhaps not all; return their number."""
         views = [memoryview(buffer) for buffer in buffers]
         size = min(self._room(), sum(view.nbytes for view in views))
         if size and self._events.chance(_PARTIAL_WRITE):
@@ -110,16 +110,16 @@ class Pipe:
         self.arm()
 
     def finish(self, reason: str) -> None:
-        """The stream ends here, behind everything that was taken."""
+        """End the stream in order, after all accepted bytes."""
         self._end = (max(self.route.transmit(0), self._last_arrival_ns), reason)
         self.arm()
 
     def reset(self, reason: str) -> None:
-        """The stream ends as soon as the other side can know; what is later than that is lost."""
+        """End the stream after one latency; bytes that would arrive later are lost."""
         self.route.carry(partial(self._cut, reason))
 
     def drop_unsent(self) -> None:
-        """Lose what has not left the source yet."""
+        """Discard bytes that have not left the source yet."""
         self._drop_after(self._events.now_ns() + self.route.delay_ns)
 
     def _drop_after(self, when_ns: int) -> None:
@@ -127,7 +127,7 @@ class Pipe:
             self._pieces.pop()
 
     def want_room(self) -> None:
-        """Tell the source once when there is room."""
+        """Call ``on_room`` once, as soon as the window has room."""
         self._wanted = True
         self._plan_wake()
 
@@ -137,7 +137,7 @@ class Pipe:
         return self._window_bytes - self._flying - self._returning
 
     def _plan_wake(self) -> None:
-        """As in a kernel, a third of the window must be free before the source is told."""
+        """Schedule ``on_room`` for when a third of the window is free, as in a kernel."""
         enough = max(1, self._window_bytes // 3)
         if not self._wanted or self._wake_planned:
             return
@@ -146,7 +146,7 @@ class Pipe:
         elif self._window_bytes - self._flying >= enough:
             when = self._last_ack_ns
         else:
-            return  # a delivery will bring us back here
+            return  # a delivery calls this method again
         self._wake_planned = True
         self._events.at(when, partial(self._wake, enough))
 
@@ -161,7 +161,7 @@ class Pipe:
     # -- at the sink -----------------------------------------------------------------------------
 
     def arm(self) -> None:
-        """Make sure that what comes next will be delivered."""
+        """Schedule the next delivery, unless it is scheduled or held back already."""
         if self._delivery is not None or self._held_up:
             return
         if self._pieces:
@@ -179,7 +179,7 @@ class Pipe:
         now = self._events.now_ns()
         if self._pieces and self._pieces[0][0] <= now:
             if not self._sink.has_room(len(self._pieces[0][1])):
-                return  # the kernel there is full; when its process reads, we come back
+                return  # the buffer there is full; `arm` is called when its process has read
             _, piece = self._pieces.popleft()
             if self._sink.vanished:
                 self._on_ignored()

@@ -1,7 +1,7 @@
-"""What has arrived at one end of a connection, until the process there reads it.
+"""Holds the data that has arrived at one end of a connection, until the process reads it.
 
-Its kernel keeps and acknowledges up to one window for a process that does not run, runs late, or
-has paused reading.
+It stands for the kernel: it keeps and acknowledges up to one window for a process that is stopped,
+late, or has paused reading.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pccl.transports.sim.run_queue import RunQueue
 
 
 class ReceiveBuffer:
-    """What one end has received and not read, in order; at the end why the stream ended.
+    """The unread data of one end, in order, and then the reason why the stream ended.
 
     Args:
-        events: the order of everything.
-        process: when the process runs.
-        window_bytes: how much is kept at most.
-        read: the process reads; returns what it has not read, since it has paused.
-        end: the stream has ended, and why.
+        events: events of the network.
+        process: decides when the process runs.
+        window_bytes: most bytes that the buffer keeps.
+        read: lets the process read data; returns the rest if the process pauses meanwhile.
+        end: called with the reason when the stream has ended.
 
     Attributes:
-        awaits_start: nobody reads yet; what arrives waits on the way.
-        vanished: the host went away without a word: it acknowledges nothing.
-        paused: the process reads nothing for now.
-        on_room: called when something was read.
+        awaits_start: True until the connection is started; until then the pipe delivers nothing.
+        vanished: True if the host was switched off or forgot the connection: no acknowledgements.
+        paused: True while the process has paused reading.
+        on_room: called after the process has read data.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class ReceiveBuffer:
         self._unread: deque[memoryview | str] = deque()
         self._unread_bytes = 0
         self._rest: memoryview | None = None
-        """What was being read when the process paused."""
+        """Rest of the data that the process was reading when it paused."""
         self._resuming = False
         self._reads_later = False
-        """When the process reads again, it reads the next of ``_unread``."""
+        """Whether ``_unread`` has data to read after the pause."""
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many more bytes can be kept."""
+        """Whether the buffer can keep ``nbytes`` more bytes."""
         return self._unread_bytes + nbytes <= self._window_bytes
 
     def put(self, what: memoryview | str) -> None:
-        """Bytes have arrived, or the news that the stream has ended."""
+        """Add bytes that have arrived, or the reason why the stream has ended."""
         if not (self._unread or self.paused or self._resuming or self._process.is_late):
             self._hand_over(what)
             return
@@ -71,7 +71,7 @@ class ReceiveBuffer:
             self._read_next()
 
     def resume(self) -> None:
-        """The process reads again, soon."""
+        """End a pause: schedule an event in which the process reads again."""
         if self.paused:
             self.paused = False
             self._resuming = True

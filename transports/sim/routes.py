@@ -1,7 +1,6 @@
-"""The way from one host to another: latency, bandwidth, and a gate that can hold bytes up.
+"""The route from one host to another: latency, bandwidth, and a gate that can hold bytes back.
 
-Bytes leave at the bandwidth of the route (shared by all that goes this way) and arrive after its
-latency.
+All connections of a route share its bandwidth. Bytes arrive one latency after they were sent.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _FOR_EVER_NS = 1 << 62
 
 
 class Gate:
-    """Where bytes can be held up. What comes while it is shut waits, in order."""
+    """A gate that holds actions back while it is shut, and then lets them happen in order."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -23,17 +22,17 @@ class Gate:
         self._waiting: list[Action] = []
 
     def shut(self, duration_ns: int | None) -> None:
-        """Hold up everything for ``duration_ns``, or until it is opened."""
+        """Shut the gate for ``duration_ns``; None: until :meth:`open`."""
         until = _FOR_EVER_NS if duration_ns is None else self._events.now_ns() + duration_ns
         self._shut_until_ns = max(self._shut_until_ns, until)
 
     def open(self) -> None:
-        """Hold up nothing any more."""
+        """Open the gate, and let the waiting actions happen."""
         self._shut_until_ns = self._events.now_ns()
         self._release()
 
     def admits(self, action: Action) -> bool:
-        """Say whether the gate is open; if not, keep ``action`` and let it happen when it is."""
+        """Return whether the gate is open; if not, let ``action`` happen when it opens."""
         if self._events.now_ns() >= self._shut_until_ns:
             return True
         self._waiting.append(action)
@@ -51,14 +50,14 @@ class Gate:
 
 
 class HostRoute:
-    """One direction between two hosts.
+    """The route from one host to another, in this direction only.
 
     Attributes:
-        latency_ns: from leaving to arriving.
-        bytes_per_s: the bandwidth, None for any.
-        extra_ns: more latency, while there is a spike.
-        caps: lower bandwidths that hold at present.
-        gate: holds up everything that goes this way.
+        latency_ns: one-way latency.
+        bytes_per_s: bandwidth; None: unlimited.
+        extra_ns: additional latency, during a latency spike.
+        caps: temporary limits on the bandwidth, in bytes per second.
+        gate: can hold back all traffic of this route.
     """
 
     def __init__(self, events: Events, latency_ns: int, bytes_per_s: int | None) -> None:
@@ -71,7 +70,7 @@ class HostRoute:
         self._busy_until_ns = 0
 
     def transmit(self, nbytes: int) -> int:
-        """Queue ``nbytes`` behind everything that goes this way; return when they arrive."""
+        """Queue ``nbytes`` behind all earlier bytes of the route; return their arrival time."""
         start = max(self._events.now_ns(), self._busy_until_ns)
         rate = self.rate
         self._busy_until_ns = start + (0 if rate is None else -(-nbytes * NS_PER_S // rate))
@@ -79,7 +78,7 @@ class HostRoute:
 
     @property
     def rate(self) -> int | None:
-        """The bandwidth at present, in bytes per second; None: any."""
+        """The current bandwidth, in bytes per second; None: unlimited."""
         rate = min(self.caps, default=None)
         if rate is None or (self.bytes_per_s is not None and self.bytes_per_s < rate):
             rate = self.bytes_per_s
@@ -87,11 +86,11 @@ class HostRoute:
 
     @property
     def delay_ns(self) -> int:
-        """From leaving to arriving, at present."""
+        """The current one-way latency."""
         return self.latency_ns + self.extra_ns
 
     def carry(self, action: Action) -> None:
-        """Let ``action`` happen at the other side, after the latency."""
+        """Let ``action`` happen at the target host, after the latency."""
         self._events.at(self._events.now_ns() + self.delay_ns, partial(self._arrive, action))
 
     def _arrive(self, action: Action) -> None:

@@ -1,8 +1,8 @@
-"""When a simulated process gets to run: at once, late, or not at all until somebody thaws it.
+"""Decides when a simulated process runs: at once, late, or not before it is resumed.
 
-Whatever calls into a process (bytes that arrive, timers, connections that are accepted) goes
-through its :class:`RunQueue`. A process that is stopped, or slow, has it done later, one thing at a
-time, in the order in which it came; or timers before the rest, as some event loops do it.
+Every call into a process (arriving bytes, timers, accepted connections) goes through its
+:class:`RunQueue`. A stopped or slow process makes the calls later, one per event. They keep their
+order; or timers go first, as in some event loops.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pccl.transports.sim.events import Action, Events
 
 
 class RunQueue:
-    """What one process has to do.
+    """The calls that one process has to make.
 
     Args:
-        events: the order of everything.
+        events: events of the network.
 
     Attributes:
         alive: False once the process is dead.
@@ -32,11 +32,11 @@ class RunQueue:
         self._computed_until_ns = 0
         self._waking = False
         self._draining = False
-        self._waiting: deque[tuple[bool, Action]] = deque()  # (whether it is a timer's, what)
+        self._waiting: deque[tuple[bool, Action]] = deque()  # (whether it is a timer, the call)
 
     @property
     def is_late(self) -> bool:
-        """Whether what comes now has to wait."""
+        """Whether a new call has to wait."""
         return bool(self._stops or self._lag_ns or self._draining)
 
     def run(self, action: Action, *, timer: bool = False) -> None:
@@ -52,7 +52,7 @@ class RunQueue:
 
     @property
     def busy_ns(self) -> int:
-        """How long the process has computed: what it is loaded with, nothing else takes time."""
+        """How long the process has been computing because of :meth:`set_lag`, in nanoseconds."""
         now_ns = self._events.now_ns()
         if self._computes and not self._stops:
             self._computed_ns += now_ns - self._computed_until_ns
@@ -61,11 +61,11 @@ class RunQueue:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it does not run, or late, and not because it has so much to do."""
+        """Whether the process is stopped, or runs late for lack of a processor."""
         return bool(self._stops) or (bool(self._lag_ns) and not self._computes)
 
     def stop(self) -> None:
-        """Run nothing until :meth:`resume` was called as often."""
+        """Stop the process. It runs again after as many calls of :meth:`resume`."""
         self._computed_ns = self.busy_ns
         self._stops += 1
 
@@ -77,19 +77,19 @@ class RunQueue:
             self._drain()
 
     def set_lag(self, lag_ns: int, *, computes: bool = False) -> None:
-        """Run whatever comes up to ``lag_ns`` late, together with what came meanwhile.
+        """Delay calls by up to ``lag_ns``, and then make all waiting calls.
 
         Args:
-            lag_ns: 0: at once.
-            computes: whether it is late because the process computes all the time; otherwise it is
-                not given a processor.
+            lag_ns: largest delay, in nanoseconds; 0: no delay.
+            computes: whether the process is late because it computes all the time; otherwise
+                because it gets no processor.
         """
         self._computed_ns = self.busy_ns
         self._lag_ns = lag_ns
         self._computes = computes
 
     def kill(self) -> None:
-        """The process is dead: forget all."""
+        """Mark the process as dead, and drop all waiting calls."""
         self.alive = False
         self._waiting.clear()
 
@@ -101,7 +101,7 @@ class RunQueue:
     def _drain(self) -> None:
         if self._draining or not self._waiting:
             return
-        if self._events.chance(0.5):  # libuv's order; the selector loop of asyncio has the other
+        if self._events.chance(0.5):  # libuv's order; asyncio's selector loop keeps the other
             self._waiting = deque(sorted(self._waiting, key=lambda entry: not entry[0]))
         self._draining = True
         self._events.soon(self._step)

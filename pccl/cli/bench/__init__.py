@@ -1,17 +1,14 @@
-"""``pccl bench``: how fast the library is on this machine, and beside what.
+"""``pccl bench`` measures how fast the library is on this machine or between hosts.
 
-* ``command``: ``pccl bench`` as click knows it: reads the command line, says what was found.
-* ``machine``: the machine, as it is named beside every figure, and its memory.
-* ``plan``: what ``pccl bench allreduce`` is to measure, and whether that can be.
-* ``run``: from tasks to figures on this machine: a master, relays if links are emulated, and
-  workers.
-* ``hosts``: ``pccl bench --master``: this process is one peer of a benchmark across hosts.
-* ``peer``: one peer of ``pccl bench allreduce``: plays the rounds, and tells what all peers have
-  measured.
-* ``values``: the values that a benchmark reduces, and whether the results are right.
-* ``gloo``: the other side of a comparison: Gloo, as it comes with torch. Only this module imports
-  torch.
-* ``statistics``: from what the peers have measured to the figures of a case. Pure.
-* ``view``: what ``pccl bench`` shows: lines, each as soon as it is known, or JSON objects.
-* ``state``: ``pccl bench state``: fetching and joining.
+* ``command``: the click commands ``pccl bench`` and ``pccl bench allreduce``.
+* ``machine``: describes the machine for the output, and measures memory.
+* ``plan``: the plan of ``pccl bench allreduce``, and checks whether it can be measured.
+* ``run``: runs tasks on this machine: starts a master, workers, and relays for emulated links.
+* ``hosts``: ``pccl bench --master``: this process is one peer of a benchmark between hosts.
+* ``peer``: one peer of ``pccl bench allreduce``: plays the rounds, and gathers the measurements.
+* ``values``: the values that a benchmark reduces, and checks of the results.
+* ``gloo``: the all-reduce of Gloo, for comparison. Only this module imports torch.
+* ``statistics``: computes the figures of a case from the measurements of all peers. Pure.
+* ``view``: the output of ``pccl bench``: a line for each figure, or JSON objects.
+* ``state``: ``pccl bench state`` measures downloads of shared state, and joins.
 """

@@ -1,4 +1,4 @@
-"""``pccl bench`` as click knows it: reads the command line, says what was found."""
+"""The click commands ``pccl bench`` and ``pccl bench allreduce``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pccl.cli.processes.relays import check_link
 from pccl.cli.sizes import ListOf, Size
 
 PEERS_MAX = 64
-"""Each is a process; more of them would measure the scheduler."""
+"""Each peer is a process; a benchmark of more processes would measure the scheduler."""
 
 
 class Default(click.Group):
-    """A group that does its first command if none is named."""
+    """A click group that runs its first command if the arguments name none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the command's name before its options."""
+        """Insert the name of the first command if the arguments begin with an option."""
         helps = self.get_help_option_names(ctx)
         if not args or (args[0].startswith("-") and args[0] not in helps):
             args = [next(iter(self.commands)), *args]
@@ -39,7 +39,7 @@ class Default(click.Group):
 def bench() -> None:
     """Measure how fast the library is here, with every value checked.
 
-    Without a command it is allreduce.
+    The default command is allreduce.
     """
 
 
@@ -60,14 +60,14 @@ def bench() -> None:
     type=ListOf(click.IntRange(2, PEERS_MAX)),
     metavar="COUNT,...",
     default="2",
-    help=f"How many processes, 2 to {PEERS_MAX}, such as 2 or 2,3,4.",
+    help=f"Number of processes, 2 to {PEERS_MAX}, such as 2 or 2,3,4.",
 )
 @click.option(
     "--lanes",
     type=ListOf(click.IntRange(0, LANES_MAX)),
     metavar="COUNT,...",
     default="0",
-    help="Connections per link, such as 1 or 1,2,4; 0: left to the library.",
+    help="Connections per link, such as 1 or 1,2,4; 0: the library chooses.",
 )
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32")
 @click.option("--in-place", is_flag=True, help="Reduce into the input, not into a second buffer.")
@@ -78,7 +78,7 @@ def bench() -> None:
     type=ListOf(click.Choice(ALGORITHMS)),
     metavar="NAME,...",
     default="auto",
-    help="How values travel: auto, ring, star (up to 4 MiB), mesh; several take turns.",
+    help="Algorithms: auto, ring, star (up to 4 MiB), mesh; several take turns.",
 )
 @click.option(
     "--quantize",
@@ -87,16 +87,16 @@ def bench() -> None:
     type=ListOf(click.Choice(list(FORMATS))),
     metavar="FORMAT,...",
     default="none",
-    help=f"Wire formats, likewise: {', '.join(FORMATS)}.",
+    help=f"Wire formats; several take turns: {', '.join(FORMATS)}.",
 )
+@click.option("--rounds", type=click.IntRange(1, ROUNDS_MAX), default=20, help="Measured rounds.")
 @click.option(
-    "--rounds", type=click.IntRange(1, ROUNDS_MAX), default=20, help="Rounds that are measured."
+    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=3, help="Rounds before the measured."
 )
-@click.option("--warmup", type=click.IntRange(0, ROUNDS_MAX), default=3, help="Rounds before that.")
 @click.option(
     "--against",
     type=click.Choice(["gloo"]),
-    help="Measure this in the same processes too, round by round in turn.",
+    help="Also measure this library, in the same processes, round by round in turn.",
 )
 @click.option(
     "--emulate",
@@ -111,7 +111,7 @@ def bench() -> None:
     "--master",
     metavar="HOST:PORT",
     callback=check_address,
-    help="Measure between hosts: run this on each, as a peer of the run there.",
+    help="Measure between hosts: run this command on each host, with the same master.",
 )
 @token_option("With --master: file that holds the run's secret (PCCL_TOKEN_FILE).")
 @click.option(
@@ -119,7 +119,7 @@ def bench() -> None:
     "timeout_s",
     metavar="SECONDS",
     type=Seconds(0.0, min_open=True),
-    help="With --master: give up if it, or then the other peers, are not there for so long.",
+    help="With --master: longest wait for the master, and again for the other peers.",
 )
 @logs.verbose_option(logging.ERROR)
 def allreduce(
@@ -132,21 +132,21 @@ def allreduce(
 ) -> None:
     """Measure all-reduce between processes of this machine, or between hosts.
 
-    Starts a master and the peers, lets them reduce tensors, and checks every value of every result,
-    outside of what is timed. What is quantized has random values; its error must be below the
+    Starts a master and the peers, which reduce tensors. They check every value of every result, but
+    do not time the checks. With quantization, values are random. Then the error must be below the
     format's bound, and all peers must have the same bits.
 
-    With --master, each host runs this command and is one peer; what that of rank 0 was asked for
-    is measured, and it shows the figures.
+    With --master, each host runs this command, and each process is one peer. All peers measure what
+    the command line of rank 0 asks for, and rank 0 shows the figures.
 
-    The time of a round is the mean over the peers, each from its call to its return (as in
-    nccl-tests), and the time of a case the median over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB;
-    KB, MB and GB are powers of 1000. The exit code is 1 if any value was wrong.
+    The time of a round is the mean over the peers, from call to return (as in nccl-tests). The time
+    of a case is the median over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB; KB, MB and GB are
+    powers of 1000. The exit code is 1 if any value was wrong.
     """
     given["against"] = given["against"] or ""
     plan = BenchPlan(**given)
     if master is None and (token or timeout_s):
-        raise click.UsageError("--token and --timeout are for --master")
+        raise click.UsageError("--token and --timeout are for --master; add it, or drop them")
     if master is not None and (plan.against or plan.emulate):
         raise click.UsageError("--against and --emulate are for peers of one machine, not --master")
     if master is not None and (len(plan.peers) > 1 or len(plan.lanes) > 1):

@@ -1,4 +1,4 @@
-"""The other side of a comparison: Gloo, as it comes with torch. Only this module imports torch."""
+"""The all-reduce of Gloo, for comparison. Only this module imports torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _distributed: Any = importlib.import_module("torch.distributed")
 
 
 class Gloo:
-    """All-reduce of Gloo, which is in place always: of a buffer, shape (n,)."""
+    """The all-reduce of Gloo, always in place, of a buffer of shape (n,)."""
 
     def __init__(self, buffer: Array) -> None:
         dtype = pccl.DataType.from_numpy_dtype(buffer.dtype).to_torch_dtype()
-        # Plain bits: NumPy has types that torch does not take from it.
+        # As integers first, because torch does not accept all types of NumPy arrays.
         self._tensor: torch.Tensor = _torch.from_numpy(buffer.view(f"i{buffer.itemsize}")).view(
             dtype
         )
@@ -32,17 +32,17 @@ class Gloo:
         _distributed.barrier()
 
     def reduce(self) -> str:
-        """Add all peers' inputs; tells by which algorithm, which nobody knows."""
+        """Sum the inputs of all peers in place; return no algorithm, as Gloo does not report it."""
         _distributed.all_reduce(self._tensor)
         return ""
 
 
 @contextlib.contextmanager
 def joined(rendezvous: Path, peer: int, peers: int) -> Generator[None]:
-    """Join the other processes by a file that nobody has made yet; one thread, as ours have.
+    """Join the Gloo group that meets by the file ``rendezvous``, and use one thread, as pccl does.
 
     Raises:
-        RuntimeError: this torch has no Gloo, or it cannot be used here.
+        RuntimeError: this torch has no Gloo, or Gloo does not work here.
     """
     torch.set_num_threads(1)
     if not (_distributed.is_available() and _distributed.is_gloo_available()):

@@ -1,7 +1,7 @@
-"""``pccl bench --master``: this process is one peer of a benchmark across hosts.
+"""``pccl bench --master``: this process is one peer of a benchmark between hosts.
 
-The peers meet at a master as those of any run do. What they measure is what the peer of rank 0 was
-asked for; it shows the figures, which all of them know in the end.
+The peers join a master, as in any run. All peers measure the plan of rank 0 and get the figures,
+and rank 0 shows them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pccl.errors import DeadlineExceeded, PCCLError
 def measure_across(
     plan: BenchPlan, view: BenchView, master: str, token: str | None, timeout_s: float | None
 ) -> list[Figures]:
-    """Measure as one of several peers; all figures, on all of them.
+    """Measure as one of several peers. All peers return all figures.
 
     Args:
-        plan: what is to be measured, if this turns out to be rank 0.
-        view: shows it, then.
-        master: its address.
-        token: file that holds the run's secret; None: as for any peer.
-        timeout_s: how long the master, and then the other peers, are waited for; None: for ever.
+        plan: the plan to measure, if this peer gets rank 0.
+        view: shows the figures, if this peer gets rank 0.
+        master: address of the master.
+        token: file that holds the run's secret; None: from the environment.
+        timeout_s: longest wait for the master, and again for the other peers; None: no limit.
 
     Raises:
-        click.ClickException: no master, too few peers, or one was lost.
-        click.UsageError: not with this machine, or an argument is not one.
+        click.ClickException: no master, too few peers, or a lost peer.
+        click.UsageError: this machine cannot measure the plan, or an argument is wrong.
     """
     secret = read_secret(token)
     try:
@@ -49,20 +49,20 @@ def measure_across(
             return _measure(comm, plan, view, master)
         except (PCCLError, RuntimeError) as error:
             raise click.ClickException(
-                f"the benchmark ends here: {error}; start it again on every host"
+                f"the benchmark failed: {error}; start it again on every host"
             ) from error
 
 
 def _meet(comm: pccl.Communicator, peers: int, master: str, timeout_s: float | None) -> None:
-    """Find the master, and wait until all peers are there."""
+    """Wait for the master, and join with all peers of the benchmark."""
     try:
         asyncio.run(wait_for_master(master, timeout_s, who="pccl bench"))
-        say(f"waiting until {peers} peers are there")
+        say(f"waiting until {peers} peers have joined")
         comm.connect(min_peers=peers, timeout_s=timeout_s)
     except DeadlineExceeded as error:
         raise click.ClickException(
-            f"there were not {peers} peers within {timeout_s:g} s; "
-            f"`pccl status {master}` shows who waits there"
+            f"fewer than {peers} peers joined within {timeout_s:g} s; "
+            f"`pccl status {master}` shows which peers wait there"
         ) from error
     except PCCLError as error:
         raise click.ClickException(str(error)) from error
@@ -77,7 +77,7 @@ def _measure(
     if rank == 0:
         view.begin(plan, master)
     else:
-        what = f"what rank 0 at {comm.members()[0].host} was asked for, which shows the figures"
+        what = f"the plan of rank 0 at {comm.members()[0].host}, which shows the figures"
         say(f"rank {rank} of {peers}; measuring {what}")
     results: list[Figures] = []
     for figures in BenchPeer(plan, comm, view.doing).measure():
@@ -90,5 +90,5 @@ def _measure(
 
 
 def say(text: str) -> None:
-    """Tell whoever waits at this host."""
+    """Print a message for the user of this host on stderr."""
     click.echo(f"pccl bench: {text}", err=True)

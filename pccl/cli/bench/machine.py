@@ -1,4 +1,4 @@
-"""The machine, as it is named beside every figure, and its memory."""
+"""Describes the machine for the output, and measures memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pccl.cli.sizes import format_size
 PROC = Path("/proc")
 
 RESIDENT, PEAK = "VmRSS", "VmHWM"
-"""What is resident now; the most that was since ``reset_peak``; as Linux has it."""
+"""Linux's names of the resident memory now, and of its peak since ``reset_peak``."""
 
 RESET_PEAK = "5"
-"""What Linux wants to be told to forget the peak; see proc(5)."""
+"""Text for ``clear_refs`` with which Linux resets the peak; see proc(5)."""
 
 GIB = 1 << 30
 MIB = 1 << 20
 
 
 def conditions_of(*packages: str) -> dict[str, Any]:
-    """The machine and the versions, as ``--json`` prints them.
+    """Return the machine and the versions, as ``--json`` prints them.
 
     Args:
-        packages: whose versions matter, beside our own.
+        packages: packages whose versions to add to those of Python and this library.
     """
     versions = {"pccl": pccl.__version__, "Python": platform.python_version()}
     has_affinity = hasattr(os, "sched_getaffinity")
@@ -49,7 +49,7 @@ def conditions_of(*packages: str) -> dict[str, Any]:
 
 
 def to_lines(conditions: dict[str, Any]) -> list[str]:
-    """For people."""
+    """Return ``conditions`` as lines for people."""
     default = conditions["congestion_default"]
     return [
         ", ".join(f"{name} {version}" for name, version in conditions["versions"].items()),
@@ -60,7 +60,7 @@ def to_lines(conditions: dict[str, Any]) -> list[str]:
 
 
 def give_back() -> None:
-    """Return to the system what is free: what is filled again without a trace is not counted."""
+    """Return free memory to the system. Otherwise later uses of it would not raise the peak."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
@@ -68,28 +68,28 @@ def give_back() -> None:
 
 
 def reset_peak() -> None:
-    """Let the peak be what is resident now. Where that cannot be asked for, nothing happens."""
+    """Set the peak to the memory that is resident now. Does nothing on systems other than Linux."""
     with contextlib.suppress(OSError):
         (PROC / "self/clear_refs").write_text(RESET_PEAK)
 
 
 def own_bytes(name: str) -> int:
-    """Memory of this process, ``RESIDENT`` now or at its ``PEAK``; where nobody says: the peak."""
+    """Return the ``RESIDENT`` or ``PEAK`` memory of this process in bytes; without Linux: peak."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS has bytes
     return _kilobytes("self/status", name) or most * (1 if sys.platform == "darwin" else 1024)
 
 
 def check_memory(size: int, count: int) -> None:
-    """Refuse tensors or states of one size that the processes of this machine have no memory for.
+    """Refuse ``count`` buffers of ``size`` bytes if this machine has too little memory.
 
     Raises:
-        click.UsageError: it says what is needed and what there is.
+        click.UsageError: too little memory; the message says how much is needed and available.
     """
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     available = _kilobytes("meminfo", "MemAvailable") or whole
     if size * count > available:
         raise click.UsageError(
-            f"{count} times {format_size(size)} are {size * count / GIB:.1f} GiB of memory, and "
+            f"{count} times {format_size(size)} need {size * count / GIB:.1f} GiB of memory, but "
             f"{available / GIB:.1f} GiB are available; take a smaller --size or fewer processes"
         )
 
@@ -99,7 +99,7 @@ def _kilobytes(file: str, name: str) -> int:
 
 
 def _field(file: str, name: str) -> str:
-    """What a line of a file of the kernel's says about a name; nothing if none does."""
+    """Return the value of ``name`` in a file of ``/proc``; empty if it has none."""
     fields = (line.partition(":") for line in _read(file).splitlines())
     return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 

@@ -1,11 +1,11 @@
-"""One peer of ``pccl bench allreduce``: plays the rounds, and tells what all peers have measured.
+"""One peer of ``pccl bench allreduce``: plays the rounds, and gathers the measurements.
 
-First come the rounds whose memory is measured, while nothing but this library has run in the
-process; then, for each size, those whose time is. Each round is: fill, meet, reduce with a clock
-beside it, check. Each side meets at a barrier of its own kind right before, so that the peers begin
-together and its own code is what the caches hold.
+The peer first plays the rounds that measure memory, before other libraries run in the process. Then
+it plays the timed rounds of each size. A round is: fill, barrier, timed reduce, check. Each side
+(this library, Gloo) uses its own barrier right before its reduce. So the peers begin together, and
+the caches hold the code of that side.
 
-As a program it finds the run in its environment; its argument is the plan.
+The program finds the run in its environment. Its argument is the plan.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pccl.cli.processes.reports import Doing, WorkerReport, decode, encode, say,
 from pccl.cli.sizes import format_size
 
 MEMORY_ROUNDS = 4
-"""More than one: memory that an operation leaves behind shows when the next one begins."""
+"""Several, because memory that an operation leaves behind raises the peak of the next one."""
 
 SPOKEN_S = 1.0
-"""How long a peer measures in silence."""
+"""Seconds between two reports of progress."""
 
 VARIANT_SHIFT = 1_009
-"""Rounds between the values of two variants, which share their buffers."""
+"""Distance of the round numbers of two variants, so that their values in shared buffers differ."""
 
 T = TypeVar("T")
 R = TypeVar("R", bound=WorkerReport)
@@ -44,16 +44,16 @@ R = TypeVar("R", bound=WorkerReport)
 
 @dataclass(slots=True)
 class ReduceSide:
-    """One way to reduce a tensor over all peers, and what its rounds have shown so far.
+    """One way to reduce a tensor over all peers, and the measurements of its rounds.
 
     Attributes:
-        input: what this peer puts in, shape (n,).
-        result: where the sum is afterwards; the input itself, if it reduces in place.
-        values: what goes in, and what must come out.
+        input: input of this peer, shape (n,).
+        result: buffer of the sum; the input itself for a reduce in place.
+        values: fills the input, and checks the sum.
         barrier: waits for all peers.
-        reduce: adds all peers' inputs; tells by which algorithm.
-        shift: rounds between its values and those of another side with the same buffers.
-        log: of the rounds.
+        reduce: sums the inputs of all peers; returns the algorithm, or an empty string.
+        shift: added to round numbers, so that sides with the same buffers have other values.
+        log: measurements of the rounds.
     """
 
     input: Array
@@ -65,7 +65,7 @@ class ReduceSide:
     log: Timed = field(default_factory=Timed)
 
     def play(self, number: int, *, keep: bool) -> None:
-        """Play one round; wrong values always count, its times if they are to be kept."""
+        """Play one round. Record a wrong value in any case, and the times if ``keep``."""
         at, log = number + self.shift, self.log
         self.values.input.fill(self.input, at)
         self.barrier()
@@ -83,7 +83,7 @@ class ReduceSide:
 
 
 class Ours:
-    """This library's reduce: one variant, and what its reports told."""
+    """The reduce of this library in one variant, and the totals of its reports."""
 
     def __init__(
         self, comm: pccl.Communicator, send: Array, recv: Array | None, variant: Variant
@@ -98,7 +98,7 @@ class Ours:
         self._raw_bytes = 0.0
 
     def reduce(self) -> str:
-        """Add all peers' inputs; tells by which algorithm."""
+        """Sum the inputs of all peers; return the algorithm."""
         how, options = self._algorithm, self._options
         info = self._comm.all_reduce(
             self._send, self._recv, algorithm=how, quantization_options=options
@@ -109,7 +109,7 @@ class Ours:
         return info.algorithm
 
     def figures(self) -> Figures:
-        """What this peer knows of its links, and of what went over them, frames aside."""
+        """Return figures of this peer's links and of its payload, without frame headers."""
         links = self._comm.status().links
         share = self._sent_bytes / self._raw_bytes if self._raw_bytes else 1.0
         names = {lane.congestion for link in links for lane in link.lanes} - {""}
@@ -122,12 +122,12 @@ class Ours:
 
 
 class BenchPeer:
-    """What this process is and has; it tells what is being done.
+    """The peer of this process.
 
     Args:
-        plan: what is measured, among as many peers as the communicator has.
-        comm: connected, with all peers there.
-        tell: is told.
+        plan: the plan to measure.
+        comm: connected communicator, with all peers as members.
+        tell: called with descriptions of the progress.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class BenchPeer:
         self._logs: dict[tuple[int, int], Timed] = {}
 
     def measure(self) -> Iterator[Figures]:
-        """Measure all that is planned; all peers know all figures in the end.
+        """Measure the whole plan, and yield the figures of each case, on all peers.
 
         Raises:
-            PCCLError: the run was lost.
-            RuntimeError, ImportError: Gloo cannot be used.
+            PCCLError: a member or the master was lost.
+            RuntimeError, ImportError: Gloo does not work here.
         """
         self._measure_memory()
         with contextlib.ExitStack() as stack:
             if self._plan.rendezvous:
-                from pccl.cli.bench import gloo  # takes seconds, for torch comes along
+                from pccl.cli.bench import gloo  # takes seconds, because it imports torch
 
                 where = Path(self._plan.rendezvous)
                 stack.enter_context(gloo.joined(where, self._comm.rank, self._comm.world_size))
@@ -159,7 +159,7 @@ class BenchPeer:
                 yield from self._measure_time(size)
 
     def _measure_memory(self) -> None:
-        """For each case: the peak beyond the buffers in bytes, and the first wrong value."""
+        """Measure for each case the peak memory beyond the buffers in bytes, and check values."""
         machine.give_back()
         idle_bytes = machine.own_bytes(machine.RESIDENT)
         for size in self._plan.sizes:
@@ -175,7 +175,7 @@ class BenchPeer:
                 self._logs[size, number] = side.log
 
     def _measure_time(self, size: int) -> Iterator[Figures]:
-        """Play the rounds of one size; the figures of each variant."""
+        """Play the timed rounds of one size, and yield the figures of each variant."""
         sides = self._sides(size)
         for number, (_, side) in enumerate(sides):
             side.log = self._logs[size, number]
@@ -183,13 +183,13 @@ class BenchPeer:
         self._play([*(side for _, side in sides), *their_sides])
         theirs = [gather(self._comm, side.log) for side in their_sides]
         for variant, (library, side) in zip(self._plan.variants, sides, strict=True):
-            known = library.figures()  # while all are there: after the last call peers leave
+            known = library.figures()  # now, because peers leave after the last joint call
             ours = gather(self._comm, side.log)
             compared = theirs if variant.exact else []
             yield result_of(self._plan, variant, size, known, ours, *compared)
 
     def _play(self, sides: Sequence[ReduceSide]) -> None:
-        """Let all sides play all rounds in turn; they alternate in who begins."""
+        """Play all rounds, each with all sides in turn. The first side of a round alternates."""
         size, told_s = format_size(sides[0].input.nbytes), time.monotonic()
         self._tell(size)
         warmup, rounds = self._plan.warmup, self._plan.rounds
@@ -203,13 +203,13 @@ class BenchPeer:
                 told_s = time.monotonic()
 
     def _sides(self, size: int) -> list[tuple[Ours, ReduceSide]]:
-        """Variants in turn, in the same buffers, each with values of other rounds."""
+        """Return a side for each variant. They share buffers, but have values of other rounds."""
         send = new_buffer(size, self._dtype)
         recv = None if self._plan.in_place else new_buffer(size, self._dtype)
         found: list[tuple[Ours, ReduceSide]] = []
         for number, variant in enumerate(self._plan.variants):
             ours = Ours(self._comm, send, recv, variant)
-            values = copy.copy(self._values[number])  # with nothing checked yet
+            values = copy.copy(self._values[number])  # a copy without results of checks
             result, shift = send if recv is None else recv, number * VARIANT_SHIFT
             side = ReduceSide(send, result, values, self._comm.barrier, ours.reduce, shift)
             found.append((ours, side))
@@ -228,7 +228,7 @@ class BenchPeer:
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float, float]:
-    """What a call returns, seconds that it takes, and CPU seconds of all threads meanwhile."""
+    """Make a call; return its result, its seconds, and the CPU seconds of all threads meanwhile."""
     cpu_s, started_s = time.process_time(), time.perf_counter()
     found = call()
     seconds = time.perf_counter() - started_s
@@ -236,36 +236,36 @@ def timed(call: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def new_buffer(nbytes: int, dtype: np.dtype[Any]) -> Array:
-    """A tensor of zeros, shape (n,), in memory of its own, which no allocator keeps when freed."""
+    """Return a tensor of zeros, shape (n,), in its own mapping, which is unmapped when freed."""
     buffer = np.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype)
     buffer.view(np.uint8).fill(0)
     return buffer
 
 
 def gather(comm: pccl.Communicator, own: R) -> list[R]:
-    """What each peer reports, by rank; a joint call of the group, which tells all of them.
+    """Gather the reports of all peers by rank, on each peer. A joint call of the group.
 
     Raises:
         PCCLError: a peer was lost.
-        RuntimeError: a peer reports something else.
+        RuntimeError: a peer's report has another type, or other fields.
     """
     data = np.frombuffer(encode(own).encode(), np.uint8)
     sizes = np.zeros(comm.world_size, np.int64)
     sizes[comm.rank] = len(data)
     comm.all_reduce(sizes)
-    # All other rows are zeros here: their sum is all rows.
+    # Each peer fills its own row and leaves zeros in the other rows, so the sum has all rows.
     rows = np.zeros((len(sizes), int(sizes.max())), np.uint8)
     rows[comm.rank, : len(data)] = data
     comm.all_reduce(rows)
     texts = [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
     found = [report for text in texts if (report := decode(text, (type(own),))) is not None]
     if len(found) < len(texts):
-        raise RuntimeError("not all peers have the same version of pccl")
+        raise RuntimeError("not all peers have the same version of pccl; install one on all hosts")
     return found
 
 
 def run(plan: BenchPlan) -> None:
-    """Be one peer; that of rank 0 reports."""
+    """Measure as one peer. Rank 0 reports the figures."""
     with pccl.Communicator(lanes=plan.lanes[0]) as comm:
         comm.connect(min_peers=plan.peers[0])
         who = f"{plan.peers[0]} peers, {plan.lanes[0] or 'automatic'} lanes"

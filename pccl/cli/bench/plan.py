@@ -1,4 +1,4 @@
-"""What ``pccl bench allreduce`` is to measure, and whether that can be."""
+"""The plan of ``pccl bench allreduce``, and checks whether it can be measured."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from pccl.cli.bench.machine import check_memory
 from pccl.cli.sizes import format_size
 
 DTYPES = {data_type.label: data_type for data_type in pccl.DataType}
-"""As the command line calls them."""
+"""Data types by their names on the command line."""
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-"""What can be quantized."""
+"""Types that can be quantized."""
 
 THEIR_DTYPES = (*FLOATS, "int8", "uint8", "int32", "int64")
-"""What Gloo adds."""
+"""Types that Gloo can sum."""
 
 ALGORITHMS = ("auto", "ring", "star", "mesh")
-"""As ``all_reduce`` calls them."""
+"""Algorithms by their names in ``all_reduce``."""
 
 EXACT = pccl.WireFormat.NONE.label
 FORMATS = {wire.label: wire for wire in (pccl.WireFormat.NONE, *pccl.WireFormat)}
-"""Wire formats by name; the first one is none."""
+"""Wire formats by name; the first one means no quantization."""
 
 ROUNDS_MAX = 1000
 
 STAR_BYTES_MAX = 4 << 20
-"""The library takes no larger tensor through a star."""
+"""Largest tensor that the library reduces with ``star``, in bytes."""
 
 
 class Variant(NamedTuple):
-    """One way to reduce: how values travel, and the wire format; without one, sums are exact."""
+    """One way to reduce: an algorithm and a wire format."""
 
     algorithm: str = "auto"
     quantize: str = EXACT
 
     @property
     def exact(self) -> bool:
-        """Whether results are the exact sums of whole numbers."""
+        """Whether the variant is not quantized, so that results are exact sums."""
         return self.quantize == EXACT
 
     def __str__(self) -> str:
@@ -51,25 +51,25 @@ class Variant(NamedTuple):
 
 
 PLAIN = Variant()
-"""What a program gets that asks for nothing."""
+"""The default variant of ``all_reduce``."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """All that is to be measured.
+    """The plan of a benchmark.
 
     Attributes:
-        sizes: bytes of the tensors.
-        peers: how many processes; several are measured one after another.
-        lanes: connections per link, 0: chosen by the library; likewise.
-        dtype: of the tensors.
-        in_place: reduce into the input.
-        rounds: how many are measured.
-        warmup: how many before that are not.
-        against: the other side, or nothing.
-        emulate: the links between all processes, as the relays know them; empty: loopback.
-        algorithms: how values travel; each combination of these and the formats takes turns.
-        formats: on the wire.
+        sizes: sizes of the tensors in bytes.
+        peers: numbers of processes, measured one after another.
+        lanes: numbers of connections per link, likewise; 0: the library chooses.
+        dtype: type of the tensors.
+        in_place: whether to reduce into the input.
+        rounds: number of measured rounds.
+        warmup: number of rounds before the measured ones.
+        against: library to compare with; empty: none.
+        emulate: emulated link between all processes, as relays parse it; empty: loopback.
+        algorithms: algorithms; combinations of these and ``formats`` are measured in turn.
+        formats: wire formats.
         rendezvous: file by which processes of Gloo find each other; empty: no Gloo.
     """
 
@@ -88,14 +88,14 @@ class BenchPlan:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """Ways to reduce, which take turns."""
+        """The variants, which are measured in turn."""
         return tuple(itertools.starmap(Variant, itertools.product(self.algorithms, self.formats)))
 
     def check(self, processes: int) -> None:
-        """Refuse what cannot be measured, with so many processes on this machine at a time.
+        """Refuse a plan that cannot be measured with ``processes`` processes on this machine.
 
         Raises:
-            click.UsageError: it says what, and what to do.
+            click.UsageError: the message says why, and what to do.
         """
         largest, item_bytes = max(self.sizes), DTYPES[self.dtype].itemsize
         quantized = [FORMATS[name] for name in self.formats if name != EXACT]
@@ -105,24 +105,24 @@ class BenchPlan:
             "Gloo comes with torch, which is not installed; pip install 'pccl[torch]'": (
                 self.against and importlib.util.find_spec("torch") is None
             ),
-            "--emulate is for our links only; leave out --against": self.against and self.emulate,
-            f"Gloo does not add {self.dtype}; take one of {', '.join(THEIR_DTYPES)}": (
+            "--emulate does not work with Gloo; leave out --against": self.against and self.emulate,
+            f"Gloo does not sum {self.dtype}; take one of {', '.join(THEIR_DTYPES)}": (
                 self.against and self.dtype not in THEIR_DTYPES
             ),
             "--against compares exact sums; add none to --quantize": (
                 self.against and EXACT not in self.formats
             ),
-            f"a --size is no whole number of {self.dtype} elements of {item_bytes} bytes": any(
+            f"a --size is not a multiple of {item_bytes} bytes, the size of a {self.dtype}": any(
                 size % item_bytes for size in self.sizes
             ),
             f"star is for tensors up to {format_size(STAR_BYTES_MAX)}, and the largest has "
-            f"{format_size(largest)}; take a smaller --size, or another --algorithm": (
+            f"{format_size(largest)}; use a smaller --size, or another --algorithm": (
                 "star" in self.algorithms and largest > STAR_BYTES_MAX
             ),
-            f"{self.dtype} cannot be quantized; with --quantize take one of {', '.join(FLOATS)}": (
+            f"{self.dtype} cannot be quantized; use --dtype with one of {', '.join(FLOATS)}": (
                 quantized and self.dtype not in FLOATS
             ),
-            f"one of --quantize is not shorter than {self.dtype}": (
+            f"a format of --quantize is not shorter than {self.dtype}; leave it out": (
                 any(wire.bits >= 8 * item_bytes for wire in quantized)
             ),
         }

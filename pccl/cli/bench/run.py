@@ -1,4 +1,4 @@
-"""From tasks to figures on this machine: a master, relays if links are emulated, and workers."""
+"""Runs tasks on this machine: starts a master, workers, and relays for emulated links."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pccl.cli.processes.crew import Crew
 from pccl.cli.processes.relays import HOST, free_addresses, relayed
 from pccl.cli.processes.reports import Doing, WorkerReport, encode
 
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # Gloo goes by the host's name
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # or Gloo uses the host's name
 
 
 def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
-    """Measure all that is planned, and show it.
+    """Measure the whole plan, show the figures, and return them.
 
     Raises:
         click.ClickException: a process failed.
@@ -60,17 +60,17 @@ def play(
     link: str = "",
     per_pair: bool = False,
 ) -> list[Figures]:
-    """Let workers do their tasks as members of a run of their own.
+    """Run a worker for each task as a peer of a new run, and return the figures of all cases.
 
     Args:
-        crew: starts them.
-        module: their program, the argument of which is one of the tasks.
-        tasks: of each worker.
-        doing: is told what they are about.
-        add: is given the figures of each case as soon as all have measured it.
-        first: so many start at once, the others when they are ready; None: all.
-        link: before the door of each, as relays know it; empty: there is none.
-        per_pair: each pair has such a link, and the master one too; otherwise each door, for all.
+        crew: starts the workers.
+        module: program of the workers; its argument is a task.
+        tasks: one task per worker.
+        doing: called with descriptions of the progress.
+        add: called with the figures of each case as soon as all workers have measured it.
+        first: number of workers to start at once; the rest starts when they are ready. None: all.
+        link: emulated link before each worker, as relays parse it; empty: none.
+        per_pair: one link per pair of workers, and one before the master; else one per worker.
 
     Raises:
         click.ClickException: a process failed.

@@ -1,8 +1,8 @@
-"""From what the peers have measured to the figures of a case. Pure.
+"""Computes the figures of a case from the measurements of all peers. Pure.
 
-A round's time is the mean over the peers of what each measured from its call to its return, as
-nccl-tests has it. Bus bandwidth is what each link of a ring has to carry, and so can be compared
-across N. Of CPU seconds per GiB a tensor counts once, not once per peer.
+The time of a round is the mean over the peers, each from its call to its return, as in nccl-tests.
+Bus bandwidth is the load of each link of a ring, and so is comparable across numbers of peers. CPU
+seconds per GiB are those of all peers, divided by the size of one tensor.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pccl.cli.bench.machine import GIB, MIB
 from pccl.cli.bench.plan import PLAIN, BenchPlan, Variant
 
 DIFFERENT = "the results differ between peers"
-"""A fault that no peer sees alone."""
+"""The fault that only the digests of all peers show."""
 
 DIGITS = 9
-"""Times are told in whole nanoseconds."""
+"""Decimal places of times in seconds: whole nanoseconds."""
 
 Figures: TypeAlias = dict[str, Any]
 """One object of ``--json``; ``docs/benchmarks.md`` lists its fields."""
@@ -28,26 +28,26 @@ Figures: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SourcesReady:
-    """The workers that start first are connected, and the others may come."""
+    """The report that the workers that start first are connected, so the rest can start."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseDone:
-    """The figures of one case, of all workers."""
+    """The report of one case: figures of all workers."""
 
     figures: Figures
 
 
 @dataclass(slots=True)
 class Timed:
-    """One peer's part of one side of a case.
+    """The measurements of one peer for one side of a case.
 
     Attributes:
-        seconds: of every measured round, from this peer's call to its return.
+        seconds: time of each measured round, from this peer's call to its return.
         cpu_s: user and system time of the whole process, likewise.
-        fault: the first wrong value, in words, of all rounds; empty: all were right.
-        error: relative L2 error of the worst result; 0: they were exact.
-        digest: of the bits of all results that were not.
+        fault: description of the first wrong value of all rounds; empty: none.
+        error: relative L2 error of the worst result; 0: all results were exact.
+        digest: digest of the bits of all quantized results.
         extra_bytes: peak of resident memory beyond that of the connected process and the buffers.
     """
 
@@ -67,15 +67,15 @@ def result_of(
     ours: Sequence[Timed],
     theirs: Sequence[Timed] = (),
 ) -> Figures:
-    """Put all peers' parts of one case together.
+    """Return the figures of one case.
 
     Args:
-        plan: all that is measured.
-        variant: one of its ways.
-        size: of the tensor, in bytes.
-        known: more figures, of which one peer is enough.
-        ours: what each peer says of this library, by rank.
-        theirs: likewise of the other side; empty: there is none.
+        plan: the plan of the benchmark.
+        variant: variant of this case.
+        size: size of the tensor, in bytes.
+        known: further figures, which this peer knows alone.
+        ours: measurements of this library, by rank.
+        theirs: measurements of the other library, by rank; empty: none.
     """
     side = side_of(size, ours)
     bandwidth = size / side["seconds_median"]
@@ -101,7 +101,7 @@ def result_of(
 
 
 def side_of(size: int, parts: Sequence[Timed]) -> Figures:
-    """What one side of a case has cost, of a tensor of so many bytes."""
+    """Return the times, CPU times and faults of one side, for a tensor of ``size`` bytes."""
     rounds = list(zip(*(part.seconds for part in parts), strict=True))
     means = [round(statistics.fmean(peers), DIGITS) for peers in rounds]
     cpu_s = math.fsum(cpu_s for part in parts for cpu_s in part.cpu_s)
@@ -121,7 +121,7 @@ def side_of(size: int, parts: Sequence[Timed]) -> Figures:
 
 
 def faults_of(result: Figures) -> list[str]:
-    """Wrong values of both sides, with whose they are and in which case."""
+    """Return the faults of both sides, each with its library and case."""
     variant = variant_of(result)
     case = f"{result['peers']} peers" + (f", {variant}" if variant != PLAIN else "")
     theirs = result.get("against_faults", [])
@@ -130,16 +130,16 @@ def faults_of(result: Figures) -> list[str]:
 
 
 def variant_of(result: Figures) -> Variant:
-    """How a case was asked for."""
+    """Return the variant of a case."""
     return Variant(result["algorithm_asked"], result["quantize"])
 
 
 def bus_factor(peers: int) -> float:
-    """Share of the tensor that each peer of a ring sends."""
+    """Return how many times its tensor each peer of a ring sends."""
     return 2 * (peers - 1) / peers
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of all does not exceed (nearest rank)."""
+    """Return the smallest value that at least ``share`` of all do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

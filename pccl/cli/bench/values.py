@@ -1,22 +1,21 @@
-"""The values that a benchmark reduces, and whether the results are right.
+"""The values that a benchmark reduces, and checks of the results.
 
-Every value depends on the peer, the element and the round, so that a missing peer, a segment in a
-wrong place and what is left of the round before are all seen. What is not quantized are small whole
-numbers whose sum is exact in every dtype, in any order. They follow a formula with a prime period::
+Each value depends on peer, element and round. So the checks find a missing peer, a segment in a
+wrong place, and values of the previous round. Without quantization, values are small whole numbers
+whose sum is exact in every dtype and order. They follow a formula with a prime period::
 
     value(peer, element, round) = pattern[(element + 7919 peer + 39208 round) mod 65521]
     pattern[j] = (j² mod 65521) mod (value_max + 1)
 
-so the sum over all peers has that period too, and each round's is the last one's, shifted. Filling
-a tensor and checking one are copies and comparisons of a tile that fits into a cache, without
-temporary memory. Nothing here knows how the library reduces.
+The sum over all peers has the same period, and the next round has the same sums, shifted. A fill or
+check copies or compares a tile that fits into a cache, without temporary memory. This module does
+not know how the library reduces.
 
-What is quantized has random values, normal and independent for each peer. The exact sum is that of
-the values as the tensor's dtype holds them, in float64; the error is relative in L2. Each rounding
-is off by at most half a step, and the mean square of an error at most the sum of the squares of
-half a step over all roundings on the way: in a mesh or a star each of N contributions and the sum,
-in a ring each sum that is passed on. Relative to the sum that is the square root of 2, or of
-(N+1)/2, times the half step of one value.
+With quantization, values are random, normal, and independent for each peer. The exact sum is the
+float64 sum of the values as the dtype holds them. The error is relative in L2. Each rounding is off
+by at most half a step. The mean square error is at most the sum of squared half steps of all
+roundings. A mesh or star rounds the N contributions and the sum; a ring rounds each partial sum.
+Relative to the sum, that is sqrt(2), or in a ring sqrt((N+1)/2), times the half step of one value.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import xxhash
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 PERIOD = 65_521
-"""The largest prime below 2**16: chunks and segments are no multiples of it."""
+"""The largest prime below 2**16, so that no chunk or segment is a multiple of the period."""
 
 PEER_STRIDE = 7_919
 ROUND_STRIDE = 39_208
@@ -39,7 +38,7 @@ ROUND_STRIDE = 39_208
 VALUE_MAX = 4_095
 
 TILE_PERIODS = 4
-"""Copies of the period in a tile: calls per tensor are few, and a tile stays in the cache."""
+"""Periods in a tile: large enough for few calls per tensor, small enough for the cache."""
 
 SEED = 20_240
 
@@ -47,31 +46,31 @@ HALF_STEPS = {
     **{"uint8": 0.0101, "int8": 0.0097, "companded8": 0.0111, "int4": 0.143},
     **{"float16": 0.00049, "bfloat16": 0.0040, "uint16": 0.000040},
 }
-"""Of normal values in blocks of the usual size, in the root mean square; see the formats in
-``docs/algorithms.md``."""
+"""Half steps of normal values in blocks of the default size, as root mean squares; see the formats
+in ``docs/algorithms.md``."""
 
 FEW = 8.0
-"""How many times as much the error of less than a period of values may be."""
+"""Factor on the error limit for tensors shorter than a period."""
 
 
 def value_max(dtype: np.dtype[Any], peer_count: int) -> int:
-    """The largest value whose sum over all peers is exact; at least 1 for up to 127 peers."""
+    """Return the largest value whose sum over all peers is exact; 1 or more for up to 127 peers."""
     is_integer = np.issubdtype(dtype, np.integer)
     exact = np.iinfo(dtype).max if is_integer else 2 ** (_finfo(dtype).nmant + 1)
     return min(VALUE_MAX, int(exact) // peer_count)
 
 
 def pattern(largest: int) -> Array:
-    """One period of one peer's values, int64, shape (PERIOD,)."""
+    """Return one period of values from 0 to ``largest``, int64, shape (PERIOD,)."""
     places = np.arange(PERIOD, dtype=np.int64)
     return places * places % PERIOD % (largest + 1)
 
 
 class Pattern:
-    """Values with a period, from which each round takes another beginning.
+    """Periodic values, which begin at another place in each round.
 
     Args:
-        period: shape (PERIOD,), of the tensors' dtype.
+        period: one period, shape (PERIOD,), in the dtype of the tensors.
     """
 
     def __init__(self, period: Array) -> None:
@@ -83,7 +82,7 @@ class Pattern:
             tensor[begin : begin + len(part)] = part
 
     def compare(self, tensor: Array, round_number: int) -> str:
-        """Where a tensor differs in a bit from what ``fill`` writes, in words, or nothing."""
+        """Describe the first element whose bits differ from those of ``fill``; empty if none."""
         for begin, part in self.parts(len(tensor), round_number):
             found = tensor[begin : begin + len(part)]
             if not np.array_equal(_bits(found), _bits(part)):
@@ -92,7 +91,7 @@ class Pattern:
         return ""
 
     def parts(self, count: int, round_number: int) -> list[tuple[int, Array]]:
-        """Where each part of a tensor begins, and what belongs there."""
+        """Return the beginning and the right values of each part of a tensor."""
         start = ROUND_STRIDE * round_number % PERIOD
         span = (TILE_PERIODS - 1) * PERIOD
         whole = self._tile[start : start + span]
@@ -100,7 +99,7 @@ class Pattern:
 
 
 class Exact:
-    """What one of several peers puts in, and the sum, which must come out bit for bit."""
+    """The inputs of one peer without quantization. The sum must be right bit for bit."""
 
     error = 0.0
     digest = 0
@@ -113,16 +112,16 @@ class Exact:
         self._sum = Pattern(np.asarray(total).astype(dtype))
 
     def check_sum(self, tensor: Array, round_number: int, carrier: str = "") -> str:
-        """What is wrong with a result, or nothing."""
+        """Describe the first wrong value of a result; empty if all are right."""
         return self._sum.compare(tensor, round_number)
 
 
 class Rounded:
-    """What one of several peers puts in, and how far from the exact sum a result may be.
+    """The inputs of one peer with quantization. The sum may have a bounded error.
 
     Attributes:
-        error: relative L2 error of the result that was the worst.
-        digest: of the bits of all results so far.
+        error: relative L2 error of the worst result so far.
+        digest: digest of the bits of all results so far.
     """
 
     def __init__(self, dtype: np.dtype[Any], peer: int, peer_count: int, wire: str) -> None:
@@ -138,7 +137,7 @@ class Rounded:
         self.digest = 0
 
     def check_sum(self, tensor: Array, round_number: int, carrier: str) -> str:
-        """What is wrong with a result of an algorithm: an error that its format cannot make."""
+        """Describe an error above the limit of the format and algorithm; empty if it is below."""
         bits = tensor.view(np.uint8).data
         self.digest = xxhash.xxh3_64_intdigest(bits, seed=self.digest)
         squares = exact_squares = 0.0
@@ -154,11 +153,11 @@ class Rounded:
         self.error = max(self.error, error)
         limit = self._half_step * math.sqrt((self._peer_count + 1) / 2 if carrier == "ring" else 2)
         limit *= 1.0 if len(tensor) >= PERIOD else FEW
-        if error <= limit:  # not so if any value is NaN
+        if error <= limit:  # False if any value is NaN
             return ""
         return (
-            f"the relative error is {error:.2e}, and {limit:.2e} is the most that the format may "
-            f"cost by {carrier}"
+            f"the relative error is {error:.2e}, but the format causes at most {limit:.2e} "
+            f"by {carrier}"
         )
 
 
@@ -168,5 +167,5 @@ def _finfo(dtype: np.dtype[Any]) -> Any:
 
 
 def _bits(array: Array) -> Array:
-    """The same memory as unsigned integers."""
+    """Return the same memory as unsigned integers."""
     return array.view(np.dtype(f"u{array.itemsize}"))

@@ -1,4 +1,4 @@
-"""What ``pccl bench`` shows: lines, each as soon as it is known, or JSON objects."""
+"""The output of ``pccl bench``: a line for each figure, or JSON objects."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ GIGA = 1e9
 
 LEGEND = """\
 time: from call to return, mean over the peers, median over the rounds
-alg: size by time; bus: that times 2(N-1)/N, as each link of a ring carries
-CPU: user and system time of all peers, by GiB of tensor
+alg: size divided by time; bus: alg times 2(N-1)/N, the load of a link in a ring
+CPU: user and system time of all peers, per GiB of tensor
 extra: peak memory of the worst peer beyond a connected process and tensors"""
 
 ERROR_LEGEND = """\
-error: relative L2 error of the sum, and so of the mean; 0: every bit was right
-wire: bytes that peers sent for each value that they sent"""
+error: relative L2 error of the sum (the mean has the same); 0: every bit was right
+wire: bytes on the network for each sent value"""
 
 
 class Screen:
-    """Figures on stdout, and on a terminal what is being measured under them; or objects."""
+    """Prints figures on stdout as lines or JSON, and shows the progress on a terminal."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._shows_doing = sys.stderr.isatty() and not as_json
 
     def doing(self, text: str) -> None:
-        """What is being measured; nothing is kept of it."""
+        """Show the current work on a terminal, in place of the text before."""
         if self._shows_doing:
             click.echo(f"\r\x1b[K{text}\r", err=True, nl=False)
 
     @writing()
     def lines(self, *lines: str) -> None:
-        """For people only."""
+        """Print lines, unless the output is JSON."""
         if not self._as_json:
             self.doing("")
             print(*lines, sep="\n", flush=True)
 
     @writing()
     def figure(self, line: str, found: Figures) -> None:
-        """One figure, for people or for programs."""
+        """Print ``line``, or ``found`` if the output is JSON."""
         self.doing("")
         print(json.dumps(found) if self._as_json else line, flush=True)
 
 
 def end_with(faults: Sequence[str]) -> NoReturn:
-    """Say which values were wrong, and exit: with 1 if any was."""
+    """Print the wrong values on stderr, and exit with 1 if there are any, else with 0."""
     for fault in faults:
         print(f"WRONG VALUES: {fault}", file=sys.stderr)
     raise SystemExit(1 if faults else 0)
 
 
 class BenchView:
-    """What ``pccl bench allreduce`` shows."""
+    """The output of ``pccl bench allreduce``."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -72,7 +72,7 @@ class BenchView:
         self.doing = screen.doing
 
     def begin(self, plan: BenchPlan, master: str = "") -> None:
-        """Under which conditions all is measured, the master of other hosts among them."""
+        """Print the conditions of the benchmark and the headings. master: empty on one machine."""
         machine = conditions_of("numpy", *(["torch"] if plan.against else []))
         how = {"rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
         self._conditions = {**machine, **how, "master": master}
@@ -91,14 +91,14 @@ class BenchView:
         )
 
     def add(self, result: Figures) -> None:
-        """A case is done."""
+        """Print the figures of a case."""
         self._congestion |= {result["congestion"]} - {""}
         line = self._row(column.cell(result) for column in self._columns)
         self._screen.figure(line, {**result, "conditions": self._conditions})
 
     def conclude(self) -> None:
-        """What the columns mean, if there are any."""
-        names = ", ".join(sorted(self._congestion)) or "not told by this system"
+        """Print the congestion control and the legend of the columns."""
+        names = ", ".join(sorted(self._congestion)) or "unknown on this system"
         congestion = f"congestion control of the peers' connections: {names}"
         errors = [ERROR_LEGEND] if set(ERRORS) & set(self._columns) else []
         if self._columns:
@@ -110,26 +110,26 @@ class BenchView:
 
 
 def columns_of(plan: BenchPlan) -> list[Column]:
-    """Of the table: more of them if there are several ways to reduce, or another side."""
+    """Return the columns of the table; variants and another library add columns."""
     theirs = [each._replace(heading=each.heading.format(plan.against)) for each in THEIRS]
     variant, errors = (VARIANT, ERRORS) if plan.variants != (PLAIN,) else ((), ())
     return [*CASE, *variant, *COSTS, *errors, *(theirs if plan.against else [])]
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits that count."""
+    """Return a time as text with three significant digits."""
     if seconds < 1e-3:
         return f"{_three(seconds * 1e6)} µs"
     return f"{_three(seconds * 1e3)} ms" if seconds < 1 else f"{_three(seconds)} s"
 
 
 def percent(share: float) -> str:
-    """A relative error with three digits that count."""
+    """Return a relative error as text: 0, in percent, or with an exponent if it is small."""
     return "0" if share == 0 else f"{share:.3%}" if share >= 1e-3 else f"{share:.1e}"
 
 
 def gigabytes(count: float) -> str:
-    """A bandwidth in GB/s; what would be rounded to nothing has an exponent."""
+    """Return a bandwidth in GB/s as text, with an exponent if it is small."""
     speed = count / GIGA
     return f"{speed:.3f}" if speed >= 1e-3 else f"{speed:.0e}"
 
@@ -139,7 +139,7 @@ def _three(value: float) -> str:
 
 
 class Column(NamedTuple):
-    """Of the table: a heading of one line or two, in which ``{}`` stands for the other side."""
+    """A column of the table. Its heading has one or two lines; ``{}`` is the other library."""
 
     heading: str
     width: int
@@ -147,7 +147,7 @@ class Column(NamedTuple):
     write: Callable[[Any], str]
 
     def cell(self, result: Figures) -> str:
-        """A field of a result; a dash where there is nothing to compare with."""
+        """Return this column's text for a result; a dash if the result lacks the field."""
         return self.write(result[self.field]) if self.field in result else "-"
 
 

@@ -1,7 +1,7 @@
-"""``pccl demo``: a small network is trained by processes of which one is killed half-way.
+"""``pccl demo`` trains a small network with several processes, and kills one half-way.
 
-* ``command``: ``pccl demo``: starts the processes, kills one, lets another one join half-way.
-* ``peer``: one process: a network that learns digits, its gradients averaged with the others'.
-* ``record``: what the processes do and tell, what becomes of it, and the judgement at the end.
-* ``view``: what the demo shows: a row with a bar for each process; words; and a picture.
+* ``command``: the command: starts the processes, kills one, and lets another one join half-way.
+* ``peer``: one process, which trains a network on digits and averages its gradients.
+* ``record``: the tasks and reports of the processes, the record of a demo, and its verdict.
+* ``view``: the output: a progress bar for each process, lines of text, and a picture.
 """

@@ -1,6 +1,6 @@
-"""``pccl demo``: starts the processes, kills one, lets another one join half-way.
+"""The command ``pccl demo``: starts the processes, kills one, and lets another one join half-way.
 
-However the demo ends, by itself, by Ctrl-C, SIGTERM or an error: no process of it is left.
+The demo ends all its processes, also on Ctrl-C, SIGTERM or an error.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pccl.cli.processes.crew import Crew, end_on_signals
 from pccl.cli.processes.reports import encode
 
 EXTRAS = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
-"""What the demo needs beyond the library: module -> name to install it by."""
+"""Packages that the demo needs beyond the library: module -> name for pip."""
 
 PEER = "pccl.cli.demo.peer"
 
 SILENCE_S_MAX = 90.0
-"""Importing torch from a cold disk is the longest silence of a healthy demo."""
+"""Seconds without a report after which the demo fails. The import of torch may take long."""
 
 JOIN_SHARE, AWAIT_SHARE = 0.55, 0.75
-"""The newcomer sets out after this share of the steps, when it is plain that one was killed; here
-the others would wait for it: on most machines it has long come."""
+"""Shares of the steps. After the first one the newcomer begins to join, well after the kill. After
+the second one the other peers wait for it, but on most machines it has joined by then."""
 
 
 def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool) -> str:
-    """Start the workers and listen until all have ended; why the demo cannot go on, or nothing."""
+    """Run the workers until all have ended; return why the demo failed, or an empty string."""
     names = {worker.name: worker for worker in record.workers}
     for worker in record.workers:
         if not worker.task.late:
@@ -62,9 +62,9 @@ def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool
 
 
 def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float) -> Iterator[str]:
-    """Do what is planned for the step that was reached; what to tell the user of it."""
+    """Kill and start workers as planned for the current step; yield lines for the user."""
     if victim is not None and record.killed is None and record.step >= record.step_count // 2:
-        crew.kill(victim.name)  # no goodbye, no clean-up, as when a machine is switched off
+        crew.kill(victim.name)  # without a goodbye, as when a machine is switched off
         yield record.add_kill(now, victim)
     for worker in record.peers:
         if worker.task.late and not worker.pid and record.points:
@@ -73,44 +73,44 @@ def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float)
         if worker.told.status == "ready" and record.step >= JOIN_SHARE * record.step_count:
             worker.told = replace(worker.told, status="joining")
             crew.send(signal.SIGUSR1, worker.name)
-            yield f"{worker.label} sets out to join at step {record.step}"
+            yield f"{worker.label} begins to join at step {record.step}"
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--peers", type=click.IntRange(2, 16), default=4, help="How many train together.")
+@click.option("--peers", type=click.IntRange(2, 16), default=4, help="Peers that begin together.")
 @click.option("--steps", type=click.IntRange(20, 100_000), default=300, help="Optimizer steps.")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of weights, shards and the kill."
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of weights, shards and kill."
 )
-@click.option("--kill/--no-kill", default=True, help="Kill one peer half-way, or nobody.")
-@click.option("--join/--no-join", default=True, help="Let one more peer join half-way, or nobody.")
+@click.option("--kill/--no-kill", default=True, help="Kill one peer half-way, or none.")
+@click.option("--join/--no-join", default=True, help="Let one more peer join half-way, or none.")
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     default=Path("demo.png"),
     callback=check_file,
-    help="Where to draw loss and world size over time.",
+    help="File for a picture of loss and world size over time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print only one JSON object.")
 @logs.verbose_option(logging.ERROR)
 def demo(
     peers: int, steps: int, seed: int, kill: bool, join: bool, out: Path, as_json: bool
 ) -> None:
-    """Train one network with several processes; half-way kill one and let another one join.
+    """Train one network with several processes; half-way, kill one and let another one join.
 
-    A master and a few peers, processes of this machine, learn handwritten digits, each from its own
-    part of the data, and average their gradients at every step. One is killed with SIGKILL; the
-    others carry on. Then one more peer joins, with other weights and without data: it fetches data,
-    weights, momentum and step counter from the others and trains along. All end with the same
-    weights, bit for bit. For comparison one more process learns from one part alone.
+    Starts a master and a few peers on this machine. The peers learn handwritten digits, each from
+    its own shard of the data, and average their gradients at every step. The demo kills one peer
+    with SIGKILL, and the other peers continue. Then one more peer joins, with other weights and
+    without data. It downloads data, weights, momentum and step counter, and trains with them. All
+    peers end with the same weights, bit for bit. For comparison, one more process trains alone.
 
-    The exit code is 0 only if all of that is so, and the accuracy is reached.
+    The exit code is 0 only if all of this happens, and the peers reach the accuracy.
     """
     started_s = time.monotonic()
     if out.suffix.lower() != ".png":
         raise click.BadParameter(f"{out} does not end in .png", param_hint="'--out'")
     if kill and peers < 3:
-        raise click.UsageError("--peers must be 3 or more, so that two are left; or give --no-kill")
+        raise click.UsageError("--peers must be 3 or more, so that two survive; or use --no-kill")
     missing = [name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise click.ClickException(
@@ -138,5 +138,5 @@ def demo(
     else:
         for name, value in summary(record, found, out).items():
             print(f"{name:24} {value}")
-        print(*(failed or ["OK: the run survived, and everybody left has the same weights"]))
+        print(*(failed or ["OK: the run survived, and all its peers have the same weights"]))
     raise SystemExit(1 if failures else 0)

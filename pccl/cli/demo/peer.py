@@ -1,9 +1,9 @@
-"""One process: a network that learns digits, its gradients averaged with the others'.
+"""One process of the demo, which trains a network on digits and averages its gradients.
 
 This is the part to copy. All replicas start from the same seed and take the same steps with the
-same averaged gradients, so their weights stay equal bit for bit, whoever is lost on the way. Who
-comes late has weights of its own and no data: it fetches what the others hold, most of it while
-they go on, and trains along. All of that is :class:`GradientAverager`'s work.
+same averaged gradients. So their weights stay equal bit for bit, even if peers are lost. The
+newcomer has other weights and no data. It downloads the state of the members, most of it while they
+continue, and then trains with them. :class:`GradientAverager` does all of this.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from pccl.progress import SyncProgress, describe, size
 
 DIGIT_COUNT = 1797
 HELD_OUT_COUNT = 597
-"""Digits that nobody trains on; 1200 remain, a number that divides well."""
+"""Digits for the accuracy test. The other 1200 are for training, a number with many divisors."""
 
 BATCH_SIZE = 64
 POLL_S = 0.05
 
 
 Digits = dict[str, Tensor]
-"""``images``, float32, shape (n, 8, 8), from 0 to 1; and which ``digits`` they are, int64, (n,)."""
+"""``images``, float32, shape (n, 8, 8), from 0 to 1, and their ``digits``, int64, shape (n,)."""
 
 
 def load_digits(*, late: bool = False) -> Digits:
-    """The 1797 handwritten digits that come with scikit-learn (UCI, Alpaydin & Kaynak 1998).
+    """Return the 1797 handwritten digits of scikit-learn (UCI, Alpaydin & Kaynak 1998).
 
-    Who comes late gets room for as many: it will fetch them.
+    With ``late``, return zeros of the same shapes; the newcomer downloads the digits into them.
     """
     if late:
         digits = torch.zeros(DIGIT_COUNT, dtype=torch.int64)
         return {"images": torch.zeros(DIGIT_COUNT, 8, 8), "digits": digits}
-    import sklearn.datasets  # a second that a newcomer saves: it gets the digits from the others
+    import sklearn.datasets  # takes a second; the newcomer does not need it
 
     bunch = cast(Any, sklearn.datasets).load_digits()  # scikit-learn ships no types
     images = torch.tensor(bunch.images, dtype=torch.float32) / 16.0
@@ -56,14 +56,14 @@ def load_digits(*, late: bool = False) -> Digits:
 
 
 def split(count: int, shards: int, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Deal out the numbers below ``count``, alike on all peers: held out, and disjoint shards."""
+    """Split the numbers below ``count``, equally on all peers: held-out ones, disjoint shards."""
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held_out, rest = shuffled[:HELD_OUT_COUNT], shuffled[HELD_OUT_COUNT:]
     return held_out, [rest[shard::shards] for shard in range(shards)]
 
 
 def make_model(seed: int) -> nn.Module:
-    """A small convolutional network, about 29 000 weights; the same seed gives the same ones."""
+    """Return a convolutional network of about 29 000 weights, which depend on the seed only."""
     torch.default_generator.manual_seed(seed)
     first, second = nn.Conv2d(1, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
     top = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 4 * 4, 10)
@@ -71,11 +71,11 @@ def make_model(seed: int) -> nn.Module:
 
 
 class DemoPeer:
-    """One replica: trains on its shard of the digits, which one that comes late receives."""
+    """One replica, which trains on its shard of the digits. A newcomer downloads the digits."""
 
     def __init__(self, task: DemoTask, tell: Callable[[Told], None], digits: Digits) -> None:
         self._task, self._tell, self._digits = task, tell, digits
-        own_seed = task.seed + 1 + task.shard  # of nobody else
+        own_seed = task.seed + 1 + task.shard  # unique among the processes
         self.model = make_model(own_seed if task.late else task.seed)
         self._optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self._held_out, shards = split(DIGIT_COUNT, task.shards, task.seed)
@@ -84,18 +84,18 @@ class DemoPeer:
         self._averaged_s = time.monotonic()
 
     def tell(self, **changes: Any) -> None:
-        """Something has changed."""
+        """Report this process's state, with these changes."""
         self._told = replace(self._told, **{"note": "", **changes})
         self._tell(self._told)
 
     def on_progress(self, progress: SyncProgress) -> None:
-        """A fetch is so far."""
+        """Report the progress of a download."""
         if progress.total_bytes:
             words = describe(progress)
             self.tell(fetched_bytes=progress.done_bytes, fetch=words, status="fetching")
 
     def on_event(self, event: TrainingEvent) -> None:
-        """Something has happened in the run."""
+        """Report an event of the gradient averager."""
         told = self._told
         match event:
             case MembersChanged(peer_id=peer_id) if not told.peer_id:
@@ -103,7 +103,7 @@ class DemoPeer:
                 self.tell(peer_id=peer_id, note=note)
             case StateSynced() if told.status == "fetching":
                 joint = f"{size(event.rx_bytes)} of it while all waited {event.seconds:.3f} s"
-                self.tell(status="synced", note=f"took over {size(told.fetched_bytes)}, {joint}")
+                self.tell(status="synced", note=f"downloaded {size(told.fetched_bytes)}, {joint}")
             case GradientsAveraged():
                 before_s, self._averaged_s = self._averaged_s, time.monotonic()
                 rate = (event.tx_bytes + event.rx_bytes) / (self._averaged_s - before_s)
@@ -114,14 +114,14 @@ class DemoPeer:
                 pass
 
     def train_alone(self) -> None:
-        """Take all steps without anybody."""
+        """Take all steps without other peers."""
         for step in range(1, self._task.steps + 1):
             loss = self._go_backward()
             self._optimizer.step()
             self.tell(step=step, loss=loss.item(), status="training")
 
     def train_together(self) -> None:
-        """Take all steps with the others of the run."""
+        """Take all steps with the other peers of the run."""
         task = self._task
         await_at = task.await_at
         with (
@@ -137,7 +137,7 @@ class DemoPeer:
             ) as averager,
         ):
             while True:
-                was_member = averager.is_member  # otherwise this peer comes in itself
+                was_member = averager.is_member  # if not, this peer joins in this update
                 newcomers = averager.update()
                 while averager.steps == await_at and not newcomers:
                     time.sleep(POLL_S)
@@ -149,10 +149,10 @@ class DemoPeer:
                 loss = self._go_backward()
                 if averager.step(loss):
                     self.tell(step=averager.steps, loss=loss.item(), status="training")
-            averager.verify()  # raises if any bit differs anywhere, of the momentum too
+            averager.verify()  # raises if a bit differs on any peer, in the momentum too
 
     def finish(self) -> None:
-        """Tell how good the weights are, and a digest that is equal only if every bit is."""
+        """Report the accuracy of the weights, and a digest of all their bits."""
         images, digits = (self._digits[of][self._held_out] for of in ("images", "digits"))
         with torch.no_grad():
             guesses: Tensor = self.model(images).argmax(dim=1)
@@ -162,7 +162,7 @@ class DemoPeer:
         self.tell(status="finished", accuracy=accuracy, digest=digest, note=f"finished, {note}")
 
     def _go_backward(self) -> Tensor:
-        """Make the gradients of the next batch's loss; the loss, shape (1,)."""
+        """Compute the gradients of the next batch's loss, and return the loss, shape (1,)."""
         shard = self._shard
         batch = shard[torch.randint(len(shard), (BATCH_SIZE,), generator=self._chance)]
         self._optimizer.zero_grad()
@@ -173,7 +173,7 @@ class DemoPeer:
 
 
 def run(task: DemoTask) -> None:
-    """Train, and tell how it goes; one that comes late waits for SIGUSR1 when it is ready."""
+    """Train, and report the progress. A newcomer first waits for SIGUSR1."""
     torch.set_num_threads(1)  # the peers of the demo share one machine
     peer = DemoPeer(task, say, load_digits(late=task.late))
     if task.late:

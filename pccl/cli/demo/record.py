@@ -1,7 +1,7 @@
-"""What the demo's processes do and tell, what becomes of it, and the judgement at the end.
+"""The tasks and reports of the demo's processes, the record of a demo, and its verdict.
 
-Pure. Who was lost is counted from what the survivors tell, never from somebody having been killed:
-a process that is killed but still counted as a member is a failure of the demo.
+Pure. Lost peers are counted from the reports of the survivors, not from the kill. So the demo fails
+if the survivors still count a killed process as a member.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 PROGRESS_LINES = 10
 
 ACCURACY_MIN = 0.95
-"""Held-out accuracy that the peers together must reach."""
+"""Held-out accuracy that the peers must reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """What one process does: so many steps in all, alone if it has no master.
+    """The task of one process: to take ``steps`` steps, alone if ``master`` is empty.
 
-    Of ``peers`` that begin together each waits at a step for one that comes ``late``.
+    The ``peers`` that begin together wait at step ``await_at`` for a newcomer, which is ``late``.
     """
 
     shard: int
@@ -35,11 +35,11 @@ class DemoTask:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """All that a process says of itself, each time that anything of it changes.
+    """The report of a process about itself, sent at each change.
 
-    ``note`` is what has just happened; ``loss`` the mean of all contributors; ``rate`` bytes per
-    second of late, both ways; ``fetch`` how far it has what the others hold; ``digest`` SHA-256 of
-    its weights in the end.
+    ``note`` describes the latest event. ``loss`` is the mean over all contributors. ``rate`` is the
+    recent traffic both ways, in bytes per second. ``fetch`` describes the progress of a download.
+    ``digest`` is the SHA-256 of the final weights.
     """
 
     status: str = "starting"
@@ -58,7 +58,7 @@ class Told:
 
 @dataclass(slots=True)
 class Worker:
-    """One process of the demo, what it told last, and who took part in its first step."""
+    """One process of the demo: its latest report, and the contributors of its first step."""
 
     task: DemoTask
     pid: int = 0
@@ -67,27 +67,27 @@ class Worker:
 
     @property
     def alone(self) -> bool:
-        """It trains without the others, for comparison."""
+        """Whether the process trains without other peers, for comparison."""
         return not self.task.master
 
     @property
     def name(self) -> str:
-        """Of its process."""
+        """The name of the process."""
         return f"shard {self.task.shard}{' alone' * self.alone}"
 
     @property
     def label(self) -> str:
-        """What to call it: by its id as soon as it has one."""
+        """The name for the user: by the peer's id, as soon as it has one."""
         return f"peer {self.told.peer_id}" if self.told.peer_id else self.name
 
     @property
     def lost(self) -> frozenset[int]:
-        """Ids of peers that took part in its first step but not in its latest."""
+        """The ids of peers that contributed to its first step, but not to its latest one."""
         return frozenset(self.first) - {*self.told.contributors}
 
 
 class Moment(NamedTuple):
-    """A step as the picture shows it."""
+    """A step of the run, as a point of the picture."""
 
     at_s: float
     step: int
@@ -97,10 +97,10 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class DemoRecord:
-    """Everything that is known about one demo, of so many steps for each worker.
+    """The record of one demo, in which each worker takes ``step_count`` steps.
 
-    A point is a step, when the first peer told of it; ``killed`` and ``grown`` are when one was
-    killed, and the late one took part first. ``resumed_s`` after the kill the others went on.
+    ``points`` holds each step at its first report. ``killed`` is the moment of the kill, ``grown``
+    that of the newcomer's first step. The survivors continued ``resumed_s`` after the kill.
     """
 
     workers: list[Worker]
@@ -118,11 +118,11 @@ class DemoRecord:
 
     @property
     def step(self) -> int:
-        """The latest step that any peer has taken."""
+        """The latest step that a peer has reported."""
         return self.points[-1].step if self.points else 0
 
     def add(self, now: float, worker: Worker, told: Told) -> Iterator[str]:
-        """Take in what a worker says; what to tell the user of it."""
+        """Record a report of a worker, and yield lines for the user."""
         if worker.told.status == "killed":
             return
         known_lost = frozenset[int]().union(*(peer.lost for peer in self.peers))
@@ -135,7 +135,7 @@ class DemoRecord:
                 yield f"all {count} train together"
             if worker.task.late:
                 self.grown = Moment(now, told.step)
-                yield f"{worker.label} trains along from step {told.step}"
+                yield f"{worker.label} joins training at step {told.step}"
         if count and (news := sorted(worker.lost - known_lost)):
             names = f"peer{'s' * (len(news) > 1)} {', '.join(map(str, news))}"
             yield f"{names} lost, continuing with {count}"
@@ -149,7 +149,7 @@ class DemoRecord:
                 yield f"{where}  world size {count}  {rate:.1f} MB/s"
 
     def add_kill(self, now: float, worker: Worker) -> str:
-        """Note that a worker was sent SIGKILL; returns what to tell the user."""
+        """Record that the command killed a worker, and return a line for the user."""
         worker.told = replace(worker.told, status="killed")
         self.killed = Moment(now, self.step)
         return f"{worker.label} killed (SIGKILL to pid {worker.pid}) at step {self.step}"
@@ -158,7 +158,7 @@ class DemoRecord:
 def judge(
     record: DemoRecord, *, seconds: float, lost_expected: int, problem: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a demo has shown, as ``--json`` prints it; and what was not as it should be."""
+    """Return the results of a demo, as ``--json`` prints them, and its failures."""
     survivors = [peer for peer in record.peers if peer.told.status != "killed"]
     late, ended = ([p for p in survivors if p.task.late], [p for p in survivors if p.told.digest])
     complete = bool(ended) and len(ended) == len(survivors)
@@ -184,11 +184,11 @@ def judge(
         (f"{joined} of {peers} peers joined", joined != peers),
         (f"{len(ended)} of {len(survivors)} survivors finished", not complete),
         (f"held-out accuracy {accuracy or 0:.3f} is below {ACCURACY_MIN}", is_low),
-        ("the one that trains alone did not finish", alone is None),
+        ("the process that trains alone did not finish", alone is None),
         ("the survivors' weights differ", complete and not found["digests_equal"]),
-        ("the survivors disagree on who was lost", len(views) > 1),
-        *((f"{peer.label} has fetched nothing", not peer.told.fetched_bytes) for peer in late),
-        *((f"{label} did not train with all the others", True) for label in apart),
+        ("the survivors disagree on which peers were lost", len(views) > 1),
+        *((f"{peer.label} downloaded nothing", not peer.told.fetched_bytes) for peer in late),
+        *((f"{label} did not train with all other peers", True) for label in apart),
         (f"{lost} peers were lost, not {lost_expected}", lost != lost_expected),
     ]
     return found, [words for words, applies in failures if applies]

@@ -1,4 +1,4 @@
-"""What the demo shows: a row with a bar for each process on a terminal; words; and a picture."""
+"""The output of the demo: a progress bar for each process, lines of text, and a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STYLES = {"fetching": "cyan", "training": "green", "finished": "bold green", "ki
 
 
 def board(workers: list[Worker], *, quiet: bool) -> Progress:
-    """How things stand, below all that is printed; a file gets nothing of it."""
+    """Return a progress bar for each worker, shown below the printed lines on a terminal only."""
     console = Console()
     words = ("{task.description}", "{task.fields[state]}", "{task.fields[how]}")
     name, state, how = (TextColumn(word) for word in words)
@@ -27,7 +27,7 @@ def board(workers: list[Worker], *, quiet: bool) -> Progress:
 
 
 def show(rows: Progress, workers: list[Worker]) -> None:
-    """Bring the rows up to date."""
+    """Update the progress bars."""
     for number, worker in enumerate(workers):
         told = worker.told
         how = f"step {told.step}  loss {told.loss:.4f}" if told.step else told.fetch
@@ -40,28 +40,28 @@ def show(rows: Progress, workers: list[Worker]) -> None:
 
 
 def summary(record: DemoRecord, found: dict[str, Any], picture: Path) -> dict[str, str]:
-    """Name and value of all that the demo has found out."""
+    """Return the results of the demo for the user, as names and values."""
     ended = sorted(record.peers, key=lambda peer: peer.told.peer_id)
     digests = {each.label: each.told.digest[:32] for each in ended if each.told.digest}
     sent = sum(peer.told.tx_bytes for peer in record.peers)
     resumed_s, fetched_bytes = record.resumed_s, found["fetched_bytes"]
     return {
         "held-out accuracy": f"{found['accuracy'] or 0:.1%} (at least {ACCURACY_MIN:.1%})",
-        "one shard alone": f"{found['single_shard_accuracy'] or 0:.1%} (after as many steps)",
+        "one shard alone": f"{found['single_shard_accuracy'] or 0:.1%} (same number of steps)",
         **{f"weights of {who}": f"sha256 {digest}" for who, digest in digests.items()},
         "weights equal": "yes, bit for bit" if found["digests_equal"] else "NO",
         "peers": f"{found['joined_peers']} joined, {found['lost_peers']} lost",
-        "moved": f"{size(sent)} sent among the peers",
+        "traffic": f"{size(sent)} sent between the peers",
         **({"fetched by the newcomer": size(fetched_bytes)} if fetched_bytes else {}),
-        **({"carried on after": f"{resumed_s:.2f} s"} if resumed_s is not None else {}),
+        **({"continued after": f"{resumed_s:.2f} s"} if resumed_s is not None else {}),
         "picture": str(picture),
         "time": f"{found['seconds']:.1f} s",
     }
 
 
 def draw(record: DemoRecord, path: Path) -> None:
-    """Draw loss and world size over time, with kill and join marked; at least one step."""
-    # Imported here: half a second that only the end of a demo needs. It types half of its keywords.
+    """Draw loss and world size over time, with kill and join marked. Needs at least one point."""
+    # Imported here: takes half a second, and only the end of a demo needs it. Typed in part only.
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")

@@ -1,16 +1,13 @@
-"""Commands that start other programs, and never leave one behind.
+"""Commands that start other programs, and leave no process behind.
 
-* ``launch``: ``pccl launch``: a master and several peers on this machine, in one terminal.
-* ``join``: ``pccl join``: become one peer of a run whose master is elsewhere, as soon as it is
-  there.
-* ``programs``: which file a command's name stands for, found and complained about as shells do.
-* ``children``: processes that a command starts, listens to and ends; it leaves none behind, however
-  it ends.
-* ``guard``: two small programs that keep a command's children from outliving it, however it ends.
-* ``lines``: lines out of whatever a process writes, as it comes.
-* ``crew``: worker processes of one command, by name: Python programs that write lines.
-* ``reports``: what worker processes report: a dataclass on each line of their stdout, as a JSON
-  object.
-* ``relays``: emulated links: relays, as worker processes, before where others listen.
-* ``peer_output``: what peers write, passed on line by line with the peer's number before it.
+* ``launch``: ``pccl launch`` runs a master and several peers on this machine, in one terminal.
+* ``join``: ``pccl join`` waits for the master of a run, then becomes one peer of this run.
+* ``programs``: finds the file of a command's name, and reports errors as shells do.
+* ``children``: the child processes of a command: starts them, reads their output, ends all of them.
+* ``guard``: two small programs that keep a command's children from outliving it.
+* ``lines``: splits the output of a process into lines.
+* ``crew``: the worker processes of one command: Python programs that have names and write lines.
+* ``reports``: the reports of worker processes: a dataclass on each line of stdout, as JSON.
+* ``relays``: relays that emulate links, as worker processes before listening addresses.
+* ``peer_output``: prints the output of peers line by line, with the peer's number before each line.
 """

@@ -1,9 +1,9 @@
-"""Processes that a command starts, listens to and ends; it leaves none behind, however it ends.
+"""The child processes of a command: starts them, reads their output, ends all of them.
 
-Each child has a session of its own, so a terminal's Ctrl-C reaches the command alone, which decides
-what they get. A signal goes to the child's whole process group: to a shell and what it runs. When a
-child ends, what is left of its group is killed. If the command itself is killed, its guard
-(:mod:`pccl.cli.processes.guard`) does that for all of them.
+Each child has its own session, so Ctrl-C on a terminal reaches the command alone, and the command
+decides which signals to send. A signal goes to the child's process group: to a shell and the
+programs it runs. When a child ends, the command kills the rest of its group. If the command itself
+is killed, its guard (:mod:`pccl.cli.processes.guard`) kills the groups of all children.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ K = TypeVar("K")
 READ_BYTES = 1 << 16
 
 LAST_READ_COUNT_MAX = 64
-"""Reads of a pipe whose child has ended: more than any pipe holds, and bounded if somebody who left
-the group goes on writing."""
+"""Largest number of reads from the pipe of an ended child: enough for any pipe, but bounded if a
+process that left the group continues to write."""
 
 STDOUT, STDERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLine:
-    """A child wrote a line, given without its end, to ``STDOUT`` or ``STDERR``."""
+    """A line, without its end, that a child wrote to ``STDOUT`` or ``STDERR``."""
 
     stream: int
     text: bytes
@@ -43,17 +43,17 @@ class OutputLine:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child has ended; all that it wrote was told before.
+    """The end of a child. ``hear`` has returned all its output before this.
 
     Attributes:
-        exit_code: of the process; for a signal, its number below zero.
+        exit_code: exit code of the process; minus the number of the signal that killed it.
     """
 
     exit_code: int
 
     @property
     def status(self) -> int:
-        """The exit code as shells tell it: a signal as its number above 128."""
+        """The exit code as shells report it: 128 plus the number of a signal."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     def __str__(self) -> str:
@@ -73,14 +73,14 @@ class _Child(Generic[K]):
     key: K
     process: subprocess.Popen[bytes]
     streams: dict[int, int]
-    """Descriptor that is read -> what the child calls it."""
+    """Descriptor to read -> ``STDOUT`` or ``STDERR`` of the child."""
     splitters: dict[int, LineSplitter] = field(
         default_factory=lambda: {STDOUT: LineSplitter(), STDERR: LineSplitter()}
     )
 
 
 class Children(Generic[K]):
-    """Children, each known by a key of the caller's. For the main thread, because of SIGCHLD."""
+    """The children of a command, each under a key. For the main thread, because of SIGCHLD."""
 
     def __init__(self) -> None:
         self._running: dict[int, _Child[K]] = {}
@@ -100,22 +100,22 @@ class Children(Generic[K]):
         self.close()
 
     def __len__(self) -> int:
-        """How many have not been heard to end."""
+        """Return the number of children whose end ``hear`` has not returned yet."""
         return len(self._running)
 
     def start(self, key: K, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Start a child; its stdin is empty.
 
         Args:
-            key: comes with all that is heard of it.
+            key: comes with each line and the end of this child.
             command: path of a program, then its argv.
-            environment: all of it.
+            environment: the complete environment of the child.
 
         Returns:
-            Its process id, which is that of its group and session too.
+            The id of its process, group and session.
 
         Raises:
-            OSError: the system gives no more processes or descriptors.
+            OSError: the system has no more processes or descriptors.
         """
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, "enter", str(self._guard), *command],
@@ -137,13 +137,13 @@ class Children(Generic[K]):
         return process.pid
 
     def hear(self, timeout_s: float | None = None) -> list[Heard[K]]:
-        """Wait until something is heard.
+        """Wait for output or the end of a child.
 
         Args:
-            timeout_s: how long; None: for ever.
+            timeout_s: longest wait in seconds; None: no limit.
 
         Returns:
-            What was heard, in order for each child; empty after the timeout.
+            Keys with lines and ends, in order for each child; empty after the timeout.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         heard: list[Heard[K]] = []
@@ -164,14 +164,14 @@ class Children(Generic[K]):
         return heard
 
     def send(self, signum: int, pid: int | None = None) -> None:
-        """Send a signal to the groups of all children, or of one; may be called by a handler."""
+        """Send a signal to the groups of all children, or of one. Signal handlers may call this."""
         for group in list(self._running) if pid is None else [pid]:
-            # PermissionError: a program that runs as somebody else, or, on macOS, has just ended.
+            # PermissionError: a program runs as another user, or, on macOS, has just ended.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signum)
 
     def close(self) -> None:
-        """Kill what is left and wait until it is gone."""
+        """Kill the remaining children, and wait for their ends."""
         self.send(signal.SIGKILL)
         for child in list(self._running.values()):
             child.process.wait()
@@ -179,7 +179,7 @@ class Children(Generic[K]):
         self._exit.close()
 
     def _read(self, child: _Child[K], descriptor: int) -> list[Heard[K]]:
-        """Read once from a pipe that has something, or has come to its end."""
+        """Read once from a pipe that has data, or has reached its end."""
         stream = child.streams.get(descriptor)
         if stream is None:
             return []
@@ -202,7 +202,7 @@ class Children(Generic[K]):
         return [(child.key, OutputLine(stream, text)) for text in child.splitters[stream].finish()]
 
     def _end(self, child: _Child[K]) -> list[Heard[K]]:
-        """A child has ended: kill the rest of its group, read what is in its pipes."""
+        """Kill the rest of the group of an ended child, and read the rest of its output."""
         pid = child.process.pid
         self.send(signal.SIGKILL, pid)
         del self._running[pid]
@@ -218,7 +218,7 @@ class Children(Generic[K]):
 
 
 def _read_rest(descriptor: int) -> bytes:
-    """What is in a pipe right now."""
+    """Return the data that a pipe holds now."""
     parts: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while len(parts) < LAST_READ_COUNT_MAX and (part := os.read(descriptor, READ_BYTES)):
@@ -227,7 +227,7 @@ def _read_rest(descriptor: int) -> bytes:
 
 
 def _listen_to_signals(undo: contextlib.ExitStack) -> int:
-    """Let every signal, SIGCHLD among them, be something to read; returns what to read from."""
+    """Make every signal, SIGCHLD too, write to a pipe; return its reading end."""
     reader, writer = os.pipe()
     undo.callback(os.close, reader)
     undo.callback(os.close, writer)
@@ -241,7 +241,7 @@ def _listen_to_signals(undo: contextlib.ExitStack) -> int:
 
 
 def _start_guard(undo: contextlib.ExitStack) -> int:
-    """Start the guard; returns the descriptor on which it is told who is there."""
+    """Start the guard; return the descriptor on which it learns which children run."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__, "watch"],
         stdin=subprocess.PIPE,

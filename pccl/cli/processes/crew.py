@@ -1,4 +1,4 @@
-"""Worker processes of one command, by name: Python programs that write lines."""
+"""The worker processes of one command: Python programs that have names and write lines."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ OURS = (
     config.ADVERTISE,
     config.LISTEN,
 )
-"""Variables about a run that is not this one."""
+"""Environment variables that workers do not inherit, because they describe another run."""
 
 SAID_LINES_MAX = 20
-"""Last lines of a process's complaints that are kept."""
+"""Number of last stderr lines that are kept for each process."""
 
 CAUSE_S = 0.5
-"""How long the cause of a worker's failure is waited for: what it names may be another's death."""
+"""Seconds to wait for the cause of a worker's failure, which may be the death of another one."""
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the workers are ended."""
+    """Make SIGTERM and SIGHUP raise SystemExit, so that the stack unwinds and workers end."""
     for wanted in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(wanted, _end)
 
@@ -46,11 +46,11 @@ def _end(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 class ProcessDied(Exception):
-    """A process ended that should not have, or not so.
+    """A worker process ended with an error, or too early.
 
     Attributes:
-        name: which one.
-        ended: how.
+        name: name of the process.
+        ended: its exit code.
         said: the last lines that it wrote to stderr.
     """
 
@@ -61,12 +61,12 @@ class ProcessDied(Exception):
         self.said = tuple(said)
 
     def to_error(self) -> click.ClickException:
-        """For people: which process ended, and its own last words."""
+        """Return the error for the user: which process ended, and its last stderr lines."""
         return click.ClickException("\n".join([str(self), *(f"  {line}" for line in self.said)]))
 
 
 class Crew:
-    """Starts, hears and ends them. Left behind by nobody, however the block ends."""
+    """Starts, reads and ends worker processes. All of them are dead after the ``with`` block."""
 
     def __init__(self) -> None:
         self._children = Children[str]()
@@ -92,16 +92,16 @@ class Crew:
         """Start Python with one thread for its numeric libraries.
 
         Args:
-            name: one that is not running.
-            module: the program.
-            arguments: its own.
-            environment: what it finds in its environment beside ours.
+            name: name of the process; no running process has it.
+            module: the program, as a module.
+            arguments: arguments of the program.
+            environment: variables to add to this process's environment.
 
         Returns:
             Its process id.
 
         Raises:
-            OSError: the system gives no more processes.
+            OSError: the system has no more processes.
         """
         inherited = {key: value for key, value in os.environ.items() if key not in OURS}
         command = [sys.executable, sys.executable, "-m", module, *arguments]
@@ -112,21 +112,21 @@ class Crew:
         return self._pids[name]
 
     def running(self, names: Collection[str]) -> bool:
-        """Whether any of them has not ended, or has failed and ``hear`` has not said so yet."""
+        """Whether any process of ``names`` is running, or failed and ``hear`` must still raise."""
         return any(name in self._pids for name in names) or any(
             death.name in names for death in self._deaths
         )
 
     def hear(self, timeout_s: float | None = None) -> list[tuple[str, str]]:
-        """Wait for something on stdout: who wrote which line.
+        """Wait for lines on stdout; return pairs of a process's name and a line.
 
-        What a process says on stderr is kept for the day it dies; if it ends well, it is passed on.
+        Stderr lines are kept for the error if the process fails, and printed if it ends well.
 
         Args:
-            timeout_s: how long; None: for ever. An end of a process ends the wait as well.
+            timeout_s: longest wait in seconds; None: no limit. The end of a process ends it too.
 
         Raises:
-            ProcessDied: one failed; all lines that came before were heard.
+            ProcessDied: a process failed. Earlier calls have returned all its lines.
         """
         lines: list[tuple[str, str]] = []
         for name, what in self._children.hear(timeout_s) if not self._deaths else []:
@@ -143,10 +143,10 @@ class Crew:
         return lines
 
     def first_lines(self, names: Collection[str]) -> dict[str, str]:
-        """Wait until each of them has written a line.
+        """Wait until each process of ``names`` has written a line, and return these lines.
 
         Raises:
-            ProcessDied: one ended before.
+            ProcessDied: a process ended before it wrote a line.
         """
         found: dict[str, str] = {}
         while set(names) - set(found):
@@ -157,7 +157,7 @@ class Crew:
         return found
 
     def dismiss(self, names: Collection[str]) -> None:
-        """Ask processes to end and wait until they have."""
+        """Send SIGTERM to processes, and wait for their ends."""
         self._dismissed |= set(names)
         for name in names:
             if name in self._pids:
@@ -166,12 +166,12 @@ class Crew:
             self.hear()
 
     def kill(self, name: str) -> None:
-        """End a process without a word (SIGKILL), and don't take it for a failure."""
+        """Kill a process (SIGKILL), and do not count its end as a failure."""
         self._dismissed.add(name)
         self.send(signal.SIGKILL, name)
 
     def send(self, signum: int, name: str) -> None:
-        """Send a signal to a process that has not ended."""
+        """Send a signal to a process, unless it has ended."""
         if name in self._pids:
             self._children.send(signum, self._pids[name])
 
@@ -182,23 +182,23 @@ class Crew:
         add: Callable[..., None],
         silence_s: float | None = None,
     ) -> None:
-        """Hear processes until all have ended; other lines than reports go to stderr.
+        """Read reports until all processes of ``names`` have ended; other lines go to stderr.
 
         Args:
-            names: of the processes; ``add`` may start more and add their names.
-            kinds: what they report.
-            add: is given the name and the report.
-            silence_s: give up when nothing is heard for so long; None: never.
+            names: names of the processes; ``add`` may start more and add their names.
+            kinds: dataclasses of their reports.
+            add: called with the name of the process and the report.
+            silence_s: give up when no line comes for so many seconds; None: never.
 
         Raises:
-            click.ClickException: one failed; this says which one did first, and why.
+            click.ClickException: the first process that failed, and why; or ``silence_s`` passed.
         """
         try:
             while self.running(names):
                 began_s = time.monotonic()
                 heard = self.hear(silence_s)
                 if silence_s is not None and time.monotonic() - began_s >= silence_s and not heard:
-                    raise click.ClickException(f"nothing was heard for {silence_s:.0f} s")
+                    raise click.ClickException(f"no process wrote a line for {silence_s:.0f} s")
                 for name, text in heard:
                     report = decode(text, (*kinds, Failed))
                     if report is None:
@@ -211,7 +211,7 @@ class Crew:
             raise death.to_error() from death
 
     def _cause(self, name: str, report: Failed) -> click.ClickException:
-        """Of a worker that gave up: if another has just died without a word, that is why."""
+        """Return why a worker gave up: the death of another worker, or else its own report."""
         gave_up = {name}
         deadline_s = time.monotonic() + CAUSE_S
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -234,5 +234,5 @@ class Crew:
                 print(f"{name}: {line}", file=sys.stderr)
         else:
             self._deaths.append(ProcessDied(name, ended, said))
-            # Whoever was killed first: others may have failed for that.
+            # Killed workers first, because their deaths may be the cause of other failures.
             self._deaths.sort(key=lambda death: death.ended.exit_code >= 0)

@@ -1,14 +1,14 @@
-"""Two small programs that keep a command's children from outliving it, however it ends.
+"""Two small programs that keep a command's children from outliving it.
 
-``guard.py watch`` is told on stdin of every child that starts and of every one that has ended, and
-waits for the end of that pipe. A command that is killed, by SIGKILL too, closes it; then the guard
-kills the process groups of the children that were left.
+``guard.py watch`` reads on stdin which children start and end, until this pipe closes. The pipe
+closes when the command ends, even by SIGKILL. Then the guard kills the process groups of the
+remaining children.
 
-``guard.py enter FD PROGRAM ARGUMENT...`` is what a child runs first. It tells the guard its process
-id, then becomes the program. Nothing can come between: as long as it has not told, it holds the
-pipe open, so the guard waits for it.
+``guard.py enter FD PROGRAM ARGUMENT...`` is the first program of a child. It tells the guard its
+process id, then becomes the program. It holds the pipe open until it has told the guard, so the
+guard cannot miss it.
 
-Both run as files with ``-I -S`` and import next to nothing: they start in a few milliseconds.
+Both run as files with ``-I -S`` and import few modules, so they start in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ STATUS_NOT_EXECUTABLE = 126
 """The exit statuses that shells give to a command that cannot be run."""
 
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""A program that takes this interpreter's place would inherit that, and expects the default."""
+"""Signals that Python ignores. A program that replaces this process expects the default action."""
 
 
 def watch(told: IO[str]) -> None:
-    """Kill the groups that are left when nobody can tell any more.
+    """Read ``told`` to its end, then kill the groups that are still running.
 
     Args:
-        told: lines ``+GROUP`` and ``-GROUP``; the group of a child bears its process id.
+        told: lines ``+GROUP`` and ``-GROUP``. The group of a child has its process id.
     """
     for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(wanted, signal.SIG_IGN)  # the end of the pipe is the one thing that counts
+        signal.signal(wanted, signal.SIG_IGN)  # only the end of the pipe ends the guard
     groups: set[int] = set()
     for line in told:
         group = int(line[1:])
@@ -49,22 +49,22 @@ def watch(told: IO[str]) -> None:
 
 
 def enter(guard: int, program: str, arguments: list[str]) -> NoReturn:
-    """Tell the guard, then become the program.
+    """Report this process to the guard, then become the program.
 
     Args:
         guard: descriptor of the pipe to the guard.
         program: path of the program.
         arguments: its argv, beginning with its name.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of ours on an early Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on an early Ctrl-C
     os.set_inheritable(guard, False)
-    with contextlib.suppress(BrokenPipeError):  # no guard is left, and no reason to stop
+    with contextlib.suppress(BrokenPipeError):  # the guard is dead, but the program can still run
         os.write(guard, f"+{os.getpid()}\n".encode())
     become(program, arguments, dict(os.environ))
 
 
 def become(program: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
-    """Replace this process by a program; if that fails, say why and exit as shells do."""
+    """Replace this process by a program; if that fails, print why, and exit as shells do."""
     for wanted in IGNORED_BY_PYTHON:
         signal.signal(wanted, signal.SIG_DFL)
     try:
@@ -72,7 +72,7 @@ def become(program: str, arguments: list[str], environment: dict[str, str]) -> N
     except OSError as error:
         reason = error.strerror
         if error.errno == errno.ENOEXEC:
-            reason = "it is no program; a script needs a first line such as #!/usr/bin/env python3"
+            reason = "not a program; a script needs a first line such as #!/usr/bin/env python3"
         if error.errno == errno.ENOENT and os.path.exists(program):
             reason = "the interpreter that its first line names does not exist"
         print(f"cannot run {program}: {reason}", file=sys.stderr, flush=True)
@@ -81,7 +81,7 @@ def become(program: str, arguments: list[str], environment: dict[str, str]) -> N
 
 
 def main() -> None:
-    """Play the part that the arguments name."""
+    """Run as the guard or as a child, as the arguments say."""
     match sys.argv[1:]:
         case ["watch"]:
             watch(sys.stdin)

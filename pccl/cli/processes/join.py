@@ -1,4 +1,4 @@
-"""``pccl join``: become one peer of a run whose master is elsewhere, as soon as it is there."""
+"""``pccl join`` waits for the master of a run, then becomes one peer of this run."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ PAUSE_S_MAX = 5.0
 PAUSE_GROWTH = 1.5
 
 DIAL_S_MAX = 5.0
-"""How long one attempt may take; a machine that is off doesn't refuse, it is silent."""
+"""Longest attempt, in seconds; a machine that is off does not answer at all."""
 
 DIAL_S_MIN = 0.5
-"""What the last attempt gets, whatever is left of the time."""
+"""Shortest limit of an attempt, in seconds, even if less of ``--timeout`` is left."""
 
 
 async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl join") -> None:
-    """Dial until somebody answers, with growing pauses; say once on stderr that we wait.
+    """Dial a master until it answers, with growing pauses; report the wait once on stderr.
 
     Args:
-        master: its addresses.
-        timeout_s: how long; None: for ever.
-        who: says so.
+        master: address of the master, and of its standbys.
+        timeout_s: longest wait in seconds; None: no limit.
+        who: name of the command, for its messages.
 
     Raises:
-        click.ClickException: nobody did within ``timeout_s`` seconds.
+        click.ClickException: no master answered within ``timeout_s`` seconds.
     """
     addresses = pccl.addresses.parse_masters(master)
     began_s = time.monotonic()
@@ -68,20 +68,20 @@ async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl
         if left_s <= 0.0:
             raise click.ClickException(
                 f"no master answered at {master} within {timeout_s:g} s ({reason}); "
-                "is `pccl master` running there, and may this machine reach that port?"
+                "is `pccl master` running there, and can this machine reach its port?"
             )
         if not waiting:
             waiting = True
             _say(who, f"waiting for a master at {master} ({reason})")
-        # Not all peers at once; and once more when the time is over.
+        # Random, so that not all peers dial at once. The last attempt is at the end of the time.
         await asyncio.sleep(min(left_s, random.uniform(0.5, 1.0) * pause_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWTH)
     if waiting:
-        _say(who, f"it answers, after {time.monotonic() - began_s:.1f} s")
+        _say(who, f"the master answered after {time.monotonic() - began_s:.1f} s")
 
 
 async def _dial(host: str, port: int, timeout_s: float) -> str:
-    """Connect and leave; returns why that failed, or nothing."""
+    """Connect and close the connection; return why that failed, or an empty string."""
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port)
@@ -96,9 +96,9 @@ async def _dial(host: str, port: int, timeout_s: float) -> str:
 
 
 def _reason(error: OSError) -> str:
-    """Few words for a failed dial."""
-    if error.errno is None:  # several addresses failed, which asyncio tells in one long sentence
-        return "no address of it answers"
+    """Return a few words about a failed dial."""
+    if error.errno is None:  # several addresses failed: asyncio's text is long
+        return "none of its addresses answers"
     text = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below 0: no such name
     return str(text).lower()
 
@@ -108,7 +108,7 @@ def _say(who: str, text: str) -> None:
 
 
 class JoinCommand(Wrapper):
-    """``pccl join`` as click knows it."""
+    """The click command ``pccl join``."""
 
     example = "pccl join host.example:48148 -- python train.py"
 
@@ -125,19 +125,19 @@ class JoinCommand(Wrapper):
     "--advertise",
     metavar="HOST[:PORT]",
     callback=check_own_address,
-    help="Where the others reach this peer (PCCL_ADVERTISE); :FIRST-LAST chooses its port.",
+    help="Address at which other peers reach this one (PCCL_ADVERTISE); :FIRST-LAST: ports.",
 )
 @click.option(
     "--listen",
     metavar="HOST[:PORT]",
     callback=check_own_address,
-    help="Where its port is bound, if not there (PCCL_LISTEN).",
+    help="Address that this peer binds, if it differs from --advertise (PCCL_LISTEN).",
 )
 @click.option(
     "--lanes",
     metavar="LANES",
     type=click.IntRange(0, LANES_MAX),
-    help="Connections per link; 0: chosen by the library (PCCL_LANES).",
+    help="Connections per link; 0: the library chooses (PCCL_LANES).",
 )
 @token_option()
 @click.option(
@@ -146,7 +146,7 @@ class JoinCommand(Wrapper):
     envvar="PCCL_JOIN_TIMEOUT",
     metavar="SECONDS",
     type=Seconds(0.0, min_open=True),
-    help="Give up if there is no master for so long.  [default: never]",
+    help="Give up if no master answers for so long.  [default: never]",
 )
 @click.pass_context
 def join(
@@ -161,9 +161,9 @@ def join(
 ) -> NoReturn:
     """Wait until a master answers at HOST:PORT, then run COMMAND as a peer of its run.
 
-    COMMAND takes the place of this process, so signals and the exit status are its own. It finds
-    the master in PCCL_MASTER; pccl.Communicator() needs no address then. On SIGTERM it says
-    goodbye to the run before it ends, so that nobody waits for it.
+    COMMAND replaces this process, so it gets the signals and sets the exit status. PCCL_MASTER
+    holds the address of the master, so pccl.Communicator() needs no address. On SIGTERM, COMMAND
+    leaves the run before it ends, so that no member waits for it.
     """
     check_switches()
     name, *arguments = wrapped_command(ctx)
@@ -175,7 +175,7 @@ def join(
     if token is not None:
         read_secret(token)
         environment[config.TOKEN_FILE] = os.path.abspath(token)
-        environment.pop(config.TOKEN, None)  # it would come first
+        environment.pop(config.TOKEN, None)  # it would override the file
     try:
         asyncio.run(wait_for_master(master, timeout_s))
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""``pccl launch``: a master and several peers on this machine, in one terminal.
+"""``pccl launch`` runs a master and several peers on this machine, in one terminal.
 
-The library is for runs that lose peers, so the end of one does not end the others, unless
-``--fail-fast`` is given. Whatever happens, no process of it is left.
+The library is for runs that lose peers, so the other peers continue when one ends, unless the user
+gives ``--fail-fast``. No process of a launch outlives it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.cli.processes.programs import find_program
 from pccl.errors import LinkError
 
 PEERS_MAX = 256
-"""Each costs two pipes and a connection, of the 1024 descriptors that a process usually has."""
+"""Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
 
 GRACE_S_MAX = 86400.0
 
@@ -40,11 +40,11 @@ Handler: TypeAlias = Callable[[int, FrameType | None], None]
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 STATUS_NO_RESOURCES = 71
-"""EX_OSERR of sysexits.h: the system gives no more processes or descriptors."""
+"""EX_OSERR of sysexits.h: the system has no more processes or descriptors."""
 
 
 class LaunchedRun:
-    """The peers of one launch, from their start to the status that they leave."""
+    """The peers of one launch, from their start to the exit status."""
 
     def __init__(
         self, children: Children[int], output: PeerOutput, grace_s: float, fail_fast: bool
@@ -60,11 +60,11 @@ class LaunchedRun:
 
     @property
     def status(self) -> int:
-        """What to exit with: of an interruption, else of the first peer that failed, else 0."""
+        """The exit status: of a signal, else of the first peer that failed, else 0."""
         return 128 + self._interrupted if self._interrupted else self._first_failure
 
     def run(self, command: Sequence[str], environments: Sequence[dict[str, str]]) -> None:
-        """Start one peer for each environment; return when all have ended."""
+        """Start one peer for each environment; return when all peers have ended."""
         for peer, environment in enumerate(environments):
             if self._stopping:
                 break
@@ -75,13 +75,13 @@ class LaunchedRun:
                 self._first_failure = self._first_failure or STATUS_NO_RESOURCES
                 self._stop(signal.SIGTERM)
                 break
-            if self._stopping:  # since we looked
+            if self._stopping:  # a signal came while the peer started
                 self._children.send(self._stopping, pid)
         while self._children:
             self._tell()
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Pass on the first signal; the second one kills."""
+        """Pass the first signal to all peers; kill them at the second one."""
         self._interrupted = self._interrupted or signum
         if self._stopping:
             self._kill()
@@ -89,11 +89,11 @@ class LaunchedRun:
             self._stop(signum)
 
     def on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        """They had their time."""
+        """Kill the peers that are still running when the grace period ends."""
         self._kill()
 
     def _tell(self) -> None:
-        """Pass on what is heard next."""
+        """Wait for output or ends of peers, print the output, and handle the ends."""
         try:
             for peer, what in self._children.hear():
                 if isinstance(what, Ended):
@@ -112,19 +112,19 @@ class LaunchedRun:
             return
         if self._stopping:
             if ended.exit_code == -signal.SIGKILL and self._killed:
-                self._output.complain(f"peer {peer} did not end when asked and was killed")
+                self._output.complain(f"killed peer {peer}, which did not end at the signal")
             return
         self._first_failure = self._first_failure or ended.status
         self._output.complain(f"process {peer} failed: {ended}")
         if self._fail_fast:
             if self._children:
-                self._output.complain("ending the others (--fail-fast)")
+                self._output.complain("ending the other peers (--fail-fast)")
             self._stop(signal.SIGTERM)
 
     def _stop(self, signum: int) -> None:
-        """Ask all to end; whoever has not by the end of the grace is killed.
+        """Send ``signum`` to all peers, and start the grace period, after which they are killed.
 
-        The alarm comes even while we are stuck in writing to a terminal that is paused.
+        An alarm ends the period, because a write to a paused terminal may block this process.
         """
         self._stopping = signum
         self._children.send(signum)
@@ -140,9 +140,9 @@ class LaunchedRun:
 
 @contextlib.contextmanager
 def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
-    """Give the signals to a launch; those that were ignored (as by nohup) stay so, but Ctrl-C's.
+    """Install the signal handlers of a launch. SIGHUP stays ignored if it was, as under nohup.
 
-    A shell ignores SIGINT for what it runs in the background; whoever sends one there means it.
+    SIGINT gets a handler even if it was ignored, because shells ignore it for background commands.
     """
     wanted: dict[int, Handler] = dict.fromkeys(FORWARDED, launch.on_signal)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -160,14 +160,14 @@ def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
 def peer_environments(
     count: int, master: str, token: str | None, group: int | None, min_peers: int | None
 ) -> list[dict[str, str]]:
-    """What each peer finds in its environment.
+    """Return the environment of each peer.
 
     Args:
-        count: how many peers.
-        master: where theirs listens.
-        token: the run's secret; None: what is in our own environment.
-        group: their group; None: likewise.
-        min_peers: how many members ``connect`` waits for; None: likewise.
+        count: number of peers.
+        master: address of their master.
+        token: the run's secret; None: as in the environment of this process.
+        group: their peer group; None: likewise.
+        min_peers: number of members that ``connect`` waits for; None: likewise.
     """
     common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
     common.setdefault(config.DRAIN, "1")
@@ -182,7 +182,7 @@ def peer_environments(
 
 @contextlib.contextmanager
 def own_master(port: int, token: str) -> Generator[str, None, None]:
-    """A master in this process, for peers of this machine; gives its address."""
+    """Run a master in this process, for peers of this machine, and yield its address."""
     try:
         node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
         node.run()
@@ -196,7 +196,7 @@ def own_master(port: int, token: str) -> Generator[str, None, None]:
 
 
 class LaunchCommand(Wrapper):
-    """``pccl launch`` as click knows it."""
+    """The click command ``pccl launch``."""
 
     example = "pccl launch -n 4 -- python train.py"
 
@@ -209,13 +209,13 @@ class LaunchCommand(Wrapper):
     type=click.IntRange(1, PEERS_MAX),
     default=2,
     show_default=True,
-    help="How many peers to start.",
+    help="Number of peers to start.",
 )
 @click.option(
     "--port",
     metavar="PORT",
     type=click.IntRange(1, 65535),
-    help="Port of the master, for scripts that name one.  [default: a free one]",
+    help="Port of the master, for scripts that contain one.  [default: a free one]",
 )
 @click.option(
     "--master",
@@ -233,7 +233,7 @@ class LaunchCommand(Wrapper):
     "--min-peers",
     metavar="COUNT",
     type=click.IntRange(1, MIN_PEERS_MAX),
-    help="How many members connect() waits for (PCCL_MIN_PEERS).",
+    help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
 )
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
 @click.option(
@@ -244,7 +244,7 @@ class LaunchCommand(Wrapper):
     type=Seconds(0.0, GRACE_S_MAX),
     default=10.0,
     show_default=True,
-    help="How long peers get to end after a signal, before they are killed.",
+    help="Time in which peers may end after a signal, before they are killed.",
 )
 @logs.verbose_option(logging.WARNING)
 @click.pass_context
@@ -260,16 +260,16 @@ def launch(
 ) -> None:
     """Start a master and several peers on this machine.
 
-    Each peer runs COMMAND and finds the master in PCCL_MASTER, its number, from 0 on, in
-    PCCL_PEER_INDEX, and how many there are in PCCL_PEERS; pccl.Communicator() needs no address
-    then. What peers print comes out line by line, with their number before it.
+    Each peer runs COMMAND. PCCL_MASTER holds the master's address, so pccl.Communicator() needs no
+    address. PCCL_PEER_INDEX holds the peer's number, from 0, and PCCL_PEERS the number of peers.
+    The output of peers appears line by line, with the peer's number before each line.
 
-    A peer that fails does not end the others. The exit status is 0 if all ended with 0, otherwise
-    that of the first that failed. Ctrl-C and SIGTERM are passed on to all, who say goodbye to the
-    run before they end; a second one kills.
+    When a peer fails, the other peers continue. The exit status is 0 if all peers end with 0,
+    otherwise the status of the first failed peer. Ctrl-C and SIGTERM go to all peers, which leave
+    the run before they end. A second signal kills them.
     """
     if master is not None and port is not None:
-        raise click.UsageError("give --port or --master, not both: --port is for a master of ours")
+        raise click.UsageError("give --port or --master, not both: --port is for a new master")
     check_switches()
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]

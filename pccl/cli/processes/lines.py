@@ -1,15 +1,15 @@
-"""Lines out of whatever a process writes, as it comes."""
+"""Splits the output of a process into lines."""
 
 from __future__ import annotations
 
 import re
 
 LINE_BYTES_MAX = 1 << 16
-"""A longer line comes out in pieces of this size, so that none needs unbounded memory."""
+"""Longer lines are cut into pieces of this size, which bounds the memory."""
 
 LINE_END = re.compile(rb"\r*\n|\r+(?![\r\n]|\Z)")
-r"""A line feed with any returns before it, or returns alone, as progress bars write them. What is
-behind a return decides which, so one that came last has to wait."""
+r"""A line feed with any carriage returns before it, or carriage returns alone, as progress bars
+write them. The next byte decides which, so a carriage return at the end of the data has to wait."""
 
 
 class LineSplitter:
@@ -19,7 +19,7 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add what was read; returns the lines that it completes."""
+        """Add ``data``, and return the lines that it completes."""
         data = self._rest + data
         lines: list[bytes] = []
         begin = 0
@@ -32,12 +32,12 @@ class LineSplitter:
         return lines + whole
 
     def finish(self) -> list[bytes]:
-        """What was left without an end, when no more will come."""
+        """Return the last line if it had no end. For use after the last ``feed``."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []
 
 
 def pieces(line: bytes) -> list[bytes]:
-    """Cut a line where it is too long; at least one piece, the last one perhaps shorter."""
+    """Cut ``line`` into pieces of at most ``LINE_BYTES_MAX``; an empty line is one piece."""
     begins = range(0, len(line), LINE_BYTES_MAX)
     return [line[begin : begin + LINE_BYTES_MAX] for begin in begins] or [b""]

@@ -1,7 +1,6 @@
-"""What peers write, passed on line by line with the peer's number before it.
+"""Prints the output of peers line by line, with the peer's number before each line.
 
-Bytes stay bytes: nothing that a peer writes can fail to be decoded. On a terminal each peer has a
-colour.
+The module never decodes the output, so any bytes pass. On a terminal each peer has a colour.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import BinaryIO, TextIO
 from pccl.cli.processes.children import STDERR, STDOUT, OutputLine
 
 STYLES = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
-"""Taken in turn; red is left for what goes wrong."""
+"""Colours of the peers, in turn; red is reserved for failures."""
 
 RESET = b"\x1b[0m"
 
 
 class PeerOutput:
-    """Our own stdout and stderr, as the peers share them."""
+    """The stdout and stderr of ``pccl launch``, which all peers share."""
 
     def __init__(self, peer_count: int) -> None:
         streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
@@ -31,7 +30,7 @@ class PeerOutput:
         }
 
     def write(self, peer: int, line: OutputLine) -> None:
-        """Pass a line on; it may wait for ``flush``."""
+        """Write a line of a peer; ``flush`` makes it visible."""
         prefix = self._prefixes[line.stream][peer]
         leaks_colour = b"\x1b" in line.text and b"\x1b" in prefix
         end = RESET + b"\n" if leaks_colour else b"\n"
@@ -42,22 +41,22 @@ class PeerOutput:
         self._write(STDERR, f"pccl launch: {text}\n".encode(errors="replace"))
 
     def _write(self, number: int, data: bytes) -> None:
-        """All of it: with PYTHONUNBUFFERED the stream is a bare file, which a signal cuts short."""
+        """Write all of ``data``: with PYTHONUNBUFFERED, a signal can cut one write short."""
         rest = memoryview(data)
         while rest:
             rest = rest[self._outs[number].write(rest) :]
 
     def flush(self) -> None:
-        """Let everything be seen.
+        """Flush both streams.
 
         Raises:
-            BrokenPipeError: nobody is there to see it; call ``mute``, then.
+            BrokenPipeError: the reader closed the pipe; call ``mute``.
         """
         for out in self._outs.values():
             out.flush()
 
     def mute(self) -> None:
-        """Nobody reads any more: write into nothing, also what is flushed when we exit."""
+        """Discard all further output, also the flush at exit, because no process reads it."""
         nothing = os.open(os.devnull, os.O_WRONLY)
         for descriptor in self._outs:
             os.dup2(nothing, descriptor)
@@ -65,7 +64,7 @@ class PeerOutput:
 
 
 def prefixes(stream: TextIO, peer_count: int) -> list[bytes]:
-    """What comes before the lines of each peer: ``[0] `` and so on, coloured on a terminal."""
+    """Return the text before the lines of each peer: ``[0] `` etc., coloured on a terminal."""
     plain = [f"[{peer}] " for peer in range(peer_count)]
     if not stream.isatty():
         return [prefix.encode() for prefix in plain]
@@ -75,7 +74,7 @@ def prefixes(stream: TextIO, peer_count: int) -> list[bytes]:
 
     found: list[bytes] = []
     for peer, prefix in enumerate(plain):
-        console = Console(file=stream)  # it knows NO_COLOR and what the terminal can do
+        console = Console(file=stream)  # respects NO_COLOR and the abilities of the terminal
         with console.capture() as captured:
             console.print(Text(prefix, STYLES[peer % len(STYLES)]), end="")
         found.append(captured.get().encode())

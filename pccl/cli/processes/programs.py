@@ -1,4 +1,4 @@
-"""Which file a command's name stands for, found and complained about as shells do."""
+"""Finds the file of a command's name, and reports errors as shells do."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pccl.cli.processes.guard import STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND
 
 
 class NotFound(click.ClickException):
-    """There is no such command."""
+    """No command has this name."""
 
     exit_code = STATUS_NOT_FOUND
 
 
 class NotExecutable(click.ClickException):
-    """There is such a file, but it is no program."""
+    """The file exists, but is not a program."""
 
     exit_code = STATUS_NOT_EXECUTABLE
 
 
 def find_program(name: str) -> str:
-    """The path of a program.
+    """Return the path of a program.
 
     Args:
-        name: a path, or a name to look for along ``PATH``.
+        name: a path, or a name to search in ``PATH``.
 
     Raises:
-        NotFound: it does not exist (status 127).
-        NotExecutable: what there is cannot be run (status 126).
+        NotFound: no such file (status 127).
+        NotExecutable: the file is not executable, or is a folder (status 126).
     """
     found = shutil.which(name)
     if found is not None:
@@ -42,17 +42,17 @@ def find_program(name: str) -> str:
         raise NotFound(f"command not found: {name}")
     if path.is_dir():
         raise NotExecutable(f"{path} is a folder, not a program")
-    hint = f"; write: python {name}" if path.suffix == ".py" else f"; chmod +x {path} makes it so"
+    hint = f"; write: python {name}" if path.suffix == ".py" else f"; run: chmod +x {path}"
     raise NotExecutable(f"{path} is not executable{hint}")
 
 
 def _file_of(name: str) -> Path | None:
-    """What there is of that name, executable or not: as a path, along ``PATH``, or just here."""
+    """Return a file of that name, executable or not: a path, in ``PATH``, or in this folder."""
     if os.path.dirname(name):
         candidates: Sequence[Path] = [Path(name)]
     else:
         folders = [Path(folder) for folder in os.get_exec_path()]
         candidates = [folder / name for folder in folders if (folder / name).is_file()]
         if name.endswith(".py"):
-            candidates = [*candidates, Path(name)]  # the usual slip: python was left out
+            candidates = [*candidates, Path(name)]  # the usual mistake: python was left out
     return next((path for path in candidates if path.exists()), None)

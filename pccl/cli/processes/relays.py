@@ -1,4 +1,4 @@
-"""Emulated links: relays, as worker processes, before where others listen."""
+"""Relays that emulate links, as worker processes before listening addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELAY_SAYS = "relay listens on "
 
 
 def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse a link that relays do not understand; an empty one is none."""
+    """Refuse a link description that relays do not understand; empty: no emulated link."""
     from pccl.stress.emulator.spec import LinkSpec
 
     try:
@@ -28,10 +28,10 @@ def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 @contextlib.contextmanager
 def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Generator[list[str]]:
-    """Put a relay before each address, where nobody needs to listen yet; gives theirs.
+    """Start a relay before each target, which may listen later; yield the relays' addresses.
 
     Raises:
-        click.ClickException: one did not start.
+        click.ClickException: a relay did not start.
     """
     names = [f"relay before {target}" for target in targets]
     for name, target in zip(names, targets, strict=True):
@@ -46,7 +46,7 @@ def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Gen
 
 
 def free_addresses(count: int) -> list[str]:
-    """Where nobody listens: for processes that must be told before they start."""
+    """Return addresses with free ports, for processes that get theirs before they start."""
     return [f"{HOST}:{port}" for port in asyncio.run(_free_ports(count))]
 
 

@@ -1,4 +1,4 @@
-"""What worker processes report: a dataclass on each line of their stdout, as a JSON object."""
+"""The reports of worker processes: a dataclass on each line of stdout, as JSON."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from pccl.errors import PCCLError
 
 
 class WorkerReport(Protocol):
-    """A dataclass of numbers, texts, and tuples of these."""
+    """A dataclass of numbers, strings, and tuples of these."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 FAILURES = (PCCLError, ImportError, OSError, RuntimeError, ValueError)
-"""What a worker gives as its reason: a run that was lost, no memory, nothing to compare with."""
+"""Errors that a worker reports as ``Failed``; with any other error it ends with a traceback."""
 
 R = TypeVar("R", bound=WorkerReport)
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker cannot do its task, for a reason that it understands."""
+    """The report of a worker that cannot do its task, with an error of ``FAILURES``."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What the worker is about; for people, and nothing is kept of it."""
+    """The report of what a worker does now, for display only."""
 
     text: str
 
 
 def encode(report: WorkerReport) -> str:
-    """One line of JSON, without the line end."""
+    """Return ``report`` as a line of JSON, without the line end."""
     values = dataclasses.asdict(report)
     return json.dumps({"report": type(report).__name__, **values})
 
 
 def decode(line: str, kinds: Collection[type[R]]) -> R | None:
-    """The report that a line holds, or None for any other output.
+    """Return the report that a line holds; None for any other output.
 
     Args:
-        line: of a worker.
-        kinds: what it may be.
+        line: a line of a worker's stdout.
+        kinds: dataclasses of the reports that the caller expects.
     """
     try:
         values: Any = json.loads(line)
@@ -62,15 +62,15 @@ def decode(line: str, kinds: Collection[type[R]]) -> R | None:
 
 
 def say(report: WorkerReport) -> None:
-    """Tell the command that started this process. Any thread: a line is written at once."""
+    """Send ``report`` to the command that started this process. Any thread may call this."""
     sys.stdout.write(encode(report) + "\n")
     sys.stdout.flush()
 
 
 def work(kind: type[R], run: Callable[[R], None]) -> None:
-    """Do the task that is the one argument; a reason not to is reported, and the status is 1."""
+    """Run the task in ``sys.argv[1]``; on an error of ``FAILURES``, report it and exit with 1."""
     task = decode(sys.argv[1], (kind,))
-    assert task is not None, "started by hand, with another argument"
+    assert task is not None, "the argument is not a task; only the command starts this program"
     try:
         run(task)
     except FAILURES as error:

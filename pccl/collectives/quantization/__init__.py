@@ -1,25 +1,25 @@
-"""Wire formats: values become fewer bytes, block by block, and bytes become values.
+"""Wire formats: they encode values as fewer bytes, block by block, and decode them.
 
 * ``blocks``: a segment as blocks of values: extremes per block, and a number per block for each
   value.
 * ``steps``: the step of a block in the upper half of a float's bits: 16 for float32, 32 for
   float64.
-* ``constants``: blocks whose values are all the same number, in formats that have no room for it in
-  the metadata.
-* ``noise``: what stochastic rounding draws: everybody can draw the same again.
-* ``codec``: what every wire format does: encode a segment, decode it, and say what that cost.
+* ``constants``: blocks of one repeated number, in formats whose metadata has no room for that
+  number.
+* ``noise``: the random numbers of stochastic rounding, which any member can draw again.
+* ``codec``: the base class of all wire formats: encodes a segment, decodes it, and measures the
+  error.
 * ``affine``: even steps from each block's minimum to its maximum: uint8, uint16, and int4.
-* ``symmetric``: even steps about zero as far as each block's largest magnitude: int8, and
-  companded8.
+* ``symmetric``: steps about zero, up to each block's largest magnitude: int8 and companded8.
 * ``halves``: float16 and bfloat16, scaled by a power of two per block.
 
-Encoding may differ in the last bit between machines. Decoding does not: it uses multiplications and
-additions that IEEE 754 defines exactly, one by one, and each product of a code and a step is exact.
-So all members that decode the same bytes hold the same bits.
+Encoding may differ in the last bit between machines. Decoding does not. It uses multiplications and
+additions, one by one, that IEEE 754 defines exactly, and each product of a code and a step is
+exact. So all members that decode the same bytes hold the same bits.
 
-A new format needs a member of ``WireFormat`` and of ``_WIRE`` in ``protocol/types.py``, a ``Codec``
-in ``_CODECS`` below, its error in ``HALF_STEPS`` of ``cli/bench/values.py``, and a row in
-``docs/algorithms.md``.
+A new format needs a member of ``WireFormat`` and of ``_WIRE`` in ``protocol/types.py``, and a
+``Codec`` in ``_CODECS`` below. It also needs its error in ``HALF_STEPS`` of
+``cli/bench/values.py``, and a row in ``docs/algorithms.md``.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _CODECS: dict[WireFormat, type[Codec]] = {
 
 
 def make_codec(quantization: Quantization, data_type: DataType, scratch: Scratch) -> Codec:
-    """Make what encodes and decodes the segments of one operation.
+    """Make the codec for the segments of one operation.
 
     Args:
         quantization: a format other than NONE, with its block.
-        data_type: of the values; a float.
+        data_type: type of the values; a float.
         scratch: working memory; may be shared by all codecs of a thread.
     """
     return _CODECS[quantization.format](quantization, data_type, scratch)

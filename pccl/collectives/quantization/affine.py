@@ -1,11 +1,11 @@
 """Even steps from each block's minimum to its maximum: uint8, uint16, and int4.
 
-Per block the minimum (float32) and the step (16 bits; ``steps``), then a code per value:
-``minimum + code * step``. The error is at most half a step, a step when rounding stochastically,
-and what the sum is rounded by. A constant block is exact. PCCL's MIN_MAX is this with one block per
-chunk, truncating; blocks as in 8-bit optimizers (Dettmers et al., arXiv:2110.02861).
+A block is its minimum (float32 or float64), its step (16 or 32 bits; ``steps``), then a code per
+value: ``minimum + code * step``. The error is at most half a step, plus the rounding of the sum; a
+step when rounding stochastically. A constant block is exact. PCCL's MIN_MAX is this format with one
+block per chunk, truncating. Blocks are as in 8-bit optimizers (Dettmers et al., arXiv:2110.02861).
 
-In a marked block the three highest codes are inf, -inf and NaN; the finite values share the others.
+In a marked block the three highest codes are inf, -inf and NaN; the finite values use the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESERVED = 3
 
 
 class AffineCodec(Codec):
-    """uint8, uint16 or int4; two int4 share a byte: the values i and i + ceil(n / 2)."""
+    """Codec of uint8, uint16 and int4; values i and i + ceil(n / 2) of int4 share a byte."""
 
     def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
         super().__init__(quantization, data_type, scratch)
@@ -37,13 +37,13 @@ class AffineCodec(Codec):
         self._lows = self._work.newbyteorder("<")
 
     def encoded_bytes(self, count: int) -> int:
-        """Length of ``count`` encoded values."""
+        """Return the length of ``count`` encoded values, in bytes."""
         metadata = self._lows.itemsize + self._steps.wire.itemsize
         codes = (count + 1) // 2 if self._nibbles else count * self._codes.itemsize
         return -(-count // self.block) * metadata + codes
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array, Array]:
-        """Minima, steps and codes, as views."""
+        """Return the minima, the steps and the codes, as views."""
         number = -(-count // self.block)
         first = number * self._lows.itemsize
         second = first + number * self._steps.wire.itemsize
@@ -74,7 +74,7 @@ class AffineCodec(Codec):
         huge: Array | None = None
         wanted = reach / levels
         if not np.isfinite(reach).all():
-            huge = ~np.isfinite(reach)  # the difference of two such numbers is none
+            huge = ~np.isfinite(reach)  # the difference overflows
             wanted = np.where(huge, (highs / 2 - lows / 2) / levels * 2, wanted)
         packed = self._steps.pack(wanted, reach, levels, marked)
         lows_out[:] = lows
@@ -106,7 +106,7 @@ class AffineCodec(Codec):
     def _put(
         self, grid: Array, wide: Array, special: Array | None, codes_out: Array, spare: Array
     ) -> None:
-        """Write the codes."""
+        """Write the codes of a segment."""
         codes = spare.view(np.uint8)[: len(grid)] if self._nibbles else codes_out
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
@@ -119,13 +119,13 @@ class AffineCodec(Codec):
             codes_out[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
 
     def _fits(self, lows: Array, steps: Array) -> Array:
-        """Of each block whether the dtype can hold the largest value that its codes may have."""
+        """Return for each block whether the dtype can hold the largest value of its codes."""
         fits: Array = lows + steps * self._work.type(self._top) <= self._largest
         return fits
 
     def _extremes(self, blocks: Blocks, values: Array, rows: Array) -> tuple[Array, Array]:
-        """Minimum and maximum of each block; NaN or infinite if any of its values is."""
-        # As integers that are in the order of the floats; NaN is beyond the infinity of its sign.
+        """Return the minimum and maximum of each block; not finite if any of its values is not."""
+        # As integers in the order of the floats; a NaN lies beyond the infinity of its sign.
         signed = np.dtype(f"i{self._work.itemsize}")
         magnitude = signed.type(np.iinfo(signed).max)
         ordered = rows[0].view(signed)
@@ -140,7 +140,7 @@ class AffineCodec(Codec):
         return lows.view(self._work), highs.view(self._work)
 
     def _halves(self, where: Array) -> Array:
-        """A factor per block: 1/2 where what it has to hold would overflow."""
+        """Return a factor per block: 1/2 where the values of the block would overflow."""
         factors = np.ones(len(where), self._work)
         factors[where] = 0.5
         return factors
@@ -148,7 +148,7 @@ class AffineCodec(Codec):
     def _finite_extremes(
         self, blocks: Blocks, values: Array, special: Array, rows: Array
     ) -> tuple[Array, Array]:
-        """As ``_extremes``, of the finite values; 0 where there is none."""
+        """Return the extremes of the finite values of each block; 0 if a block has none."""
         spare = rows[1]
         np.copyto(spare, values)
         np.copyto(spare, self._work.type(np.inf), where=special)
@@ -171,14 +171,14 @@ class AffineCodec(Codec):
         np.copyto(wide, codes)
         if not self._fits(lows, steps).all():
             over = ~self._fits(lows, steps)
-            # Half of it does not overflow before it is cut off.
+            # Half the value does not overflow before it is clipped.
             scale = self._halves(over)
             np.multiply(wide, blocks.spread(steps * scale), out=wide)
             np.add(wide, blocks.spread(lows * scale), out=wide)
             np.divide(wide, blocks.spread(scale), out=wide)
             np.clip(wide, -self._largest, self._largest, out=wide)
         else:
-            spread = spare if marked is None else np.empty_like(wide)  # or the codes are there
+            spread = spare if marked is None else np.empty_like(wide)  # spare may hold the codes
             np.multiply(wide, blocks.spread(steps, spread), out=wide)
             np.add(wide, blocks.spread(lows, spread), out=wide)
         if marked is not None:

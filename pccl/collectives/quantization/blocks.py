@@ -11,10 +11,10 @@ Array = npt.NDArray[Any]
 
 
 class Blocks:
-    """How ``count`` values fall into blocks; the last one may be shorter.
+    """The division of ``count`` values into blocks; the last block may be shorter.
 
     Args:
-        count: values, at least 1.
+        count: number of values, at least 1.
         block: values per block.
     """
 
@@ -24,23 +24,23 @@ class Blocks:
         self.number = -(-count // block)
 
     def fold(self, operation: np.ufunc, values: Array) -> Array:
-        """One number per block: ``operation`` over its values.
+        """Return ``operation`` over the values of each block.
 
         Args:
             operation: ``np.maximum`` or ``np.minimum``.
-            values: integers (those are folded twice as fast as floats), shape (count,).
+            values: integers (twice as fast to fold as floats), shape (count,).
         """
         starts = np.arange(0, self.count, self.block)
         folded: Array = operation.reduceat(values, starts)
         return folded
 
     def spread(self, numbers: Array, out: Array | None = None) -> Array:
-        """The number of its block for every value.
+        """Return for each value the number of its block.
 
         Args:
-            numbers: shape (blocks,).
-            out: where to, shape (count,). New memory of that size has no pages yet, and to get them
-                takes several times as long as to write it.
+            numbers: one per block, shape (blocks,).
+            out: memory for the result, shape (count,). New memory of that size has no pages yet:
+                allocating them takes several times as long as writing the result.
         """
         if out is None:
             return np.repeat(numbers, self.block)[: self.count]

@@ -1,4 +1,4 @@
-"""What every wire format does: encode a segment, decode it, and say what that cost."""
+"""The base class of all wire formats: encodes a segment, decodes it, and measures the error."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from pccl.protocol.types import Quantization
 Array = npt.NDArray[Any]
 
 _ROWS = 5
-"""Arrays of working memory, each as long as the segment."""
+"""Number of working arrays, each as long as the segment."""
 _SQUARES = 1024
-"""Squares that are summed in the work dtype before float64 takes over."""
+"""How many squares are summed in the work dtype before float64 takes over."""
 
 
 class EncodeError(NamedTuple):
-    """What encoding changed, over the finite values.
+    """The error that encoding caused in the finite values.
 
-    The relative error in L2 is ``sqrt(error_squares / value_squares)``; sums of segments add up.
+    The relative L2 error is ``sqrt(error_squares / value_squares)``. The sums of segments add up.
     """
 
     error_squares: float
@@ -36,26 +36,26 @@ class EncodeError(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What is known when a segment is encoded."""
+    """What an encoder knows after it has encoded a segment."""
 
     special: Array | None
-    """Which values are NaN or infinite; None: none is."""
+    """Mask of the values that are NaN or infinite; None: there are none."""
     decoded: Array | None
-    """What everybody decodes, the sign of zero aside; None: it is still to be decoded. It may lie
-    in the first row, and not in the second."""
+    """The values that all members will decode, except the sign of zero; None: not decoded yet.
+    They may use the memory of the first row, but not of the second."""
 
 
 class Codec(ABC):
-    """One wire format for values of one dtype. float16 and bfloat16 are handled as float32.
+    """One wire format for values of one dtype. float16 and bfloat16 are processed as float32.
 
-    An encoded segment is the metadata of all its blocks, then the codes of all its values; its
-    length depends on nothing but the count. Finite values stay finite: what would be rounded beyond
-    the dtype's largest number becomes that. NaN, inf and -inf are decoded as what they are.
+    An encoded segment is the metadata of all its blocks, then the codes of all its values. Its
+    length depends only on the count. Finite values stay finite: a value that would round beyond the
+    dtype's largest number becomes that number. NaN, inf and -inf are decoded as themselves.
 
     Args:
         quantization: the format and its block.
         data_type: FLOAT16, BFLOAT16, FLOAT or DOUBLE.
-        scratch: working memory; ``values``, ``out`` and the like must not lie in it.
+        scratch: working memory; no argument of a method may lie in it.
     """
 
     def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
@@ -70,7 +70,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encoded_bytes(self, count: int) -> int:
-        """Length of ``count`` encoded values."""
+        """Return the length of ``count`` encoded values, in bytes."""
 
     @abstractmethod
     def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
@@ -78,7 +78,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
-        """Decode into ``wide`` (work dtype), all of which the own dtype can hold."""
+        """Decode into ``wide`` (work dtype), only to values that the own dtype can hold."""
 
     def encode(
         self,
@@ -87,14 +87,14 @@ class Codec(ABC):
         noise: Noise | None = None,
         decoded: Array | None = None,
     ) -> EncodeError:
-        """Write ``values`` to ``out``.
+        """Encode ``values`` into ``out``; return the error.
 
         Args:
             values: own dtype, shape (n,).
             out: uint8, shape (encoded_bytes(n),).
-            noise: draws n float32 from [0, 1): round up with the probability that keeps the mean
-                (for every value on its own, but for those that saturate); None: round to nearest.
-            decoded: own dtype, shape (n,): takes what everybody will decode; may be ``values``.
+            noise: draws n float32 from [0, 1), to round each value up or down with the right mean
+                (unless it saturates); None: round to nearest.
+            decoded: own dtype, shape (n,): receives what all members decode; may be ``values``.
         """
         count = len(values)
         if not count:
@@ -110,7 +110,7 @@ class Codec(ABC):
             return self._measured(wide, out, written, decoded, rows[1:])
 
     def decode(self, encoded: Array, out: Array) -> None:
-        """Write what ``encoded`` says to ``out``. Any bytes are decoded to something.
+        """Decode ``encoded`` into ``out``. Any bytes are decoded to some values.
 
         Args:
             encoded: uint8, shape (encoded_bytes(n),).
@@ -128,7 +128,7 @@ class Codec(ABC):
                 np.copyto(out, rows[0], casting="same_kind")
 
     def _rows(self, count: int) -> Array:
-        padded = -(-count // 16) * 16  # each begins where vector instructions like it
+        padded = -(-count // 16) * 16  # each row begins where vector instructions are fast
         return self._scratch.array(_ROWS * padded, self._work).reshape(_ROWS, padded)[:, :count]
 
     def _blocks(self, count: int) -> Blocks:
@@ -138,10 +138,10 @@ class Codec(ABC):
         """Decode the blocks that hold a number in place of codes.
 
         Args:
-            blocks: of the segment.
-            which: indices of those blocks.
+            blocks: the blocks of the segment.
+            which: indices of the blocks to decode.
             codes: all codes, as bytes.
-            wide: takes the values.
+            wide: receives the values.
         """
         if len(which):
             stride = self.block * (self._format.bits // 8)
@@ -158,7 +158,7 @@ class Codec(ABC):
         elif decoded is None:
             got = written.decoded
         else:
-            np.add(written.decoded, 0, out=got)  # codes know no negative zero
+            np.add(written.decoded, 0, out=got)  # codes have no negative zero
         if self._dtype != self._work:
             narrow = spare.view(self._dtype)[: len(got)]
             np.copyto(narrow, got, casting="same_kind")
@@ -176,10 +176,10 @@ class Codec(ABC):
 
 
 def _square_sum(values: Array) -> float:
-    """The sum of squares, also where float32 cannot hold a square."""
+    """Return the sum of squares, even if float32 cannot hold a square."""
     even = len(values) // _SQUARES * _SQUARES
     rows = values[:even].reshape(-1, _SQUARES)
-    # A product of matrices for each row: that is twice as fast as einsum.
+    # One product of matrices per row is twice as fast as einsum.
     total = float(np.matmul(rows[:, None, :], rows[:, :, None]).sum(dtype=np.float64))
     total += float(np.dot(values[even:], values[even:]))
     if 1e-20 < total < np.inf:

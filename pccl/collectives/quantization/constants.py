@@ -1,9 +1,9 @@
-"""Blocks whose values are all the same number, in formats that have no room for it in the metadata.
+"""Blocks of one repeated number, in formats whose metadata has no room for that number.
 
 int8, companded8 and the halves have 2 or 4 bytes of metadata per block, which cannot hold a float.
-Such a block has a metadata word that no other block has, and the number itself, in the work dtype
-and little-endian, in place of its first codes. So a constant is exact, however many peers add to
-it. A segment's last block has at least as many bytes of codes as the number needs.
+A constant block has a metadata word that no other block has. The number itself stands in place of
+its first codes, in the work dtype and little-endian. So a constant is exact, however many peers add
+to it. The last block of a segment has at least as many bytes of codes as the number needs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Array = npt.NDArray[Any]
 
 
 def padded(count: int, block: int, code_bytes: int, work: np.dtype[Any]) -> int:
-    """How many bytes of codes a segment has.
+    """Return how many bytes of codes a segment has.
 
     Args:
-        count: values, at least 1.
+        count: number of values, at least 1.
         block: values per block, at least 8.
-        code_bytes: per value.
+        code_bytes: bytes per value.
         work: dtype of the number.
     """
     last = (count - 1) % block + 1
@@ -32,13 +32,13 @@ def padded(count: int, block: int, code_bytes: int, work: np.dtype[Any]) -> int:
 
 
 def constant_blocks(blocks: Blocks, values: Array) -> Array:
-    """Indices of the blocks whose values are all one finite number other than 0.
+    """Return the indices of the blocks whose values are all one finite number other than 0.
 
-    A block of zeros needs nothing: every format holds it.
+    A block of zeros needs no special treatment: every format represents it exactly.
     """
     block, whole = blocks.block, blocks.count // blocks.block
     heads = values[: whole * block : block]
-    # Few blocks begin and end alike, unless they are constant.
+    # Few blocks begin and end with the same value, unless they are constant.
     likely = np.flatnonzero((heads == values[block - 1 :: block]) & (heads != 0))
     if len(likely):
         rows = values[: whole * block].reshape(whole, block)[likely]
@@ -51,12 +51,12 @@ def constant_blocks(blocks: Blocks, values: Array) -> Array:
 
 
 def write_constants(codes: Array, which: Array, numbers: Array, stride: int) -> None:
-    """Put numbers in place of the first codes of their blocks.
+    """Write numbers in place of the first codes of their blocks.
 
     Args:
         codes: all codes, as bytes.
-        which: indices of blocks, ascending.
-        numbers: one for each of them, work dtype.
+        which: indices of the blocks, ascending.
+        numbers: one per block, in the work dtype.
         stride: bytes of codes per block.
     """
     wire = numbers.astype(numbers.dtype.newbyteorder("<")).view(np.uint8)
@@ -64,13 +64,13 @@ def write_constants(codes: Array, which: Array, numbers: Array, stride: int) -> 
 
 
 def read_constants(codes: Array, which: Array, stride: int, work: np.dtype[Any]) -> Array:
-    """The numbers of blocks, as ``write_constants`` has put them; any bytes are some number."""
+    """Read the numbers that ``write_constants`` has written; any bytes are some number."""
     wire = codes[_places(which, stride, work)].reshape(-1)
     return wire.view(work.newbyteorder("<")).astype(work)
 
 
 def fill(blocks: Blocks, which: Array, numbers: Array, out: Array) -> None:
-    """Give all values of some blocks the number of their block."""
+    """Set all values of the blocks ``which`` to the number of their block."""
     block, whole = blocks.block, blocks.count // blocks.block
     if len(which) and which[-1] == whole:
         out[whole * block :] = numbers[-1]

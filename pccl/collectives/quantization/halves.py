@@ -1,15 +1,15 @@
 """float16 and bfloat16, scaled by a power of two per block.
 
-Per block an int16 ``k``, then a half per value: ``value * 2**k``, with which the block's largest
-magnitude is at least 2**14 and below 2**15 (``k`` is at most 127, for float64 at most 1023). So
-nothing overflows, whatever float32 or float64 holds, and what a plain cast would have lost to
-underflow stays: a value is off by at most 2**-11 of itself (bfloat16: 2**-8), doubled when rounding
-stochastically, or by 2**-39 of the block's largest. NaN and infinity are the halves' own.
+A block is an int16 ``k``, then a half per value: ``value * 2**k``. ``k`` brings the block's largest
+magnitude into [2**14, 2**15); it is at most 127, for float64 at most 1023. So no float32 or float64
+overflows, and small values survive that a plain cast would lose to underflow.
+The error of a value is at most 2**-11 of that value (bfloat16: 2**-8), or 2**-39 of the block's
+largest; twice the former when rounding stochastically. NaN and infinity are those of the half.
 
-A constant block has ``k`` = -2**15 and the number itself in place of its first halves
+A constant block has ``k`` = -2**15, and the number itself in place of its first halves
 (``constants``): it is exact.
 
-Values within the last 2**-29 of the block's largest are always rounded to nearest.
+Values below 2**-29 of the block's largest are always rounded to nearest.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Array = npt.NDArray[Any]
 _EXPONENT_BYTES = 2
 _TARGET = 15
 _CONSTANT = -(1 << 15)
-"""In place of ``k``: a constant block."""
+"""Value of ``k`` that marks a constant block."""
 
 
 class HalfCodec(Codec):
-    """float16 or bfloat16 for values of 32 or 64 bits."""
+    """Codec of float16 and bfloat16, for values of 32 or 64 bits."""
 
     def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
         super().__init__(quantization, data_type, scratch)
@@ -46,17 +46,17 @@ class HalfCodec(Codec):
         self._half = np.dtype(half)
         self._infinity = int(np.array(np.inf, half).view(np.uint16))
         self._dropped = np.finfo(self._work).nmant - kept
-        """Bits of the significand that a half has no room for."""
+        """How many bits of the significand a half cannot hold."""
 
     def encoded_bytes(self, count: int) -> int:
-        """Length of ``count`` encoded values."""
+        """Return the length of ``count`` encoded values, in bytes."""
         if not count:
             return 0
         exponents_bytes = -(-count // self.block) * _EXPONENT_BYTES
         return exponents_bytes + constants.padded(count, self.block, 2, self._work)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
-        """Exponents, and halves as integers, as views."""
+        """Return the exponents, and the halves as integers, as views."""
         start = -(-count // self.block) * _EXPONENT_BYTES
         return (
             encoded[:start].view("<i2"),
@@ -110,7 +110,7 @@ class HalfCodec(Codec):
         scales = -exponents.astype(np.int32)
         np.multiply(wide, blocks.spread(np.ldexp(self._work.type(1), scales)), out=wide)
         if (scales + _TARGET >= np.finfo(self._work).maxexp).any():
-            # The largest may have been rounded up to what only an infinity is.
+            # The largest value may have been rounded up to infinity.
             over = np.isinf(wide) & ((native & np.uint16(0x7FFF)) != self._infinity)
             np.copyto(wide, np.copysign(self._largest, wide), where=over)
         same = np.flatnonzero(exponents == _CONSTANT)

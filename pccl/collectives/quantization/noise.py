@@ -1,4 +1,4 @@
-"""What stochastic rounding draws: everybody can draw the same again."""
+"""The random numbers of stochastic rounding, which any member can draw again."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy.typing as npt
 from pccl.protocol.types import OperationId
 
 Noise = Callable[[int], npt.NDArray[Any]]
-"""Draws so many float32 from [0, 1)."""
+"""Draws the given number of float32 from [0, 1)."""
 
 
 def noise_source(operation: OperationId, rank: int, position: int) -> Noise:
-    """The draws for one segment that one rank encodes.
+    """Return the noise for one segment that one rank encodes.
 
-    Philox (Salmon et al. 2011) is a function of a key and a counter, so nothing has to be hashed:
-    different operations, ranks and positions draw from different places of it. NumPy promises that
-    the raw stream of a bit generator never changes (NEP 19), which it does not of the methods that
-    make floats of it; each draw is 16 bits of the raw stream, in the middle of its interval.
+    Philox (Salmon et al. 2011) is a function of a key and a counter, so no hashing is needed:
+    different operations, ranks and positions draw from different parts of it. NumPy guarantees
+    the raw stream of a bit generator (NEP 19), but not the methods that make floats of it. So
+    each draw is 16 bits of the raw stream, in the middle of its interval.
 
     Args:
         operation: the collective.
-        rank: of who encodes, below 2**16.
-        position: of the segment in the tensor, below 2**48.
+        rank: the rank that encodes, below 2**16.
+        position: position of the segment in the tensor, below 2**48.
     """
     counter = [0, operation.view, operation.term << 32 | operation.group, rank << 48 | position]
     generator = np.random.Philox(

@@ -1,9 +1,9 @@
 """The step of a block in the upper half of a float's bits: 16 for float32, 32 for float64.
 
-So few bits make the product of a step and a code exact, whatever multiplies them. A step is rounded
-up, so that the codes still reach the end of the block. The upper half of a float32 is a bfloat16;
-where that would be denormal, it is a power of two instead, 2**-149 at least: blocks of denormals
-keep their values. The sign, which no step needs, marks blocks that hold NaN or infinity.
+With so few bits the product of a step and any code is exact. A step is rounded up, so that the
+codes still reach the end of the block. The upper half of a float32 is a bfloat16. If that would be
+denormal, the step is a power of two instead, 2**-149 at least, so blocks of denormals keep their
+values. A step needs no sign, so the sign bit marks blocks that hold NaN or infinity.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class StepFormat:
-    """How the steps of one work dtype are written."""
+    """The encoding of steps for one work dtype."""
 
     work: np.dtype[Any]
-    """Of the arithmetic: float32, or float64."""
+    """Dtype of the arithmetic: float32 or float64."""
     bits: np.dtype[Any]
-    """Unsigned integers of the same size."""
+    """Dtype of unsigned integers of the same size."""
     wire: np.dtype[Any]
-    """Unsigned integers of half the size, little-endian."""
+    """Dtype of unsigned integers of half the size, little-endian."""
     shift: int
     mantissa: int
-    """Mask of the upper half's bits of the significand."""
+    """Mask of the significand's bits in the upper half."""
     exponent: int
-    """Mask of its exponent."""
+    """Mask of the exponent's bits in the upper half."""
     least: int
-    """2**least is the smallest positive number."""
+    """2**least is the smallest positive number of the work dtype."""
 
     @property
     def infinity(self) -> int:
-        """The bits of infinity; all above, the sign aside, are NaN."""
+        """The bits of infinity; without the sign, all larger values are NaN."""
         return self.exponent << self.shift
 
     def pack(self, wanted: Array, reach: Array, levels: Array | int, marked: Array | None) -> Array:
-        """Write steps, rounded up.
+        """Encode steps, rounded up.
 
         Args:
             wanted: ``reach / levels`` in the work dtype, shape (blocks,), finite, not negative.
-            reach: what so many steps have to cover.
-            levels: of each block, or of all.
-            marked: bool, shape (blocks,): those that hold NaN or infinity; None: none does.
+            reach: the range of values that ``levels`` steps have to cover.
+            levels: one per block, or one number for all.
+            marked: bool, shape (blocks,): blocks that hold NaN or infinity; None: there are none.
         """
         ones = self.bits.type((1 << self.shift) - 1)
         upper: Array = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
@@ -64,13 +64,13 @@ class StepFormat:
         return packed
 
     def unpack(self, packed: Array) -> tuple[Array, Array | None]:
-        """The steps, and which blocks are marked (None: none is).
+        """Return the steps, and the mask of the marked blocks (None: there are none).
 
         Args:
-            packed: wire dtype, shape (blocks,); nothing about it is trusted.
+            packed: wire dtype, shape (blocks,); any values are accepted.
         """
         upper = packed.astype(self.bits)
-        if packed.min() > self.mantissa and packed.max() < self.exponent:  # as nearly always
+        if packed.min() > self.mantissa and packed.max() < self.exponent:  # the usual case
             return (upper << self.bits.type(self.shift)).view(self.work), None
         marked = (upper >> self.bits.type(self.shift - 1)) != 0
         small = upper & self.bits.type(self.mantissa)

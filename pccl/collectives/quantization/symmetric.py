@@ -1,16 +1,16 @@
-"""Even steps about zero as far as each block's largest magnitude: int8, and companded8.
+"""Steps about zero, up to each block's largest magnitude: int8, and companded8.
 
-Per block the step (16 bits; ``steps``), then a signed code per value. Zero stays zero. A constant
-block has step 0 and the number itself in place of its first codes (``constants``): it is exact.
+A block is its step (16 or 32 bits; ``steps``), then a signed code per value. Zero stays zero. A
+constant block has step 0, and its exact number in place of its first codes (``constants``).
 
-* int8: ``code * step``; off by at most half a step (a whole one when rounding stochastically).
-* companded8: ``code * |code| * step``, so that steps are the finer the smaller a value is: off by
-  at most ``sqrt(|x| * step) + step / 4`` (twice the root and a step when rounding stochastically).
-  For heavy tails: one large value costs the small ones of its block little. The square root lies
-  between linear steps and the logarithmic ones of mu-law (ITU-T G.711).
+* int8: ``code * step``; the error is at most half a step (stochastic rounding: a whole step).
+* companded8: ``code * |code| * step``, so smaller values have finer steps. The error is at most
+  ``sqrt(|x| * step) + step / 4`` (stochastic rounding: twice the root and a step). This suits heavy
+  tails: one large value costs the small values of its block little accuracy. The square root lies
+  between linear steps and the logarithmic steps of mu-law (ITU-T G.711).
 
-In a marked block the code -128 is NaN, 127 and -127 are the infinities, and the finite values have
-the others.
+In a marked block the code -128 is NaN, 127 and -127 are the infinities, and the finite values use
+the other codes.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _NAN = -128
 
 
 class Scale(ABC):
-    """How many steps a code stands for."""
+    """The relation between codes and numbers of steps."""
 
     power: int
-    """The largest value is ``127 ** power`` steps."""
+    """The code 127 stands for ``127 ** power`` steps."""
 
     @abstractmethod
     def round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
     ) -> None:
-        """Codes of the values, into the first row; what ``values`` may be in is the second one."""
+        """Write the codes of ``values`` to ``rows[0]``; ``values`` may lie in ``rows[1]``."""
 
     @abstractmethod
     def expand(self, wide: Array, spare: Array) -> None:
-        """Codes become multiples of the step."""
+        """Replace the codes in ``wide`` by the numbers of steps that they stand for."""
 
 
 class EvenScale(Scale):
-    """As many as the code."""
+    """A code stands for as many steps as its value."""
 
     power = 1
 
     def round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
     ) -> None:
-        """Codes are the numbers of steps, rounded; stochastically if there is noise."""
+        """Write the number of steps of each value, rounded; stochastically if there is noise."""
         grid = rows[0]
         np.divide(values, steps, out=grid)
         if noise is None:
@@ -69,18 +69,18 @@ class EvenScale(Scale):
             np.minimum(grid, ends, out=grid)  # the sum may have been rounded up
 
     def expand(self, wide: Array, spare: Array) -> None:
-        """Nothing to do: a code is its number of steps."""
+        """Do nothing, because a code is its number of steps."""
 
 
 class SquareScale(Scale):
-    """As many as the code's square."""
+    """A code stands for as many steps as its square."""
 
     power = 2
 
     def round(
         self, values: Array, steps: Array, ends: Array | int, noise: Array | None, rows: Array
     ) -> None:
-        """Codes are rounded square roots of the numbers of steps, with the value's sign."""
+        """Write the rounded square root of each number of steps, with the sign of the value."""
         work = values.dtype
         bits = np.uint32 if work.itemsize == 4 else np.uint64
         sign = bits(1 << (8 * work.itemsize - 1))
@@ -94,7 +94,7 @@ class SquareScale(Scale):
         else:
             below = np.sqrt(grid, out=spare)
             np.floor(below, out=below)
-            # Of the way to the next square, 2 * below + 1, so much is done.
+            # The fraction of the way to the next square, which is 2 * below + 1 further.
             np.subtract(grid, np.square(below), out=grid)
             np.divide(grid, 2 * below + work.type(1), out=grid)
             np.add(grid, noise, out=grid)
@@ -105,7 +105,7 @@ class SquareScale(Scale):
         np.bitwise_or(grid.view(bits), signs, out=grid.view(bits))
 
     def expand(self, wide: Array, spare: Array) -> None:
-        """Each code becomes its square, with its sign."""
+        """Replace each code by its square, with the sign of the code."""
         np.abs(wide, out=spare)
         np.multiply(wide, spare, out=wide)
 
@@ -117,7 +117,7 @@ _SCALES: dict[WireFormat, Scale] = {
 
 
 class SymmetricCodec(Codec):
-    """int8 and companded8, which differ in their scale.
+    """Codec of int8 and companded8, which differ in their scale.
 
     Args: see ``Codec``.
     """
@@ -127,14 +127,14 @@ class SymmetricCodec(Codec):
         self._scale = _SCALES[quantization.format]
 
     def encoded_bytes(self, count: int) -> int:
-        """Length of ``count`` encoded values."""
+        """Return the length of ``count`` encoded values, in bytes."""
         if not count:
             return 0
         steps_bytes = -(-count // self.block) * self._steps.wire.itemsize
         return steps_bytes + constants.padded(count, self.block, 1, self._work)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
-        """Steps and codes, as views."""
+        """Return the steps and the codes, as views."""
         start = -(-count // self.block) * self._steps.wire.itemsize
         return (
             encoded[:start].view(self._steps.wire),

@@ -1,4 +1,4 @@
-"""What goes out because of one event, and the connections on which it goes."""
+"""The effects of one event, and the connections of the master."""
 
 from __future__ import annotations
 
@@ -9,69 +9,69 @@ from pccl.protocol.guards.allowance import Trust
 
 
 class Outbox:
-    """Where the parts of a master say what has to be done, in order."""
+    """Collects the effects of one event from the parts of a master, in order."""
 
     def __init__(self, now_ns: int, effects: list[MasterEffect]) -> None:
         self.now_ns = now_ns
-        """When the event came."""
+        """The time of the event."""
         self._effects = effects
 
     def add(self, effect: MasterEffect) -> None:
-        """This has to be done, after all that was added before."""
+        """Add an effect after all effects that were added before."""
         self._effects.append(effect)
 
     def send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
-        """Send to a peer, if it is connected."""
+        """Send a message to a peer, if the peer is connected."""
         if peer.connection is not None:
             self.add(SendTo(peer.connection, message))
 
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
-        """Operators want to know this of a peer."""
+        """Tell operators what happened to a peer."""
         self.add(Announce(what, peer.id, peer.group, text))
 
 
 class Connections:
-    """Which connections are open, and who is behind each."""
+    """The open connections, and the peer behind each."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self.hosts: dict[int, str] = {}
-        """Connection -> where it comes from, of all that are open."""
+        """Open connection -> the host from which it comes."""
         self.peers: dict[int, RegisteredPeer] = {}
         """Connection -> the registered peer behind it."""
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
-        """A registered peer is reached by this connection from now on, and by no other one."""
-        assert connection in self.hosts, "a peer comes on a connection that is closed"
-        if peer.connection not in (None, connection):  # the old one's end means nothing any more
+        """Use this connection for a registered peer from now on, and close its older one."""
+        assert connection in self.hosts, "a peer is bound to a closed connection"
+        if peer.connection not in (None, connection):
             self.close(peer.connection, "superseded")
         peer.connection = connection
         self.peers[connection] = peer
 
     def trust_in(self, connection: int) -> Trust:
-        """What is known of a connection."""
+        """Return how far the master trusts a connection, by the peer behind it."""
         peer = self.peers.get(connection)
         if peer is None:
             return Trust.STRANGER
         return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
 
     def lost(self, connection: int) -> RegisteredPeer | None:
-        """A connection is gone; return the peer that was reached by it until now."""
+        """Forget a closed connection; return its peer, unless the peer uses a newer one."""
         self.hosts.pop(connection, None)
         peer = self.peers.pop(connection, None)
         return peer if peer is not None and peer.connection == connection else None
 
     def close(self, connection: int, reason: str) -> None:
-        """Close a connection; its peer may come again."""
+        """Close a connection; its peer may connect again."""
         self._outbox.add(CloseConnection(connection, reason))
         self.hosts.pop(connection, None)
         self.peers.pop(connection, None)
 
     def part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
-        """Say a last word on a connection, and close it."""
+        """Send a last message on a connection, and close it."""
         self._outbox.add(SendTo(connection, message))
         self.close(connection, reason)
 
     def refuse(self, connection: int, reason: str) -> None:
-        """Somebody has asked for something that is not for it."""
+        """Send a refusal on a connection, and close it."""
         self.part_with(connection, msg.Refused(None, reason), reason)

@@ -1,8 +1,8 @@
-"""Whether a peer may say so: checks of registrations and of reports, on every path they come in by.
+"""Checks of registrations and reports, on every path by which they arrive.
 
-The codec has checked types and ranges. What is checked here is that an honest peer of some run may
-have said it: host names, ids and numbers that a master gives out, memberships that a master makes.
-Whatever passes can be taken up without a failing assertion, and without more than its share.
+The codec has checked types and ranges. These checks find messages that no honest peer of any run
+sends: with impossible host names, ids, numbers or memberships. A message that passes causes no
+failing assertion, and takes no more than its share of memory.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
 
 
 def is_host(host: str) -> bool:
-    """Whether it may be a host name, or be missing."""
-    replaced = "\N{REPLACEMENT CHARACTER}" in host  # it was not printable when it came
+    """Whether ``host`` may be a host name; an empty one is valid."""
+    replaced = "\N{REPLACEMENT CHARACTER}" in host  # the codec writes it for unprintable ones
     return len(host.encode()) <= HOST_CHARACTERS_MAX and host.isprintable() and not replaced
 
 
 def registration_flaw(registration: msg.Register) -> str:
-    """What is wrong with a registration; empty if nothing is."""
-    return "" if is_host(registration.host) else "this is no host name, or it is too long"
+    """Return what is wrong with a registration; empty if it is valid."""
+    return "" if is_host(registration.host) else "the advertised host is no host name, or too long"
 
 
 def check_return(header: msg.Return) -> None:
-    """Check the first word of a returning peer.
+    """Check the first message of a returning peer.
 
     Raises:
-        RemoteProtocolError: no peer of any run may say so.
+        RemoteProtocolError: no peer of any run sends this.
     """
     if len(header.run) != RUN_BYTES or header.run == NO_RUN:
-        raise RemoteProtocolError(reason="it returns from no run")
+        raise RemoteProtocolError(reason="the returning peer names no run")
     flaw = registration_flaw(header.registration)
     if flaw:
         raise RemoteProtocolError(reason=flaw)
     names = len(header.token) <= RESUME_TOKEN_BYTES and len(header.incumbent) <= INCUMBENT_BYTES
     if not names or len(header.rounds) > len(RoundKind) or not _has_credible_numbers(header):
-        raise RemoteProtocolError(reason="it returns with numbers that no master gives out")
+        raise RemoteProtocolError(reason="the returning peer has impossible ids or numbers")
 
 
 def _has_credible_numbers(header: msg.Return) -> bool:
@@ -58,7 +58,7 @@ def _has_credible_numbers(header: msg.Return) -> bool:
 
 
 def _is_credible_state(expected: Expected, group: int, term: int) -> bool:
-    """Whether a master of that term may expect this of a group's shared state."""
+    """Whether a master of ``term`` may expect this shared state of ``group``."""
     synced = expected.lineage
     if synced is None:
         return True
@@ -69,13 +69,13 @@ def _is_credible_state(expected: Expected, group: int, term: int) -> bool:
 
 
 def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
-    """Check a roster that ``peer`` of ``group`` says it was told.
+    """Check a roster that ``peer`` of ``group`` reports.
 
     Raises:
-        RemoteProtocolError: no master tells it that.
+        RemoteProtocolError: no master sends this roster to that peer.
     """
     if roster.group != group or peer not in roster.ring:
-        raise RemoteProtocolError(reason="a roster of others")
+        raise RemoteProtocolError(reason="the reported roster does not contain the peer")
     sizes = (roster.global_world_size, roster.peer_groups, roster.largest_group_size)
     numbers = (roster.version, roster.view, roster.updates, *roster.ring, *roster.open_views)
     possible = (
@@ -91,42 +91,42 @@ def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
         and all(is_host(member.host) for member in roster.members)
     )
     if not possible:
-        raise RemoteProtocolError(reason="a roster that no master makes")
+        raise RemoteProtocolError(reason="the reported roster has impossible numbers or hosts")
 
 
 def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
-    """Check an outcome that a returning peer says it was told, or that was proposed to it.
+    """Check an outcome or a proposal that a returning peer reports.
 
-    Peers are told outcomes of their own group; proposals go to all members of the run.
+    A master sends outcomes to the members of a group, and proposals to all members of the run.
 
     Raises:
-        RemoteProtocolError: no master tells it that.
+        RemoteProtocolError: no master sends this to that peer.
     """
     outcome = known.outcome
     group = header.registration.group if known.told else outcome.operation.group
     _check_operation(outcome.operation, group)
     if not _is_credible_state(known.expected, group, header.term):
-        raise RemoteProtocolError(reason="an outcome with a state that no master expects")
+        raise RemoteProtocolError(reason="the reported outcome has an impossible state")
     if len(outcome.contributors) > PEERS_MAX:
-        raise RemoteProtocolError(reason="an outcome that no master announces")
+        raise RemoteProtocolError(reason="the reported outcome has too many contributors")
     _check_numbers(outcome.sequence, outcome.roster_version)
 
 
 def check_answer(answer: msg.RoundClosed) -> None:
-    """Check an answer that a peer says it was told.
+    """Check a round answer that a returning peer reports.
 
     Raises:
-        RemoteProtocolError: no master gives it.
+        RemoteProtocolError: no master gives this answer.
     """
     _check_numbers(answer.sequence, answer.round.n, answer.roster_version)
 
 
 def _check_operation(operation: OperationId, group: int) -> None:
     if operation.group != group or operation.term >= TERM_MAX:
-        raise RemoteProtocolError(reason="an operation of others")
+        raise RemoteProtocolError(reason=f"{operation} is of another group or an impossible term")
     _check_numbers(operation.view, operation.n)
 
 
 def _check_numbers(*numbers: int) -> None:
     if max(numbers) >= REPORTED_MAX:
-        raise RemoteProtocolError(reason="a number that no master gives out")
+        raise RemoteProtocolError(reason=f"a reported number is above {REPORTED_MAX - 1}")

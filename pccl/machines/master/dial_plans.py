@@ -1,13 +1,13 @@
 """The master's plan of which peer dials which, and the changes that peers have yet to receive.
 
-A peer dials its elders: all older peers of its group. The master sends it the whole list when it
-registers, and the changes once a heartbeat, however many there are. If a newcomer cannot reach an
-elder, the master asks the elder to dial the newcomer instead: at once, unless it has asked this
+A peer dials its elders: all older peers of its group. The master sends a peer the whole list after
+its registration, and all changes together once a heartbeat. If a newcomer cannot reach an elder,
+the master asks the elder to dial the newcomer instead: at once, unless the master has asked this
 elder since the last heartbeat.
 
-A newcomer declares its own address, which may be somebody else's. A newcomer is *proven* once
-a test, or the elder itself, has reached it there. An elder dials only a few unproven newcomers, and
-so does a newcomer of those before it.
+A newcomer declares its own address, which may be that of another host. The newcomer is *proven*
+once a test, or the elder itself, has reached it there. An elder dials only a few unproven
+newcomers. A newcomer dials only a few elders that are unproven newcomers themselves.
 
 Pure state: ``PeerLinks`` sends.
 """
@@ -32,13 +32,13 @@ from pccl.protocol.types import Member, PeerId
 
 @dataclass(slots=True)
 class _Changes:
-    """Of one group, since its peers last received a plan."""
+    """The changes in one group since its peers last received a plan."""
 
     came: list[Member] = field(default_factory=list[Member])
     gone: set[PeerId] = field(default_factory=set[PeerId])
 
     def before(self, gone: Sequence[PeerId], peer: PeerId) -> msg.LinkPlan:
-        """The changes among the elders of a peer. ``gone`` is in order of id."""
+        """Return the changes among the elders of ``peer``. ``gone`` is in order of id."""
         came = tuple(m for m in self.came if m.peer < peer and m.peer not in self.gone)
         return msg.LinkPlan(came, tuple(gone[: min(bisect_left(gone, peer), PEERS_MAX)]))
 
@@ -48,46 +48,46 @@ class _Asked:
     """The newcomers that one elder dials because they cannot reach it."""
 
     all: set[PeerId] = field(default_factory=set[PeerId])
-    """They stay in here after their admission: the elder may not know of it yet."""
+    """All of them. They stay here after their admission, which the elder may not know of yet."""
     proven: set[PeerId] = field(default_factory=set[PeerId])
-    """Those that wait for a link to the elder, and a test has reached them."""
+    """Newcomers that wait for a link to the elder, after a test has reached them."""
     unproven: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
-    """Those that wait and that no test has reached, with the heartbeat before which they came."""
+    """Waiting newcomers that no test has reached -> the heartbeat when the elder was asked."""
 
     def linked(self, newcomer: PeerId) -> None:
-        """The newcomer waits no longer."""
+        """Record that the newcomer no longer waits for a link to the elder."""
         self.proven.discard(newcomer)
         self.unproven.pop(newcomer, None)
 
     def drop(self, newcomer: PeerId) -> None:
-        """The elder shall dial it no longer."""
+        """Record that the elder shall no longer dial the newcomer."""
         self.linked(newcomer)
         self.all.discard(newcomer)
 
 
 class DialPlans:
-    """Which peers each peer shall dial, and what the master has yet to send of that.
+    """Which peers each peer shall dial, and the changes that the master has yet to send.
 
     Args:
-        membership: of the run.
-        was_reached: whether a test has reached a peer at its declared address.
+        membership: the peers of the run.
+        was_reached: tells whether a test has reached a peer at its declared address.
     """
 
     def __init__(self, membership: Membership, was_reached: Callable[[PeerId], bool]) -> None:
         self._membership = membership
         self._was_reached = was_reached
         self._asked: dict[PeerId, _Asked] = {}
-        """By elder."""
+        """Elder -> the newcomers that it dials."""
         self._beats = 0
         self._told: set[PeerId] = set()
         """Elders to which a list was sent since the last heartbeat."""
         self._untold: set[PeerId] = set()
         """Elders whose list has changed since it was sent."""
         self._changes: dict[int, _Changes] = {}
-        """By group."""
+        """Group -> its changes since the last heartbeat."""
 
     def elders(self, peer: RegisteredPeer) -> tuple[Member, ...]:
-        """The older peers of its group that a peer dials, in order of id."""
+        """Return the older peers of its group that ``peer`` dials, in order of id."""
         peers = self._membership.peers.values()
         elders = [one for one in peers if one.group == peer.group and one.id < peer.id]
         unproven = [one.id for one in elders if not (one.admitted or self._was_reached(one.id))]
@@ -96,11 +96,11 @@ class DialPlans:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether so many newcomers wait that some do not dial all that were before them."""
+        """Whether so many newcomers are pending that some do not dial all their elders."""
         return len(self._membership.pending()) > ELDERS_UNPROVEN_MAX
 
     def asked(self, elder: PeerId) -> tuple[Member, ...]:
-        """The newcomers that an elder dials, in order of id."""
+        """Return the newcomers that an elder dials, in order of id."""
         peers = self._membership.peers
         asked = self._asked.get(elder)
         return tuple(peers[peer].member for peer in sorted(asked.all)) if asked else ()
@@ -123,7 +123,7 @@ class DialPlans:
         return waiting < ASKED_MAX and (proven or len(asked.unproven) < ASKED_UNPROVEN_MAX)
 
     def ask(self, elder: PeerId, newcomer: PeerId, *, proven: bool) -> bool:
-        """An elder shall dial a newcomer; return whether to send its list at once."""
+        """Record that an elder shall dial a newcomer; return whether to send its list at once."""
         asked = self._asked.setdefault(elder, _Asked())
         asked.all.add(newcomer)
         if proven:
@@ -137,16 +137,16 @@ class DialPlans:
         return True
 
     def linked(self, elder: PeerId, newcomer: PeerId) -> None:
-        """An elder has a link to a newcomer: there is room for the next one."""
+        """Record that an elder has a link to a newcomer, which makes room for the next one."""
         if elder in self._asked:
             self._asked[elder].linked(newcomer)
 
     def comes(self, peer: RegisteredPeer) -> None:
-        """A peer has returned, or is proven now: all younger peers of its group have to dial it."""
+        """Make all younger peers of the group dial ``peer``, which returned or is proven now."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:
-        """These peers are about to be removed from the membership."""
+        """Forget peers before they are removed from the membership."""
         lost = {peer.id for peer in gone}
         for peer in gone:
             self._asked.pop(peer.id, None)
@@ -157,7 +157,7 @@ class DialPlans:
                 self._untold.add(elder)
 
     def beat(self) -> Iterator[tuple[RegisteredPeer, msg.MasterMessage]]:
-        """A heartbeat is due: the changes since the last one, with the peer to send each to."""
+        """Yield the changes since the last heartbeat, with the peer to send each to."""
         peers = self._membership.peers
         self._beats += 1
         self._forget_waiting()
@@ -174,7 +174,7 @@ class DialPlans:
                     yield peer, told
 
     def _forget_waiting(self) -> None:
-        """Members wait for nothing; an elder that has tried in vain for long is asked no more."""
+        """Forget waiting newcomers that are admitted, or unproven for ``ASKED_BEATS_MAX``."""
         peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
         for elder, asked in self._asked.items():
             for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:

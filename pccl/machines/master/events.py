@@ -1,4 +1,4 @@
-"""What goes into a ``MasterMachine`` (events) and what comes out of it (effects)."""
+"""The events that a ``MasterMachine`` handles, and the effects that it returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pccl.protocol.types import PeerId
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """Somebody has connected from ``host``; the shell calls this connection by a new number."""
+    """A connection from ``host`` was opened; the shell gives it a new number."""
 
     connection: int
     host: str
@@ -22,7 +22,7 @@ class ConnectionOpened:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionMessage:
-    """A decoded message has arrived."""
+    """A decoded message has arrived on a connection."""
 
     connection: int
     message: msg.Message
@@ -30,7 +30,7 @@ class ConnectionMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionPaused:
-    """The shell does not read from the connection until ``until_ns``; the present ends a pause."""
+    """The shell stops reading from a connection until ``until_ns``; the present ends a pause."""
 
     connection: int
     until_ns: int
@@ -38,17 +38,17 @@ class ConnectionPaused:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """The connection is gone, whoever closed it."""
+    """A connection is closed, by either side."""
 
     connection: int
     reason: str
     damaged: bool = False
-    """Whether it was closed because bytes had changed on the way: the other side is well then."""
+    """Whether damaged bytes were the reason. Then the peer itself is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class MasterTick:
-    """Time has passed; the shell sends one every ``Timing.tick_s``."""
+    """Time has passed; the shell sends this event every ``Timing.tick_s``."""
 
     busy_ns: int = 0
     """Processor time of the I/O thread since the tick before."""
@@ -56,7 +56,7 @@ class MasterTick:
 
 @dataclass(frozen=True, slots=True)
 class MasterAnswered:
-    """Another master, by its place in the list of those that this standby asks, has answered."""
+    """Another master has answered this standby; ``master`` is its index in the standby's list."""
 
     master: int
     answer: msg.RunIs
@@ -64,7 +64,7 @@ class MasterAnswered:
 
 @dataclass(frozen=True, slots=True)
 class MasterUnanswered:
-    """Likewise: it was not reached, or has not answered."""
+    """Another master could not be reached, or did not answer; ``master`` is its index."""
 
     master: int
     reason: str
@@ -94,7 +94,7 @@ class SendTo:
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """Close a connection after what was sent on it; its ``ConnectionClosed`` is ignored."""
+    """Close a connection after its queued messages; the machine ignores ``ConnectionClosed``."""
 
     connection: int
     reason: str
@@ -102,7 +102,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Something that operators want to know: one line for logs and event streams."""
+    """Tell operators what happened to a peer: one line for logs and event streams."""
 
     what: str
     peer: PeerId
@@ -112,40 +112,40 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Keep this for the next start, where there is a place for it, before anything else is done."""
+    """Store the run for the next start, before any later effect, if there is a state folder."""
 
     run: bytes
     term: int
     incumbent: bytes
     coordinated: bool = True
-    """Whether this master coordinates it; a standby has only learnt of it, and may learn of
-    another."""
+    """Whether this master coordinates the run. A standby has only learnt of it, and may learn of
+    another run."""
     vouched: Vouched = NOT_TOLD
-    """Its members, as far as a standby has learnt them."""
+    """The members of the run, as far as a standby has learnt them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskMaster:
-    """Ask another master, by its place in the list, which run it has, and who is in it.
+    """Ask another master which run it coordinates, and for its members.
 
-    One of ``MasterAnswered`` and ``MasterUnanswered`` follows.
+    ``MasterAnswered`` or ``MasterUnanswered`` follows, with the same index ``master``.
     """
 
     master: int
     query: msg.RunQuery
-    """What is known already."""
+    """The run and roster that this standby knows already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Something is wrong that operators should mend: one line."""
+    """Warn operators of a problem that they should fix: one line."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRun:
-    """The run is over, nobody is a member any more: the next start begins another one."""
+    """Forget the run, because it has no member left; the next start begins another run."""
 
 
 MasterEffect = (

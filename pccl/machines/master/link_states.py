@@ -1,4 +1,4 @@
-"""What the peers of a run have reported of their links, as the master knows it.
+"""The links of a run, as its peers have reported them to the master.
 
 State only. A link has two ends. Each end reports whether the link is up, or why it is down.
 """
@@ -17,26 +17,26 @@ class _Link:
     """A link as one of its ends sees it."""
 
     why_down: str | None
-    """None: it is up."""
+    """Why the link is down; None: it is up."""
     since_ns: int
 
 
 class LinkStates:
-    """What both ends of every link have reported."""
+    """The state of every link, as each end has reported it."""
 
     def __init__(self) -> None:
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
         """Reporter -> other peer -> the link as the reporter sees it."""
 
     def report(self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int) -> None:
-        """``reporter`` reports that its link to ``other`` is up (None), or why it is down."""
+        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down."""
         links = self._links.setdefault(reporter, {})
         known = links.get(other)
         changes = known is None or (known.why_down is None) != (why_down is None)
         links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
 
     def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
-        """Why ``reporter`` has no link to ``other``; None: it has one, or has reported nothing."""
+        """Return why ``reporter``'s link to ``other`` is down; None: it is up or not reported."""
         link = self._links.get(reporter, {}).get(other)
         return None if link is None else link.why_down
 
@@ -46,15 +46,15 @@ class LinkStates:
         return any(link is not None and link.why_down is None for link in ends)
 
     def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
-        """To which of the others it is linked."""
+        """Return the peers among ``others`` to which ``one`` has a link."""
         return {other for other in others if self.are_linked(one, other)}
 
     def have_given_up(self, one: PeerId, other: PeerId) -> bool:
-        """Whether both report that they have no link."""
+        """Whether both peers report that their link is down."""
         return None not in (self.why_down(one, other), self.why_down(other, one))
 
     def trouble(self, peer: PeerId, reporters: Iterable[PeerId], since_ns: int) -> str | None:
-        """Why one of the reporters lost its link to ``peer``, if that was after ``since_ns``."""
+        """Return why a reporter lost its link to ``peer`` at ``since_ns`` or later, else None."""
         for reporter in reporters:
             link = self._links.get(reporter, {}).get(peer)
             if link is not None and link.why_down is not None and link.since_ns >= since_ns:
@@ -64,13 +64,13 @@ class LinkStates:
     def broken(
         self, peers: Iterable[PeerId], until_ns: int | None = None
     ) -> Iterator[tuple[Pair, str]]:
-        """Pairs of these peers of which one end reports that it has no link, and why.
+        """Yield each pair of peers of which one end reports that their link is down, and why.
 
-        A pair of which both ends report so comes twice.
+        A pair comes twice if both ends report this.
 
         Args:
-            peers: both ends of a pair are among them.
-            until_ns: only links that are down since then, or for longer; None: all.
+            peers: the peers whose links to each other are examined.
+            until_ns: only links that have been down at least since then; None: all.
         """
         among = dict.fromkeys(peers)
         for reporter in among:
@@ -80,7 +80,7 @@ class LinkStates:
                     yield Pair((reporter, other)), link.why_down
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept for ``gap_ns``: no link counts as down for that time."""
+        """Shift all times by ``gap_ns``, because this process slept for so long."""
         for links in self._links.values():
             for other, link in links.items():
                 links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))

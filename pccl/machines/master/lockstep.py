@@ -1,16 +1,16 @@
-"""Who waits for whom: reports of long waits, and the diagnosis of members that wait in a circle.
+"""Reports of long waits, and the diagnosis of members that wait for each other in vain.
 
 A member is *blocked* when all its callers are inside calls that wait for other members. Blocked
-members are *stuck* when nothing that any of them waits for can come about, because each of these
-things lacks a call by one of the stuck themselves: the largest such set, found by taking away
-everybody who may yet be released (deadlock detection in the OR model; Knapp, "Deadlock detection in
-distributed databases", ACM Computing Surveys 1987, section 3).
+members are *stuck* when each call that they wait in lacks a call of a stuck member. The master
+finds the largest such set: it starts with all blocked members, and takes away each one that may
+still be released (deadlock detection in the OR model; Knapp, "Deadlock detection in distributed
+databases", ACM Computing Surveys 1987, section 3).
 
-A member may have been released between its report and the verdict. So once a set has been stuck for
-a while, each of its members is asked again: its answer is given after it has seen everything that
-the master had sent it before, and after everything that it had sent itself.
+A member may have been released between its report and the verdict. So the master asks each member
+of a set that has been stuck for ``lockstep_s`` again. A member answers after it has handled all
+earlier messages of the master, and after all messages that it had sent itself.
 
-Pure state: ``Waits`` carries out what is found.
+Pure state: ``Waits`` carries out the findings.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
 _CALLS_NAMED_MAX = 16
-"""Of one member, in words to people."""
+"""The most calls of one member that a message names; it counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A round or an operation that was requested and isn't decided."""
+    """A round or an operation that is requested but not decided."""
 
     subject: RoundId | OperationId
     what: str
-    """How its callers know it."""
+    """The call, as its callers know it."""
     requested: tuple[PeerId, ...]
     missing: tuple[PeerId, ...]
-    """Whose call it waits for; empty: it goes on without any call."""
+    """The members whose call it waits for; empty: it needs no further call."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongWait:
-    """Tell the members that have requested it whom they wait for.
+    """Tell the members that have requested a round or operation which members it waits for.
 
     Attributes:
-        wait: the one that has waited longest, of all with the same requests and the same missing.
-        waited_s: for how long.
-        whom: the missing members, and what they are in.
-        others: the others of those, in the order in which they were requested.
+        wait: the longest of all waits with the same requesters and the same missing members.
+        waited_s: how long it has lasted.
+        whom: the missing members, and the calls that they are in.
+        others: the other waits with the same members, in the order of their requests.
     """
 
     wait: Wait
@@ -65,7 +65,7 @@ class AskBlocked:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """These can't come about: end them with an error that says why."""
+    """End rounds or operations that cannot complete, with an error that says why."""
 
     subjects: tuple[RoundId | OperationId, ...]
     reason: str
@@ -81,17 +81,17 @@ class _Case:
     stuck: tuple[PeerId, ...]
     waits: tuple[Wait, ...]
     asked_ns: int
-    """When its members were asked last; until they are, when the case was first seen."""
+    """When its members were last asked; before that, when the case was first seen."""
     query: int | None = None
     confirmed: set[PeerId] = field(default_factory=set[PeerId])
 
 
 class LockstepWatch:
-    """Looks at all waits from time to time.
+    """Examines all waits at each tick.
 
     Args:
-        timing: ``waiting_report_s`` until the first report of a wait (the pauses double),
-            ``lockstep_s`` until stuck members are asked.
+        timing: a wait is reported after ``waiting_report_s``, then after pauses that double;
+            stuck members are asked after ``lockstep_s``.
     """
 
     def __init__(self, timing: Timing) -> None:
@@ -104,7 +104,7 @@ class LockstepWatch:
         self._last_query = 0
 
     def look(self, waits: Sequence[Wait], blocked: Iterable[PeerId], now_ns: int) -> list[Finding]:
-        """What is to be done about all present ``waits``."""
+        """Return what the master has to do about all present ``waits``."""
         alike = _alike(waits)
         findings: list[Finding] = list(self._reports(waits, alike, now_ns))
         stuck = stuck_members(blocked, [same[0] for same in alike.values()])
@@ -122,21 +122,21 @@ class LockstepWatch:
         return findings
 
     def since_ns(self, subject: RoundId | OperationId) -> int | None:
-        """When this was first seen to wait for calls; None: it does not, or was not seen yet."""
+        """Return when a round or operation was first seen to wait for calls; None: it was not."""
         return self._since_ns.get(subject)
 
     def answered(self, peer: PeerId, query: int, *, blocked: bool) -> None:
-        """A member that was asked is still blocked, or it has been released meanwhile."""
+        """Record the answer of a member that was asked: whether it is still blocked."""
         case = self._case
         if case is None or case.query != query or peer not in case.stuck:
             return
         if blocked:
             case.confirmed.add(peer)
-        else:  # what is stuck from now on has to last as long as anything else
+        else:  # the next case has to last for ``lockstep_s`` again
             self._case = None
 
     def _ask(self, case: _Case, now_ns: int) -> AskBlocked:
-        """Ask those who haven't answered: a query, or its answer, may be lost with a connection."""
+        """Ask members that have not answered: a query or answer may be lost with a connection."""
         if case.query is None:
             self._last_query += 1
             case.query = self._last_query
@@ -147,7 +147,7 @@ class LockstepWatch:
     def _reports(
         self, waits: Sequence[Wait], alike: Mapping[_Alike, Sequence[Wait]], now_ns: int
     ) -> Iterable[LongWait]:
-        """One report of all waits that are alike: of 10,000 open tags nobody reads 10,000 lines."""
+        """Yield one report for all waits with the same members, as there may be 10,000 waits."""
         before = self._since_ns
         self._since_ns = {
             wait.subject: before.get(wait.subject, now_ns) for wait in waits if wait.missing
@@ -161,7 +161,7 @@ class LockstepWatch:
         for key, same in alike.items():
             if not same[0].missing:
                 continue
-            eldest = same[0]  # they are in the order in which they were requested
+            eldest = same[0]  # waits are in the order of their requests
             since_ns = self._since_ns[eldest.subject]
             self._next_report_ns[key] = next_ns = told.get(key, 0)
             if now_ns >= max(next_ns, since_ns + self._report_ns):
@@ -173,11 +173,11 @@ class LockstepWatch:
 
 
 _Alike = tuple[bool, tuple[PeerId, ...], tuple[PeerId, ...]]
-"""Whether it is a round, who has requested it, and who is missing."""
+"""Whether the wait is for a round, the members that requested it, and the missing members."""
 
 
 def _alike(waits: Sequence[Wait]) -> dict[_Alike, list[Wait]]:
-    """The waits, those together of which nobody can be told apart by who does what."""
+    """Return the waits, grouped by kind, requesters and missing members."""
     found: dict[_Alike, list[Wait]] = {}
     for wait in waits:
         key = (isinstance(wait.subject, RoundId), wait.requested, wait.missing)
@@ -186,7 +186,7 @@ def _alike(waits: Sequence[Wait]) -> dict[_Alike, list[Wait]]:
 
 
 def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[PeerId, ...]:
-    """The largest set of blocked members of whose waits none can come about without the set."""
+    """Return the largest set of blocked members whose waits all lack a call from the set."""
     waiting = {peer for wait in waits for peer in wait.requested}
     stuck = {peer: None for peer in blocked if peer in waiting}
     while True:
@@ -203,7 +203,7 @@ def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[Pee
 
 
 def calls_by_member(waits: Sequence[Wait]) -> dict[PeerId, str]:
-    """What each member is in, in words; who is not named is in nothing that is undecided."""
+    """Return the undecided calls of each member, in words; a member without any is left out."""
     calls: dict[PeerId, list[str]] = {}
     for wait in waits:
         for peer in wait.requested:
@@ -212,16 +212,16 @@ def calls_by_member(waits: Sequence[Wait]) -> dict[PeerId, str]:
 
 
 def _verdict(case: _Case) -> Stuck:
-    """End what is narrowest: collectives, if any of the stuck waits in one, else the rounds.
+    """Return which calls to end: the collectives of stuck members, or else their rounds.
 
-    A round spans the run, so to end it disturbs members that have nothing to do with the mistake.
+    A round spans the run, so its end disturbs members that have no part in the mistake.
     """
     operations = tuple(w.subject for w in case.waits if isinstance(w.subject, OperationId))
     rounds = tuple(w.subject for w in case.waits if isinstance(w.subject, RoundId))
     situation = ", ".join(f"peer {peer} in {_calls_of(peer, case.waits)}" for peer in case.stuck)
     reason = (
         f"the members wait for different things: {situation}; "
-        "make them make the same calls in the same order"
+        "make the same calls in the same order on all members"
     )
     return Stuck(operations or rounds, reason)
 

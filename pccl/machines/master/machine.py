@@ -1,16 +1,16 @@
-"""``MasterMachine``: closes rounds and decides operations for the peers of a run.
+"""``MasterMachine`` closes rounds and decides operations for the peers of a run.
 
-Pure: :meth:`MasterMachine.handle` takes one event and the time and returns effects in the order in
-which they must happen. It knows connections only as numbers that the shell hands out.
+Pure: :meth:`MasterMachine.handle` takes one event and the time. It returns effects in the order in
+which the shell must carry them out. A connection is a number that the shell assigns.
 
 Invariants:
 
-* An operation starts when every member of its view has asked for the same thing, and its outcome
-  (``Ballot``) is announced once, to every member that is left.
-* Outcomes and round answers are kept until everyone concerned has acknowledged them. With a
-  standby, one that another master could contradict is told after a majority has stored it.
-* A member is removed for one of the causes in :class:`~pccl.protocol.types.RemovalCause` only.
-* Membership changes reach a peer before anything that was decided because of them.
+* An operation starts when every member of its view has requested the same. The master sends its
+  outcome (``Ballot``) once, to every remaining member.
+* The master keeps outcomes and round answers until every member concerned has acknowledged them.
+  With a standby, a majority first stores an outcome that another master could contradict.
+* The master removes a member only for a cause in :class:`~pccl.protocol.types.RemovalCause`.
+* A peer receives a change of the membership before any decision that follows from it.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
 
 
 class MasterMachine(Machine[MasterEvent, MasterEffect]):
-    """Coordinates one run: who is in it, its rounds and its operations.
+    """Coordinates one run: its members, its rounds and its operations.
 
     Args:
         timing: deadlines.
-        run: the run's id, 16 bytes; of a standby the one that it has learnt before, or ``NO_RUN``.
-        term: number of this incarnation, at least.
+        run: the run's id, 16 bytes. A standby passes the run that it learnt before, or ``NO_RUN``.
+        term: the lowest term that this incarnation may have.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
         now_ns: the present.
-        origin: what is known at the start.
-        incumbent: id of this master, the same after a restart if it has kept it.
-        standbys: where other masters of the run listen.
-        stands_by_for: of a standby, the masters whose run it takes up, as people know them.
-        vouched: the members of the run, as this master or the one before knew them.
-        tests_addresses: whether newcomers are dialled, to find out if they can be.
+        origin: what the master knows when it starts.
+        incumbent: id of this master; the same after a restart if the master has stored it.
+        standbys: addresses of the run's other masters.
+        stands_by_for: for a standby: addresses of the masters whose run it takes up, for logs.
+        vouched: the members of the run, as this master or an earlier one named them.
+        tests_addresses: whether the master tests if newcomers can be dialled.
     """
 
     def __init__(
@@ -101,16 +101,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.outbox = out = Outbox(now_ns, self._effects)
         self.connections = Connections(out)
         self.membership = who = Membership(term)
-        # What was decided, and which members must agree before it is told.
         is_sole = not standbys and origin is not Origin.STANDBY
         self.ratification = Ratification(who, out, is_sole=is_sole)
         self.finals = Finals(who, self.ratification, out)
-        # What members decide together.
+
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
-        # How peers come and go.
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
@@ -120,7 +118,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             timing, us, random_bytes, who, self.connections, self.links, self.removals,
             self.ballots, self.finals, self.rounds, self.ratification, out,
         )  # fmt: skip
-        # How the master comes to a run.
         self.succession = Succession(
             timing, origin, us, stands_by_for, vouched, who, self.connections,
             self.registration, self.ratification, out,
@@ -135,53 +132,53 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     @property
     def term(self) -> int:
-        """Number of this incarnation."""
+        """The number of this incarnation of the master."""
         return self.incarnation.term
 
     @property
     def incumbent(self) -> bytes:
-        """Id of this master."""
+        """The id of this master."""
         return self.incarnation.incumbent
 
     @property
     def standbys(self) -> tuple[msg.MasterAddress, ...]:
-        """Where other masters of the run listen."""
+        """The addresses of the run's other masters."""
         return self.incarnation.standbys
 
     @property
     def shown_run(self) -> bytes:
-        """The run that it says to coordinate; none as long as another one may be taken up."""
+        """The run id that the master shows; ``NO_RUN`` while it may take up another run."""
         return self.run if self.succession.shows_run else NO_RUN
 
     @property
     def shown_term(self) -> int:
-        """The term that it says to be in; 0 as long as that is open."""
+        """The term that the master shows; 0 while it may take up another run."""
         return self.term if self.succession.shows_run else 0
 
     @property
     def recovering(self) -> bool:
-        """Whether it waits for members to return."""
+        """Whether the master waits for members to return."""
         return self.succession.recovering
 
     def vouched(self) -> Vouched:
-        """The members, for another master, and for this one when it is started again."""
+        """Return the members of the run, for a standby and for the next start of this master."""
         return self.ratification.vouched()
 
     def awaited(self) -> set[PeerId]:
-        """Whose calls or results others wait for, newcomers among them."""
+        """Return the members whose calls or results other members or newcomers wait for."""
         return self.waits.awaited()
 
     def trust_in(self, connection: int) -> Trust:
-        """What is known of a connection: that decides how much is taken from it."""
+        """Return how far the master trusts a connection, which limits how much it reads from it."""
         if connection not in self.connections.hosts:
-            return Trust.STRANGER  # closed by us
+            return Trust.STRANGER  # the master has closed it
         return self.succession.trust_in(connection) or self.connections.trust_in(connection)
 
     def check(self) -> None:
-        """Assert what must always hold (tests and the simulator call this after every event).
+        """Assert the invariants of all parts. Tests and the simulator do so after every event.
 
         Raises:
-            InvariantViolation: a rule of this machine is broken; carries its history.
+            InvariantViolation: an invariant is broken; the error carries the machine's history.
         """
         self.ballots.check(self.history)
         self.finals.check(self.history)
@@ -223,14 +220,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_message(self, connection: int, message: msg.Message) -> None:
         if connection not in self.connections.hosts:
-            return  # closed by us; what it still had on its way no longer counts
+            return  # the master has closed it, and ignores messages that were in flight
         try:
             self._deliver(connection, message)
         except RemoteProtocolError as error:
             self._give_up(connection, error.reason)
 
     def _deliver(self, connection: int, message: msg.Message) -> None:
-        """A message is about a run that was, or for the run that goes on."""
+        """Give a message to the succession, or to the run that this master coordinates."""
         if isinstance(message, msg.Reported):
             self.succession.end_report(connection)
         peer = self.connections.peers.get(connection)
@@ -238,16 +235,16 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
-                self.connections.part_with(connection, answer, "its question is answered")
+                self.connections.part_with(connection, answer, "the query is answered")
             case msg.StatusRequest() if not is_known:
                 status = self._status()
-                self.connections.part_with(connection, status, "its question is answered")
+                self.connections.part_with(connection, status, "the query is answered")
             case msg.Return() if peer is None:
                 self._on_return(connection, message, is_known=is_known)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
                 peer is not None
             ):
-                pass  # it has returned to a run that goes on
+                pass  # the peer has returned to this run, which does not need its report
             case _ if self.recovering or self.succession.hears(connection):
                 self._take_up(self.succession.hear(connection, message))
             case _ if peer is not None:
@@ -257,7 +254,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.Resume():
                 self.registration.resume(connection, message)
             case _:
-                raise RemoteProtocolError(reason="did not begin with Register or Resume")
+                raise RemoteProtocolError(
+                    reason=f"the connection began with {type(message).__name__}, "
+                    "not with Register, Resume or Return"
+                )
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         peer.heard_ns = self._now_ns
@@ -278,7 +278,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self._on_request(peer, message)
 
     def _on_request(self, peer: RegisteredPeer, message: msg.Message) -> None:
-        """What a peer wants, or knows: now, or before it has returned."""
+        """Handle a request or a report of a peer, sent now or in its report to a new master."""
         match message:
             case msg.Heartbeat():
                 self._on_heartbeat(peer, message)
@@ -311,7 +311,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.rounds.admit_into_empty_run()
 
     def _give_up(self, connection: int, reason: str) -> None:
-        """Close a connection as if the other side had."""
+        """Close a connection, and treat it as if the other side had closed it."""
         self.outbox.add(CloseConnection(connection, reason))
         self._on_closed(connection, reason)
 
@@ -330,7 +330,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_return(self, connection: int, header: msg.Return, *, is_known: bool) -> None:
         if is_known:
-            raise RemoteProtocolError(reason="it returns, and is somebody already")
+            raise RemoteProtocolError(reason="the peer sent Return after Register or Return")
         check_return(header)
         if not self.recovering and header.run == self.run:
             had_master = self.succession.had_master
@@ -370,7 +370,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.links.beat()
 
     def _judge(self) -> None:
-        """Find newcomers to admit, members to remove, and calls that wait in vain."""
+        """Find newcomers to admit, peers to remove, and calls that cannot complete."""
         self.waits.note_awaited()
         for peer in self.membership.pending():
             if self.links.end_tests(peer):
@@ -379,7 +379,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         unlinked, leaves_out = self.membership.unlinked(), self.links.leaves_out
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self.finals.are_acknowledged_by(peer.id):
-                self._give_up(peer.connection, "it acknowledges nothing")
+                self._give_up(peer.connection, "the peer has too many unacknowledged outcomes")
             missing = unlinked[peer.id][0] if peer.id in unlinked else None
             if missing is not None:
                 self.links.bring_up(peer, missing, leaves_out=leaves_out)
@@ -392,7 +392,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.registration.report_admissions()
 
     def _status(self) -> StatusReport:
-        """The run as it is now; changes nothing."""
+        """Return a report about the present run, and change nothing."""
         idle = self.recovering
         state = RunState(
             self.run,
@@ -410,7 +410,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     # -- a master before this one --------------------------------------------------------------
 
     def _take_up(self, taken: TakeUp | None) -> None:
-        """Go on with the run: whoever is missing is removed when all others have been heard."""
+        """Continue a recovered run: replay all reports, then remove the missing members."""
         if taken is None:
             return
         recovered, hosts = taken.recovered, self.connections.hosts
@@ -438,7 +438,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.removals.turn_away(report.connection, report.peer, group)
         for connection in taken.connections:
             if connection in hosts and connection not in self.connections.peers:
-                reason = "the run went on before its report was complete"
+                reason = "the run continued before the peer's report was complete"
                 self.connections.close(connection, reason)
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():
@@ -446,13 +446,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.registration.register(connection, message)
 
     def _replay(self, report: Report) -> None:
-        """Deal with what a peer wants, as if it had come just now.
+        """Handle the link states and requests of a report as if they arrived now.
 
-        That removes nobody: the missing are removed together, when everybody has been heard.
+        Broken links remove no peer here: ``_take_up`` removes all missing members together.
         """
         peer = self.membership.peers.get(report.peer)
         if peer is None:
-            return  # another one's request has cost it its place
+            return  # a request of another peer has evicted this one
         for other, why_down in report.links.items():
             self.links.note_link(peer, other, why_down)
         for message in report.requests:

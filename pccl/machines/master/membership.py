@@ -1,13 +1,13 @@
-"""Who is in the run: registered peers, groups, views, rosters, and who may be admitted.
+"""The peers of a run, its groups, views and rosters, and which newcomers may be admitted.
 
-State only: it sends nothing and decides no operation. Peers have ids in order of registration.
-Newcomers are appended to the ring of their group, or put between two peers that they have links to.
+State only: this module sends nothing and decides no operation. Peer ids grow in order of
+registration. A newcomer is appended to the ring of its group, or placed between two linked peers.
 
 * Admission opens a new view of the newcomer's group and leaves the previous one open.
 * Losing a member closes every open view of its group that contains it and opens a successor.
-* A ring whose neighbours cannot talk gives way to one in another order.
-* Every change anywhere makes a new roster version, because callers are told global sizes.
-* Which algorithm is the quickest is found when a view is opened, and holds as long as the view.
+* If two neighbours in a ring have no link, the master puts the ring in another order.
+* Every change in the run makes a new roster version, because rosters contain global sizes.
+* The quickest algorithms are chosen when a view is opened, and do not change while it is open.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from pccl.topology.link_measures import LinkMeasures
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
-"""Newcomers for whom a place between two others is looked for at once; each look goes round."""
+"""Newcomers that one ``_seat`` tries to place between two members, along the whole ring."""
 
 _SEATINGS_MAX = 8
-"""How often to try without the newcomers whose ``min_peers`` was not met. After that, all newcomers
-that need other newcomers for it have to wait."""
+"""Attempts at seating newcomers. Each leaves out newcomers whose ``min_peers`` the last one did not
+meet. After these, newcomers that need other newcomers for ``min_peers`` have to wait."""
 
 
 @dataclass(slots=True)
 class RegisteredPeer:
-    """One incarnation that the master knows."""
+    """One incarnation of a process, as the master has registered it."""
 
     id: PeerId
     group: int
     member: Member
     token: bytes
     min_peers: int = 1
-    """It wants to be admitted into no smaller run (itself included)."""
+    """The smallest run into which the peer may be admitted, itself included."""
     masters: int = 1
-    """How many masters it knows the address of."""
+    """How many addresses of masters the peer knows."""
     prefetching: bool = False
-    """Whether it fetches what its group holds, and does not want to be admitted before."""
+    """Whether the admission waits because the peer still downloads its group's shared state."""
     admitted: bool = False
     blocked: bool = False
-    """Whether all its callers wait for other members, as far as it has said."""
+    """Whether all callers of the peer wait for other members, as last reported."""
     connection: int | None = None
     heard_ns: int = 0
-    """When it was last heard of."""
+    """When the peer's last message arrived."""
     held_until_ns: int = 0
-    """Until when the master does not read from it: its silence until then does not count."""
+    """Until when the master does not read from the peer, whose silence does not count then."""
     control_lost_ns: int | None = None
-    """When its control connection was lost, if it is."""
+    """When the control connection was lost; None while there is one."""
     control_damaged: bool = False
-    """Whether the last one was given up because bytes had changed on the way."""
+    """Whether the last control connection was closed because bytes were damaged on the way."""
     waited_for_ns: int | None = None
-    """Since when somebody waits for it, if somebody does."""
+    """Since when another peer waits for this one; None if no peer does."""
     seen_version: int = 0
-    """The newest roster that it has acknowledged."""
+    """Version of the newest roster that the peer has acknowledged."""
     sent_place: int = 0
-    """Up to where it was sent what was proposed, on the present connection."""
+    """Place of the last proposal that was sent to the peer on the present connection."""
     stored_place: int = 0
-    """Up to where it has stored that."""
+    """Place of the last proposal that the peer has stored."""
     pending_ns: int = 0
-    """Since when it waits to be linked (a newcomer)."""
+    """Since when a newcomer waits for a link."""
     registered_ns: int = 0
     seen: str = ""
-    """The host that its connection came from when it registered; empty: it returned."""
+    """The host from which the peer registered; empty if it returned to this master."""
     untested: bool = False
-    """Whether it is still to be found out if it can be dialled (a newcomer)."""
+    """Whether tests of a newcomer's address still have to end."""
     waits_told_s: int = 0
-    """How long it had waited for its admission when it was told for what, the last time."""
+    """How long a newcomer had waited when the master last told it why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class View:
 
     Attributes:
         ring: its members in order.
-        term: of the master that opened it.
-        algorithms: which one is the quickest in it.
+        term: the term of the master that opened it.
+        algorithms: the quickest algorithm for each range of tensor sizes.
     """
 
     ring: tuple[PeerId, ...]
@@ -95,12 +95,12 @@ class View:
 
 @dataclass(slots=True)
 class _Seating:
-    """Where newcomers would get their places, if they were admitted now.
+    """The places that newcomers would get if they were admitted now.
 
     Attributes:
-        rings: by group, with them.
-        ready: those that have a place and are connected, in the order in which they got it.
-        missing: of the others, which link they lack, and why.
+        rings: by group: the ring with the newcomers in it.
+        ready: the connected newcomers that have a place, in the order in which they got it.
+        missing: newcomer -> the peer to which it lacks a link, and why.
     """
 
     rings: dict[int, list[PeerId]] = field(default_factory=dict[int, list[PeerId]])
@@ -110,7 +110,7 @@ class _Seating:
     )
 
     def place(self, peer: RegisteredPeer, rank: int) -> None:
-        """A newcomer could have this rank, and has it if it is connected."""
+        """Give a newcomer this rank, if it is connected."""
         if peer.connection is not None:
             self.ready.append(peer)
             self.rings[peer.group].insert(rank, peer.id)
@@ -118,11 +118,11 @@ class _Seating:
 
 @dataclass(slots=True)
 class RecoveredGroup:
-    """What is known of one group under the masters before.
+    """One group of a run that is taken up, as returning peers report it.
 
     Attributes:
-        rosters: by version, all that its members know and may need.
-        views: the open ones.
+        rosters: by version: all rosters that its members know and may need.
+        views: by number: its open views.
     """
 
     rosters: dict[int, Roster]
@@ -130,7 +130,7 @@ class RecoveredGroup:
 
 
 def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPeer]:
-    """The newcomers whose ``min_peers`` could be met if all of these were admitted."""
+    """Return the largest set of newcomers whose ``min_peers`` is met if all are admitted."""
     count = len(newcomers)
     for peer in sorted(newcomers, key=lambda peer: -peer.min_peers):
         if peer.min_peers <= members + count:
@@ -142,18 +142,18 @@ def _enough(newcomers: list[RegisteredPeer], members: int) -> list[RegisteredPee
 @dataclass(slots=True)
 class _Group:
     newest_view: int = 0
-    """Its number; 0: there was none yet."""
+    """Number of the newest view; 0 if there was none yet."""
     views_from: int = 0
-    """The next view gets a number above this, too."""
+    """A number that the number of the next view has to exceed, too."""
     open_views: dict[int, View] = field(default_factory=dict[int, View])
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     order: list[PeerId] = field(default_factory=list[PeerId])
     """The members in ring order."""
     seniority: list[PeerId] = field(default_factory=list[PeerId])
-    """The members in the order in which they were admitted: the first one has rank 0."""
+    """The members in order of admission. The first one has rank 0."""
 
     def arrange(self, order: Iterable[PeerId]) -> None:
-        """Put the ring into this order, beginning with the eldest: its state is everybody's."""
+        """Put the ring into this order, rotated so that the eldest member has rank 0."""
         ring = list(order)
         self.seniority = [peer for peer in self.seniority if peer in ring]
         first = ring.index(self.seniority[0]) if ring else 0
@@ -164,15 +164,15 @@ class Membership:
     """The run's peers, groups and views.
 
     Args:
-        term: of the master.
+        term: the master's term.
     """
 
     def __init__(self, term: int) -> None:
         self.peers: dict[PeerId, RegisteredPeer] = {}
-        """Everybody who is registered, in order of id."""
+        """All registered peers, in order of id."""
         self.version = 0
         self.updates = 0
-        """Rounds of ``update_topology`` that are closed, or about to be by the next change."""
+        """Closed rounds of ``update_topology``; also the one that the next change closes."""
         self._term = term
         self._groups: dict[int, _Group] = {}
         self.links = LinkStates()
@@ -181,15 +181,15 @@ class Membership:
     # -- peers ---------------------------------------------------------------------------------
 
     def members(self, group: int | None = None) -> list[RegisteredPeer]:
-        """The admitted peers, of one group or of the run, in order of id."""
+        """Return the admitted peers of one group or of the run, in order of id."""
         return [p for p in self.peers.values() if p.admitted and group in (None, p.group)]
 
     def pending(self) -> list[RegisteredPeer]:
-        """The newcomers, in order of id."""
+        """Return the newcomers, in order of id."""
         return [peer for peer in self.peers.values() if not peer.admitted]
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
-        """The member that tests a newcomer's address: the youngest, if possible far away."""
+        """Return the member to test a newcomer's address: the youngest, if any on another host."""
         members = [peer.id for peer in self.members() if peer.connection is not None]
         far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
         return max(far or members, default=None)
@@ -199,18 +199,18 @@ class Membership:
     def report_link(
         self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int
     ) -> None:
-        """``reporter`` says that its link to ``other`` is up (None) or why it is not."""
+        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down."""
         if other in self.peers and other != reporter:
             self.links.report(reporter, other, why_down, now_ns)
 
     def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
-        """``reporter`` has measured its link to ``other``; only within a group that is of use."""
+        """Record what ``reporter`` measured of its link to ``other``, if both are of one group."""
         there = self.peers.get(other)
         if there is not None and other != reporter and there.group == self.peers[reporter].group:
             self._measures.note(reporter, other, measure)
 
     def outdated(self) -> set[int]:
-        """The groups whose newest view would do otherwise if it were opened now."""
+        """Return the groups whose newest view has a stale algorithm table."""
         return {
             group
             for group, state in self._groups.items()
@@ -219,21 +219,21 @@ class Membership:
         }
 
     def link_trouble(self, peer: PeerId, since_ns: int) -> str | None:
-        """What a live member reports of its link to ``peer`` that broke at ``since_ns`` or later.
+        """Return why a connected member lost its link to ``peer`` at ``since_ns`` or later.
 
-        None if nobody does. A link that was broken before says nothing about the present.
+        None if no member reports that. A link that broke earlier says nothing about the present.
         """
         return self.links.trouble(peer, filter(self.may_accuse, self.peers), since_ns)
 
     def broken_links(self, group: int, since_ns: int) -> dict[Pair, str]:
-        """Pairs of connected members that cannot talk at least since ``since_ns``, and why."""
+        """Return pairs of connected members without a link at least since ``since_ns``, and why."""
         ring = [peer for peer in self.order(group) if self.may_accuse(peer)]
         return dict(self.links.broken(ring, since_ns))
 
     def worse_linked(self, first: PeerId, second: PeerId) -> RegisteredPeer:
-        """Of two whose link carries nothing, the one with more broken links to others.
+        """Return the end of a stuck link that has more broken links to other peers.
 
-        The first if they are alike: what is known of one link does not say which end is at fault.
+        Return ``first`` if both have as many: their own link does not show which end is at fault.
         """
         broken = Counter[PeerId]()
         for pair, _ in self.links.broken([p for p in self.peers if self.may_accuse(p)]):
@@ -242,15 +242,15 @@ class Membership:
         return self.peers[second if broken[second] > broken[first] else first]
 
     def may_accuse(self, reporter: PeerId) -> bool:
-        """Whether a broken link that ``reporter`` reports may cost the other side its place.
+        """Whether a broken link that ``reporter`` reports may get the other end evicted.
 
-        Newcomers may not: that they reach nobody says more about them than about the members.
+        It may not if ``reporter`` is a newcomer, which is more likely at fault than the members.
         """
         peer = self.peers[reporter]
         return peer.admitted and peer.connection is not None
 
     def admissible(self) -> list[RegisteredPeer]:
-        """The newcomers with links to their future neighbours, and a ``min_peers`` that is met."""
+        """Return newcomers with links to their future neighbours, whose ``min_peers`` is met."""
         members, wanted = len(self.members()), self.pending()
         for _ in range(_SEATINGS_MAX):
             wanted = _enough(wanted, members)
@@ -262,7 +262,7 @@ class Membership:
         return self._seat([peer for peer in wanted if peer.min_peers <= members + 1]).ready
 
     def unlinked(self) -> dict[PeerId, tuple[PeerId, str]]:
-        """The newcomers that can't be admitted for want of a link: to whom, and why."""
+        """Return the newcomers that lack a link for their admission: to which peer, and why."""
         if not self.pending():
             return {}
         missing = self._seat(self.pending()).missing
@@ -271,11 +271,11 @@ class Membership:
         return missing
 
     def _seat(self, newcomers: list[RegisteredPeer]) -> _Seating:
-        """Who of them fits into the rings, and what the others lack.
+        """Place newcomers in the rings, and find out which links the rest lacks.
 
-        First they stand one behind the other. Whoever cannot, because both sides of a link have
-        tried it in vain, gets a place between two others. If no more than half cannot be dialled,
-        there is one: two that can be dialled follow each other somewhere in the ring.
+        A newcomer goes to the end of the ring. If both ends of a link that it needs there have
+        failed to dial, it goes between two other members. If at most half of all peers cannot be
+        dialled, there is such a place, because two members that can be dialled are neighbours.
         """
         seating = _Seating()
         late: list[RegisteredPeer] = []
@@ -285,7 +285,7 @@ class Membership:
             if ring is None:
                 ring = seating.rings[peer.group] = self.order(peer.group)
             if peer.untested or (peer.prefetching and peer.group in peopled):
-                continue  # where nobody is, nobody has a state to fetch
+                continue  # only a group with members has a state to download
             ends = dict.fromkeys((ring[-1], ring[0]) if ring else ())
             lacking = [end for end in ends if not self.links.are_linked(peer.id, end)]
             if not lacking:
@@ -303,12 +303,12 @@ class Membership:
                     del seating.missing[peer.id]
                     seating.place(peer, place)
                     break
-        for peer in late[_LATE_MAX:]:  # their turn comes when those before them have got a place
+        for peer in late[_LATE_MAX:]:  # they wait until earlier ones have got a place
             del seating.missing[peer.id]
         return seating
 
     def why_apart(self, newcomer: RegisteredPeer, neighbour: PeerId) -> str:
-        """Why a newcomer cannot be linked to a neighbour that it needs, and what to do."""
+        """Return why a newcomer has no link to a neighbour that it needs, and what to do."""
         other = self.peers[neighbour]
         tries = [
             f"peer {one.id} cannot dial peer {target.id} at "
@@ -323,9 +323,9 @@ class Membership:
         )
 
     def crowded_out(self, host: str) -> RegisteredPeer | None:
-        """The newcomer to remove if one more comes from ``host``; None: there is room.
+        """Return the newcomer to remove if one more comes from ``host``; None if there is room.
 
-        It is the oldest newcomer from the source with the most of them.
+        It is the oldest newcomer from the source with the most newcomers.
         """
         pending = self.pending()
         if len(pending) < PENDING_MAX or len(pending) == len(self.peers):  # all may begin together
@@ -333,7 +333,7 @@ class Membership:
         return self.peers[of_the_largest({peer.id: peer.seen for peer in pending}, host)]
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: everybody has so much more time."""
+        """Shift all deadlines by ``gap_ns``, because this process slept for so long."""
         self.links.shift(gap_ns, now_ns)
         for peer in self.peers.values():
             peer.heard_ns = min(peer.heard_ns + gap_ns, now_ns)
@@ -344,7 +344,7 @@ class Membership:
                 peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, now_ns)
 
     def sort_peers(self) -> None:
-        """Put the peers in order of id: one has come back that was not the last to come."""
+        """Put the peers in order of id, after an older peer has come back."""
         self.peers = dict(sorted(self.peers.items()))
 
     # -- changes -------------------------------------------------------------------------------
@@ -352,10 +352,10 @@ class Membership:
     def admit(
         self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]
     ) -> None:
-        """Make them members and open a new view for each group concerned, and those to ``renew``.
+        """Make newcomers members, and open a new view of their groups and of groups to ``renew``.
 
-        Of the views that admissions left behind, each group keeps the last one open, and those
-        that are ``busy``: (group, number) of views with undecided operations.
+        Such a group keeps its previous view open, and older views that are ``busy``: (group,
+        number) of views with undecided operations.
         """
         rings = self._seat(newcomers).rings
         for peer in newcomers:
@@ -374,7 +374,7 @@ class Membership:
         self._publish()
 
     def remove(self, peers: Sequence[RegisteredPeer]) -> set[tuple[int, int]]:
-        """Forget them; return the views that are closed by that: (group, number)."""
+        """Forget peers; return the views that this closes: (group, number)."""
         gone = {peer.id for peer in peers}
         for peer in gone:
             del self.peers[peer]
@@ -396,9 +396,9 @@ class Membership:
         return closed
 
     def reorder(self, group: int, order: Sequence[PeerId]) -> list[int]:
-        """Give a group's ring an order; return the numbers of the views closed by that: all.
+        """Put a group's ring into this order; close all its open views, and return their numbers.
 
-        In them members that cannot talk had to, or the wrong algorithms were chosen.
+        In these views, neighbours had no link, or the algorithm table was stale.
         """
         state = self._groups[group]
         assert sorted(order) == sorted(state.order)
@@ -419,11 +419,11 @@ class Membership:
         updates: int,
         shared: bool,
     ) -> None:
-        """Forget everything but what is known of the membership under the masters before.
+        """Replace everything by the membership of a run that is taken up.
 
-        ``version`` is that of the newest roster that anybody knows. What the masters before may
-        have given out besides is skipped: see ``TERM_GAP``. Where the run is ``shared`` with other
-        masters, no two terms have a version in common.
+        ``version`` is that of the newest roster that any report names. Later numbers that earlier
+        masters may have used are skipped (``TERM_GAP``). If the run is ``shared`` with other
+        masters, no two terms use the same version.
         """
         self._term, self.updates = term, updates
         self.links, self._measures = LinkStates(), LinkMeasures()
@@ -445,7 +445,7 @@ class Membership:
         self._publish()
 
     def order(self, group: int) -> list[PeerId]:
-        """The members of a group in ring order."""
+        """Return the members of a group in ring order."""
         state = self._groups.get(group)
         return list(state.order) if state else []
 
@@ -456,7 +456,7 @@ class Membership:
         state.open_views[state.newest_view] = View(tuple(state.order), self._term, algorithms)
 
     def _algorithms(self, group: int) -> AlgorithmTable:
-        """What is the quickest in a group's ring, as far as is known now."""
+        """Return the quickest algorithms in a group's ring, by what is measured now."""
         ring = self._groups[group].order
         accusers = [peer for peer in ring if self.may_accuse(peer)]
         broken = {pair for pair, _ in self.links.broken(accusers)}
@@ -468,7 +468,7 @@ class Membership:
         sizes = {group: len(self.members(group)) for group in self._groups}
         for group, state in self._groups.items():
             if not sizes[group]:
-                state.rosters.clear()  # there is nobody who could resume
+                state.rosters.clear()  # no member is left that could resume
                 continue
             state.rosters[self.version] = Roster(
                 version=self.version,
@@ -487,31 +487,31 @@ class Membership:
                 del state.rosters[next(iter(state.rosters))]
 
     def digests(self) -> dict[PeerId, bytes]:
-        """The members, and the digests of their resume tokens."""
+        """Return the digest of each member's resume token."""
         return {peer.id: token_digest(peer.token) for peer in self.members() if peer.token}
 
     # -- views and rosters ---------------------------------------------------------------------
 
     def ring(self, group: int, view: int) -> tuple[PeerId, ...] | None:
-        """The members of an open view in ring order; None if the view is not open."""
+        """Return the members of an open view in ring order; None if the view is not open."""
         known = self.view(group, view)
         return known.ring if known else None
 
     def view(self, group: int, view: int) -> View | None:
-        """A view; None if it is not open."""
+        """Return a view of a group; None if it is not open."""
         state = self._groups.get(group)
         return state.open_views.get(view) if state else None
 
     def newest_view(self, group: int) -> int:
-        """Number of the group's newest view (0: it never had one)."""
+        """Return the number of the group's newest view; 0 if it never had one."""
         state = self._groups.get(group)
         return state.newest_view if state else 0
 
     def roster(self, group: int) -> Roster:
-        """The group's newest roster."""
+        """Return the group's newest roster."""
         return self._groups[group].rosters[self.version]
 
     def rosters_after(self, group: int, version: int) -> list[Roster]:
-        """The kept rosters newer than ``version``, oldest first."""
+        """Return the group's kept rosters that are newer than ``version``, oldest first."""
         state = self._groups.get(group)
         return [roster for v, roster in state.rosters.items() if v > version] if state else []

@@ -1,4 +1,4 @@
-"""Who dials whom, what became of it, and who can be dialled at all."""
+"""Which peer dials which, the links that result, and which peers can be dialled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pccl.protocol.types import PeerId, RemovalCause
 
 
 class PeerLinks:
-    """Brings about the links between peers, as far as the master can.
+    """Asks peers to dial each other, and finds out which peers can be dialled.
 
     Args:
         timing: deadlines.
-        membership: who is in the run.
-        outbox: what has to be done.
-        tests_addresses: whether newcomers are dialled, to find out if they can be.
+        membership: the peers of the run.
+        outbox: collects the effects.
+        tests_addresses: whether the master tests if newcomers can be dialled.
     """
 
     def __init__(
@@ -32,36 +32,36 @@ class PeerLinks:
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
 
     def begin_anew(self) -> None:
-        """Another run is taken up: ids may mean others from now on."""
+        """Forget all plans and tests: another run is taken up, whose ids name other peers."""
         self._plans = DialPlans(self._membership, self._was_reached)
         if self._reachability is not None:
             self._reachability = Reachability(self._outbox.now_ns)
 
-    # -- who dials whom ------------------------------------------------------------------------
+    # -- which peer dials which ----------------------------------------------------------------
 
     def tell_plan(self, peer: RegisteredPeer) -> None:
-        """Send a newcomer, or a peer that has resumed, the peers to dial; elders last."""
+        """Send a newcomer or a resumed peer the peers that it shall dial; elders come last."""
         if asked := self._plans.asked(peer.id):
             self._outbox.send(peer, msg.DialNewcomers(asked))
         self._outbox.send(peer, msg.LinkPlan(self._plans.elders(peer)))
 
     def beat(self) -> None:
-        """A heartbeat is due: the changes since the last one go out."""
+        """Send each peer the changes of its plan since the last heartbeat."""
         for peer, plan in self._plans.beat():
             self._outbox.send(peer, plan)
 
     def comes(self, peer: RegisteredPeer) -> None:
-        """A peer has returned: all younger peers of its group have to dial it."""
+        """Make all younger peers of the group dial ``peer``, which has returned."""
         self._plans.comes(peer)
 
     def forget(self, peers: list[RegisteredPeer]) -> None:
-        """These peers are about to be removed from the membership."""
+        """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)
         if self._reachability is not None:
             self._reachability.forget(peer.id for peer in peers)
 
     def ask(self, elder: RegisteredPeer, newcomer: RegisteredPeer) -> bool:
-        """Ask an elder to dial a newcomer that cannot reach it; False: the limits forbid that."""
+        """Ask an elder to dial a newcomer that cannot reach it; False if the limits forbid this."""
         if elder.group != newcomer.group or self._plans.is_asked(elder.id, newcomer.id):
             return True
         known, proven = self._reachability, self._was_reached(newcomer.id)
@@ -73,10 +73,10 @@ class PeerLinks:
             self._outbox.send(elder, msg.DialNewcomers(self._plans.asked(elder.id)))
         return True
 
-    # -- who can be dialled --------------------------------------------------------------------
+    # -- which peers can be dialled ------------------------------------------------------------
 
     def test_addresses(self, newcomer: RegisteredPeer) -> None:
-        """Find out whether a newcomer can be dialled, from here and from another machine."""
+        """Start tests whether a newcomer can be dialled: by the master, and by a member."""
         if self._reachability is None:
             return
         tester = self._membership.tester_of(newcomer)
@@ -91,13 +91,13 @@ class PeerLinks:
             self._outbox.send(self._membership.peers[tester], probe)
 
     def tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
-        """A test has ended; return whether its peer may be admitted from now on.
+        """Record the result of a test; return whether the newcomer may be admitted from now on.
 
         Args:
-            tested: whose address it was.
-            by: who has tested it; None: the master.
-            host: where it answered; empty: nowhere.
-            reason: why not at the declared host.
+            tested: the peer whose address was tested.
+            by: the member that tested it; None: the master.
+            host: the host at which it answered; empty: none.
+            reason: why it did not answer at the declared host.
         """
         if self._reachability is None:
             return False
@@ -118,9 +118,9 @@ class PeerLinks:
         return self.end_tests(peer)
 
     def end_tests(self, newcomer: RegisteredPeer) -> bool:
-        """A newcomer is not admitted before it is tested, but for long enough it was waited.
+        """End the wait for a newcomer's tests, if they are over or ``dial_s`` has passed.
 
-        Returns whether it may be admitted from now on.
+        Returns whether the newcomer may be admitted from now on.
         """
         if not newcomer.untested or self._reachability is None:
             return False
@@ -135,33 +135,33 @@ class PeerLinks:
     # -- links ---------------------------------------------------------------------------------
 
     def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        """A peer says that its link to another one is up (None), or why it is not."""
+        """Record that a peer's link is up (None), or why it is down; then its elder may dial."""
         self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
         elder = self._membership.peers.get(other)
         if why is None:
             self._plans.linked(peer.id, other)
         if why is None or elder is None or other > peer.id:
             return
-        if not (peer.admitted and elder.admitted):  # members know each other, and both dial
+        if not (peer.admitted and elder.admitted):  # of two members, both dial already
             self.ask(elder, peer)
 
     def report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> Expel | None:
-        """Likewise; a broken link may show that the peer at its other end is gone."""
+        """Record a link like ``note_link``; return a removal if it shows that ``other`` is gone."""
         self.note_link(peer, other, why)
         accused = self._membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
             return None
         if accused.control_damaged:
-            return None  # it lost its connection for another reason than its death
+            return None  # the peer lost its connection to damaged bytes, so it may be alive
         trouble = self.trouble(accused)
         if trouble is None:
             return None
         return Expel((other,), RemovalCause.CONNECTIONS_LOST, trouble)
 
     def trouble(self, peer: RegisteredPeer) -> str | None:
-        """What shows, with a lost control connection, that a peer is gone.
+        """Return a broken link that shows, with a lost control connection, that a peer is gone.
 
-        That others can't reach it shows nothing of who can't be dialled anyway.
+        None if there is none. Of a peer that cannot be dialled, broken links show nothing.
         """
         if self._reachability is not None and self._reachability.why_undialable(peer.id):
             return None
@@ -170,11 +170,11 @@ class PeerLinks:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether so many newcomers wait that some do not dial all that were before them."""
+        """Whether so many newcomers are pending that some do not dial all their elders."""
         return self._plans.leaves_out
 
     def bring_up(self, newcomer: RegisteredPeer, neighbour: PeerId, *, leaves_out: bool) -> None:
-        """A tick: a newcomer still lacks a link; it has time until the elder may be asked."""
+        """Bring up a newcomer's missing link; extend its deadline while limits forbid a dial."""
         elder, links = self._membership.peers.get(neighbour), self._membership.links
         if elder is None or elder.id > newcomer.id:
             return
@@ -185,9 +185,9 @@ class PeerLinks:
             self._outbox.send(newcomer, msg.LinkPlan((elder.member,)))
 
     def overdue(self, peer: RegisteredPeer, missing: PeerId | None) -> Expel | None:
-        """A tick: whether a newcomer has lacked a link for too long; members lack none.
+        """Return the removal of a newcomer that has lacked a link for too long, else None.
 
-        Somebody admitted in this tick may have lacked one when it began.
+        A peer that was admitted in this tick lacks no link, although ``missing`` may name one.
         """
         now_ns = self._outbox.now_ns
         if peer.admitted or peer.control_lost_ns is not None:

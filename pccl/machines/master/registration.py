@@ -1,4 +1,4 @@
-"""How peers come into a run, and come back to it."""
+"""How peers register with a run, resume a lost connection, and return to a new master."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundKin
 
 
 class Registration:
-    """Gives ids and tokens to newcomers, and knows peers again that come back."""
+    """Gives ids and tokens to newcomers, and recognizes peers that come back."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Registration:
         self._ratification = ratification
         self._outbox = outbox
         self.last_peer = PeerId(0)
-        """The highest id that was given out."""
+        """The highest id that is used or skipped."""
         self.first_ns: int | None = None
-        """When somebody came for the first time."""
+        """When the first newcomer registered; None before that."""
 
     def register(self, connection: int, message: msg.Register) -> None:
-        """Somebody comes for the first time."""
+        """Register a newcomer, or refuse it."""
         if self.first_ns is None:
             self.first_ns = self._outbox.now_ns
         flaw = registration_flaw(message)
         if not flaw and not self._make_room(connection):
-            flaw = "the run is full"
+            flaw = f"the run has {PEERS_MAX} peers, the maximum"
         if flaw:
             self._connections.refuse(connection, flaw)
             return
@@ -104,33 +104,33 @@ class Registration:
         self._rounds.admit_into_empty_run()
 
     def _make_room(self, connection: int) -> bool:
-        """Of too many that wait one has to go; return whether one more newcomer may come."""
+        """Remove a newcomer if too many are pending; return whether one more may register."""
         crowded = self.membership.crowded_out(self._connections.hosts[connection])
         if crowded is not None:
-            why = f"{PENDING_MAX} newcomers wait, the most from its address; call connect() again"
+            why = f"{PENDING_MAX} newcomers wait and its address has the most; call connect() again"
             self._removals.remove(crowded, RemovalCause.CROWDED_OUT, why)
         return len(self.membership.peers) < PEERS_MAX
 
     def resume(self, connection: int, message: msg.Resume) -> None:
-        """A peer that has lost its connection is back.
+        """Bind a new connection to a peer that lost its old one, and send what it missed.
 
         Raises:
-            RemoteProtocolError: it follows another master.
+            RemoteProtocolError: the peer follows another master.
         """
         peer = self.membership.peers.get(message.peer)
         if peer is None or peer.token != message.token:
             removal = self._removals.recent.get(message.peer)
             if removal is None:
-                self._connections.refuse(connection, "this master does not know you")
+                self._connections.refuse(connection, "this master does not know this peer")
             else:
                 told = removal.told(self._outbox.now_ns)
                 self._connections.part_with(connection, told, removal.reason)
             return
         if not self._finals.are_acknowledged_by(peer.id):
-            self._connections.refuse(connection, "it acknowledges nothing")
+            self._connections.refuse(connection, "the peer has too many unacknowledged outcomes")
             return
         if message.incumbent != self._incarnation.incumbent:
-            raise RemoteProtocolError(reason="it follows another master in this term")
+            raise RemoteProtocolError(reason="the peer follows another master in this term")
         self._connections.bind(connection, peer)
         peer.control_lost_ns = None
         peer.heard_ns = self._outbox.now_ns
@@ -140,13 +140,13 @@ class Registration:
             self._rounds.admit_into_empty_run()
 
     def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
-        """Tell a peer what it has missed; ``roster_version`` is the newest roster it knows."""
+        """Send a peer what it has missed; ``roster_version`` is the newest roster that it knows."""
         us = self._incarnation
         self._ratification.tell_resumed(peer, msg.Resumed(us.term, us.incumbent, us.standbys))
         self._links.tell_plan(peer)
         if not peer.admitted:
             return
-        if roster_version == 0:  # it was admitted, but that news was lost
+        if roster_version == 0:  # it was admitted, but Admitted was lost
             self._ratification.tell_admitted(peer, self._rounds.admission(peer))
         else:
             for roster in self.membership.rosters_after(peer.group, roster_version):
@@ -155,43 +155,43 @@ class Registration:
             self._ratification.tell(peer, owed)
 
     def return_late(self, connection: int, header: msg.Return, *, had_master: bool) -> None:
-        """A peer returns to the run that goes on already; perhaps with it.
+        """Resume, register or refuse a peer that returns to the run of this master.
 
         Args:
-            connection: on which it is.
-            header: its first word.
+            connection: the peer's connection.
+            header: its first message.
             had_master: whether the run had a master before this one.
 
         Raises:
-            RemoteProtocolError: it follows another master.
+            RemoteProtocolError: the peer follows another master.
         """
         us = self._incarnation
         if header.term > us.term:
-            raise RemoteProtocolError(reason="it follows a later master")
+            raise RemoteProtocolError(reason="the peer follows a later master")
         known = self.membership.peers.get(header.peer)
         follows = (header.term, header.incumbent) == (us.term, us.incumbent)
         if known is not None:
             if known.admitted and not self._ratification.is_sole and not follows:
-                # Who knows whom it has followed since its report? What it had said is void.
-                raise RemoteProtocolError(reason="it has not followed this master")
+                # It may have followed another master since its report, which is void for that.
+                raise RemoteProtocolError(reason="the peer has not followed this master")
             resume = msg.Resume(header.peer, header.token, header.roster_version, us.incumbent)
             self.resume(connection, resume)
             return
-        # A master before may have given out the id, though nobody knew of it. Each has jumped from
-        # what it was told, and this one not always the furthest.
+        # An earlier master may have given out the id, unknown to every returning member. Each
+        # master jumped ahead at random, and this one not always the furthest.
         may_have_id = had_master and header.peer <= self.last_peer + ID_JUMP_MAX
         if header.peer in self._removals.recent or header.roster_version or not may_have_id:
             self._removals.turn_away(connection, header.peer, header.registration.group)
         elif not self._make_room(connection):
-            self._connections.refuse(connection, "the run is full")
+            self._connections.refuse(connection, f"the run has {PEERS_MAX} peers, the maximum")
         else:
             self._readmit(connection, header)
 
     def _readmit(self, connection: int, header: msg.Return) -> None:
-        """A newcomer of a master before this one is back, of which nobody has known."""
+        """Register a newcomer of an earlier master that no report has named."""
         host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         peer = revive(header, host, connection, None, now_ns)
-        self.last_peer = max(self.last_peer, peer.id)  # nobody else gets this id
+        self.last_peer = max(self.last_peer, peer.id)  # no other peer gets this id
         self.membership.peers[peer.id] = peer
         self.membership.sort_peers()
         self._connections.bind(connection, peer)
@@ -200,9 +200,9 @@ class Registration:
         self._rounds.admit_into_empty_run()
 
     def restore(self, recovered: Recovered) -> None:
-        """The peers of a run that is taken up are registered as they were."""
-        assert not self._connections.peers, "somebody is registered in no run"
-        # Two restarts may follow each other with nobody to tell of whom the first one registered.
+        """Register the peers of a run that is taken up, as they were."""
+        assert not self._connections.peers, "a peer was registered before the run was taken up"
+        # After two restarts in a row, no peer may report which ones the first master registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
         self.last_peer = PeerId(recovered.last_peer + jump)
         peers = revive_all(recovered, self._outbox.now_ns)
@@ -220,7 +220,7 @@ class Registration:
         self._links.begin_anew()
 
     def report_admissions(self) -> None:
-        """A tick: tell newcomers what they wait for, after pauses that double."""
+        """Tell newcomers, at a tick, what they wait for, after pauses that double."""
         pending = [peer for peer in self.membership.pending() if peer.connection is not None]
         size = len(self.membership.members()) + len(pending)
         for peer in pending:

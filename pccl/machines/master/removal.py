@@ -1,4 +1,4 @@
-"""Taking peers out of the run: for which reasons, what they are told, and what is kept of it."""
+"""The removal of peers from the run, and its causes, which are kept for peers that come back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """That a peer was taken out of the run."""
+    """The removal of one peer from the run."""
 
     peer: PeerId
     group: int
@@ -28,16 +28,16 @@ class Removal:
     at_ns: int
 
     def ago_ms(self, now_ns: int) -> int:
-        """How long ago that was."""
+        """Return how long ago the peer was removed, in ms."""
         return max(0, now_ns - self.at_ns) // NS_PER_MS
 
     def told(self, now_ns: int) -> msg.Refused:
-        """What the peer is told."""
+        """Return the message that tells the peer of its removal."""
         return msg.Refused(self.cause, self.reason, self.at_ns // NS_PER_MS, now_ns // NS_PER_MS)
 
 
 class Removals:
-    """Takes peers out of the run, and knows for a while why."""
+    """Removes peers from the run, and keeps the latest causes."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Removals:
         self._ratification = ratification
         self._outbox = outbox
         self.recent: dict[PeerId, Removal] = {}
-        """The last ones, the newest last."""
+        """The latest removals by peer, the newest last."""
 
     def expel(self, expel: Expel | None) -> None:
-        """Take peers out of the run in one step, and draw every conclusion from that."""
+        """Remove peers in one step, with all effects on views, rounds and operations."""
         if expel is None:
             return
         gone = expel.peers
@@ -82,11 +82,11 @@ class Removals:
         self._rounds.admit_into_empty_run()
 
     def remove(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
-        """Take one peer out of the run."""
+        """Remove one peer from the run."""
         self.expel(Expel((peer.id,), cause, reason))
 
     def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
-        """Tell a peer that it is removed, and remember why."""
+        """Tell a peer that it is removed, and keep the cause."""
         if cause is RemovalCause.GOODBYE:
             self._ratification.leave(peer.id)
         self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
@@ -102,7 +102,7 @@ class Removals:
             peer.connection = None
 
     def turn_away(self, connection: int, peer: PeerId, group: int) -> None:
-        """The run has gone on without a peer; who removed it, and why, may be forgotten."""
+        """Refuse a peer that was removed, with the cause if this master still knows it."""
         now_ns = self._outbox.now_ns
         removal = self.recent.get(peer)
         if removal is None:
@@ -112,7 +112,7 @@ class Removals:
 
 
 def overdue(peer: RegisteredPeer, timing: Timing, now_ns: int) -> Expel | None:
-    """Whether a peer has been gone or silent for too long."""
+    """Return the removal of a peer that was disconnected or silent for too long, else None."""
     if peer.control_lost_ns is not None:
         if now_ns - peer.control_lost_ns < timing.ns(timing.resume_s):
             return None

@@ -1,6 +1,6 @@
 """The joint decisions of all members of a run, admission among them.
 
-A round closes when every member has made the call; the answer is the same for all.
+A round closes when every member has made the call. All members get the same answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pccl.protocol.types import PeerId, RoundId, RoundKind
 
 
 class JointRounds:
-    """The present round of each kind, and what its end makes of the membership."""
+    """The present round of each kind, and the changes of the membership at its end."""
 
     def __init__(
         self,
@@ -36,50 +36,52 @@ class JointRounds:
         self._ratification = ratification
         self._outbox = outbox
         self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
-        """Who has made the call that the present round of each kind waits for."""
+        """By kind: the members that have made the call of the present round."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
         self._closed_before: Mapping[RoundKind, int] = {}
-        """How many of each kind other masters have closed."""
+        """By kind: how many rounds earlier masters have closed."""
 
     def take_up(self, counts: Mapping[RoundKind, int]) -> None:
-        """Know of no round but that so many of each kind were closed."""
+        """Begin without open rounds, after ``counts`` closed rounds of each kind."""
         self.requested = {kind: {} for kind in RoundKind}
         self._counts = dict(counts)
         self._closed_before = counts
 
     def present(self, kind: RoundKind) -> RoundId:
-        """The round that is open, or the next one."""
+        """Return the round of a kind that is open, or else the next one."""
         return RoundId(kind, self._counts[kind])
 
     def request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
-        """Record that ``peer`` called for this round.
+        """Record that ``peer`` requested a round; repeat the answer if the round is closed.
 
         Raises:
-            RemoteProtocolError: ``peer`` cannot have made this call.
+            RemoteProtocolError: ``peer`` has acknowledged the answer, or cannot request the round.
         """
         present = self._counts[round_id.kind]
         if not peer.admitted or round_id.n > present:
-            raise RemoteProtocolError(reason=f"{round_id} is not open")
+            raise RemoteProtocolError(reason=f"{round_id.kind.name} {round_id.n} is not open")
         if round_id.n < present:
             answer = self._finals.answers.owed(round_id, peer.id)
             if answer is None and round_id.n < self._closed_before.get(round_id.kind, 0):
-                # A member that the last master had removed without consent lags by several.
+                # The last master may have removed this member without consent: it lags by several.
                 answer = self._finals.close_again(round_id, peer.id)
             if answer is None:
-                raise RemoteProtocolError(reason=f"{round_id} was acknowledged")
+                raise RemoteProtocolError(
+                    reason=f"the peer acknowledged {round_id.kind.name} {round_id.n} before"
+                )
             self._ratification.tell(peer, answer)
             return
         self.requested[round_id.kind][peer.id] = None
         self._close_if_complete(round_id.kind)
 
     def forget(self, gone: Iterable[PeerId]) -> None:
-        """These members were removed: their calls do not count any more."""
+        """Drop the requests of removed members."""
         for peer in gone:
             for requested in self.requested.values():
                 requested.pop(peer, None)
 
     def close_complete(self) -> None:
-        """Members were removed: perhaps only their calls were missing."""
+        """Close each round that waited for removed members only."""
         for kind in RoundKind:
             if self._membership.members():
                 self._close_if_complete(kind)
@@ -100,7 +102,7 @@ class JointRounds:
             self._tell_admitted(newcomers)
 
     def get_stuck(self, kind: RoundKind, reason: str) -> None:
-        """The members wait for different things: end the round for that reason."""
+        """End a round with ``reason``, because the members wait for different things."""
         self._close(kind, self._membership.members(), pending=False, lockstep=reason)
 
     def _close(
@@ -129,12 +131,11 @@ class JointRounds:
             self._outbox.announce("admitted", peer, f"world size {size}")
 
     def admit_into_empty_run(self, *, at_tick: bool = False) -> None:
-        """Something may have changed for the newcomers of a run without members."""
+        """Admit newcomers if the run has no members; with many peers only ``at_tick``."""
         if self._membership.members() or not self._ratification.has_consent:
             return
         if len(self._membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
             return
-        # Nobody is left who could call: the rounds that were open have no scope any more.
         for kind in RoundKind:
             self.requested[kind] = {}
         newcomers = self._membership.admissible()
@@ -146,16 +147,15 @@ class JointRounds:
             self._ratification.tell_admitted(peer, self.admission(peer))
 
     def admission(self, peer: RegisteredPeer) -> msg.Admitted:
-        """What a newcomer is told when it becomes a member."""
+        """Return the message that tells a newcomer that it is a member."""
         counts = tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
         roster = self._membership.roster(peer.group)
         return msg.Admitted(roster, counts, self._ratification.ratified)
 
     def _renew_outdated(self) -> None:
-        """Put views in the place of those that would do otherwise if they were opened now.
+        """Open a new view of each group whose newest view has a stale algorithm table.
 
-        Not of one that somebody has asked for an operation in: he does not know of the round's end
-        (his caller has left it), or works on without the caller.
+        A group with undecided operations keeps its view: its callers may have left this round.
         """
         busy = {group for group, _ in self._ballots.busy_views()}
         renewed = sorted(self._membership.outdated() - busy)
@@ -166,10 +166,10 @@ class JointRounds:
             self._finals.tell_rosters(self._membership.members())
 
     def check(self, history: History) -> None:
-        """Assert that no round is open that everybody has called for.
+        """Assert that every open round still lacks the call of a member.
 
         Raises:
-            InvariantViolation: one is.
+            InvariantViolation: a round lacks no call, but is open.
         """
         members = self._membership.members()
         for kind, requested in self.requested.items():

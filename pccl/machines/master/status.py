@@ -1,7 +1,7 @@
-"""From the state of a master to the :class:`StatusReport` that it gives; nothing is changed by it.
+"""Makes the :class:`StatusReport` of a master from its state, which it only reads.
 
-Everything that grows with the run is cut here, so that a report fits one control message whatever
-the run has come to, and costs the master little.
+It cuts everything that grows with the run. So a report fits one control message, and costs the
+master little.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ OPERATIONS_SHOWN_MAX = 256
 MISSING_SHOWN_MAX = 64
 REMOVALS_SHOWN_MAX = 32
 TEXT_CHARACTERS_MAX = 120
-"""Of what a member is in and of what a newcomer or an operation is about."""
+"""The limit for a member's calls, an operation's call, and what a newcomer waits for."""
 REASON_CHARACTERS_MAX = 400
-"""Together these keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
+"""These limits keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a report is made of: the parts of a master's state, which are only read.
+    """The parts of a master's state from which a report is made.
 
     Attributes:
         run: the run's id.
-        term: number of the incarnation.
-        began_ns: when the incarnation began.
-        membership: who is in the run.
+        term: the master's term.
+        began_ns: when the master started.
+        membership: the peers of the run.
         waits: every round and operation that is not decided.
-        waiting_since_ns: gives when one of them was first seen to wait; None: not seen yet.
+        waiting_since_ns: tells when a round or operation was first seen to wait; None: never.
         ballots: the undecided operations.
-        removals: who was removed, the newest last.
-        waits_for: what a master waits for that coordinates no run; empty for one that does.
+        removals: the removed peers, the newest last.
+        waits_for: what a master without a run waits for; empty if the master coordinates a run.
     """
 
     run: bytes
@@ -68,7 +68,7 @@ class RunState:
 
 
 def status_report(state: RunState, now_ns: int) -> StatusReport:
-    """The run as of ``now_ns``."""
+    """Return a report about the run at ``now_ns``."""
     membership = state.membership
     members, newcomers = membership.members(), membership.pending()
     groups = _groups(membership, members)
@@ -99,11 +99,11 @@ def status_report(state: RunState, now_ns: int) -> StatusReport:
 
 
 def admission_waits_for(peer: RegisteredPeer, size: int) -> str:
-    """What a newcomer that is linked waits for, if the run would have ``size`` members with it."""
+    """Return what a linked newcomer waits for, if its admission would make ``size`` members."""
     if peer.prefetching:
-        return "what it fetches of the shared state"
+        return "its download of the shared state"
     if size < peer.min_peers:
-        more = f"start {peer.min_peers - size} more, or the run is over"
+        more = f"start {peer.min_peers - size} more, unless the run is over"
         return f"{peer.min_peers} members; with this one there are {size} ({more})"
     return "the members' update_topology()"
 

@@ -1,4 +1,4 @@
-"""What members wait for, whom they wait for, and what they are told of it."""
+"""What members wait for, which peers they wait for, and the reports about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
 
 
 class Waits:
-    """The rounds and operations that were requested and are not decided."""
+    """The rounds and operations that are requested but not decided."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class Waits:
         self.lockstep = LockstepWatch(timing)
 
     def begin_anew(self) -> None:
-        """Another run is taken up: nobody has waited yet."""
+        """Forget how long calls have waited, because another run is taken up."""
         self.lockstep = LockstepWatch(self._timing)
 
     def all(self) -> list[Wait]:
-        """Everything that was requested and isn't decided."""
+        """Return every round and operation that is requested but not decided."""
         waits: list[Wait] = []
         members = [peer.id for peer in self._membership.members()]
         for kind, requested in self._rounds.requested.items():
@@ -46,25 +46,25 @@ class Waits:
         return [*waits, *(ballot.wait() for ballot in self._ballots.open.values())]
 
     def awaited(self) -> set[PeerId]:
-        """Whose calls or results others wait for, newcomers among them."""
+        """Return the members whose calls or results other members or newcomers wait for."""
         awaited: set[PeerId] = set()
         members = self._membership.members()
         updating = self._rounds.requested[RoundKind.UPDATE_TOPOLOGY]
         for requested in self._rounds.requested.values():
             if requested:
                 awaited.update(peer.id for peer in members if peer.id not in requested)
-        if self._membership.admissible():  # newcomers that lack nothing but that round
+        if self._membership.admissible():  # these newcomers wait for update_topology
             awaited.update(peer.id for peer in members if peer.id not in updating)
         for ballot in self._ballots.open.values():
             if len(awaited) == len(members):
-                break  # all of them are
+                break  # all members are awaited
             if ballot.has_company:
                 still_ns = self._outbox.now_ns - self._timing.ns(self._timing.progress_s) // 4
                 awaited.update(ballot.awaited(still_ns))
         return awaited
 
     def note_awaited(self) -> None:
-        """A tick: remember since when somebody waits for whom."""
+        """Record, at a tick, since when other peers wait for each peer."""
         awaited = self.awaited()
         for peer in self._membership.peers.values():
             if peer.id not in awaited:
@@ -73,12 +73,12 @@ class Waits:
                 peer.waited_for_ns = self._outbox.now_ns
 
     def answered(self, peer: RegisteredPeer, reply: msg.BlockedReply) -> None:
-        """A member that was asked says whether all its callers wait for others."""
+        """Record a member's answer: whether all its callers wait for other members."""
         peer.blocked = reply.blocked
         self.lockstep.answered(peer.id, reply.query, blocked=reply.blocked)
 
     def look(self) -> None:
-        """A tick: tell of long waits, and end what can't come about."""
+        """Report, at a tick, long waits to the members, and end calls that cannot complete."""
         blocked = [peer.id for peer in self._membership.members() if peer.blocked]
         for finding in self.lockstep.look(self.all(), blocked, self._outbox.now_ns):
             self._carry_out(finding)

@@ -1,11 +1,11 @@
-"""What the callers of one peer may do now: which joint calls end before they begin, and which wait.
+"""Decides which joint calls of one peer may be made now, which fail at once, and which wait.
 
-Callers hear two errors once: that this peer lost its place in the run, and that the other members
-committed a result that this peer had left. Each error is due to every caller that might not know.
+Two errors reach callers only once: this peer lost its membership, or the members committed a result
+that a caller here had left. Each of the two is due to every caller that may not know it yet.
 
-A call waits while the outcome of an operation is in doubt that its caller has left. The other
-members made the same call at once. So a deferred call is made for the membership that its caller
-saw at that time, though the caller has looked at another outcome since. State only.
+A new call is deferred while the outcome of an operation that its caller left is in doubt. The other
+members made the same call at once. So a deferred call uses the membership that its caller saw when
+it called, even if the caller has read another outcome since. State only.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ JointCall = ev.RoundCall | ev.ReduceCall | ev.SyncCall
 
 
 class OneTimeError:
-    """An error that callers hear once.
+    """An error that callers get only once.
 
-    A call that waits reports the error by raising it. A launched call has it for its outcome and
-    reports it when somebody looks at that. Until the first report, and until all calls that were
-    launched before that report have been looked at or dropped, the error is due to every caller.
+    A waiting call reports the error by raising it. A launched call keeps it as its outcome and
+    reports it when its caller reads that. The error is due to every caller until it was
+    reported once and all calls launched before that were read or dropped.
 
     Args:
-        error: what callers are told.
+        error: the error for callers.
     """
 
     def __init__(self, error: errors.PCCLError) -> None:
         self.error = error
         self._reports = 0
-        """Calls whose callers have been told."""
+        """How many callers have received the error."""
         self._launched: set[int] = set()
-        """Calls launched before the first report, whose outcome nobody has looked at."""
+        """Calls launched before the first report, whose outcome no caller has read."""
 
     @property
     def is_reported(self) -> bool:
-        """Whether a caller has been told."""
+        """Whether a caller has received the error."""
         return self._reports > 0
 
     @property
     def is_due(self) -> bool:
-        """Whether a call that is made now ends with it, too."""
+        """Whether a call that is made now ends with the error, too."""
         return not self._reports or bool(self._launched)
 
     def ends(self, call: int, *, detached: bool) -> None:
-        """Record that ``call`` ends with this loss.
+        """Record that ``call`` ends with this error.
 
         ``detached``: no caller waits for the call yet.
         """
@@ -65,50 +65,50 @@ class OneTimeError:
             self._launched.add(call)
 
     def claim(self, call: int) -> None:
-        """The caller of a launched call looks at its outcome."""
+        """Record that the caller of a launched call reads its outcome."""
         if call in self._launched:
             self._launched.remove(call)
             self._reports += 1
 
     def forget(self, call: int) -> None:
-        """Nobody will look at the outcome of a launched call."""
+        """Record that no caller will read the outcome of a launched call."""
         self._launched.discard(call)
 
     def overlooked(self) -> None:
-        """The caller of a call that raised it left before the error reached him."""
+        """Undo a report, because the caller left before it received the error."""
         self._reports = max(0, self._reports - 1)
 
 
 class Refusals:
-    """What the callers of one incarnation of a peer are told once.
+    """The errors that callers of one incarnation of a peer get only once.
 
     Args:
-        former_loss: how the incarnation before this one ended; None: there was none.
+        former_loss: the error that ended the previous incarnation; None if this is the first.
     """
 
     def __init__(self, former_loss: errors.PCCLError | None = None) -> None:
         self.loss: OneTimeError | None = None
-        """Why this peer is not a part of the run any more."""
+        """Why this peer lost its membership; None: it has not."""
         self.resync: OneTimeError | None = None
-        """The others have committed something that this peer's caller had left."""
+        """The error to raise while this peer lacks a committed result that its caller left."""
         self.sync_missed = False
-        """That was a synchronization, which the caller may want to repeat."""
+        """Whether that was a synchronization, which the caller may want to repeat."""
         self._former_loss = former_loss
 
     def refuse(self, event: JointCall, peer: PeerId) -> errors.PCCLError | None:
-        """A call is made; return what it ends with at once, None if nothing prevents it.
+        """Return the error that a new call ends with at once; None if the call may be made.
 
         Args:
             event: the call.
-            peer: this incarnation; 0 before it is registered.
+            peer: the id of this incarnation; 0 before it is registered.
         """
         begun_by = NOBODY if isinstance(event, ev.RoundCall) else event.begun_by
         if begun_by not in (NOBODY, peer):
-            # The caller has been inside since before this peer lost its place and came back.
+            # The call began before this peer lost its membership and rejoined.
             return self._former_loss or words.not_a_member(None)
         detached = isinstance(event, ev.ReduceCall) and event.detached
         if self.loss is not None:
-            was_inside = begun_by == peer  # between two attempts when another caller was told
+            was_inside = begun_by == peer  # between two attempts when another caller got the error
             if not (self.loss.is_due or was_inside):
                 return words.not_a_member(self.loss.error)
             self.loss.ends(event.call, detached=detached)
@@ -120,32 +120,32 @@ class Refusals:
 
     @property
     def _may_sync(self) -> bool:
-        """Whether a synchronization is what the caller makes good with what he had left."""
+        """Whether to allow a synchronization: the caller missed none, or knows that it did."""
         return not self.sync_missed or self.resync is None or self.resync.is_reported
 
     def require_resync(self, operation: OperationId) -> None:
-        """The others have committed this, which a caller had left."""
+        """Record that the members committed ``operation``, which its caller here had left."""
         self.sync_missed = operation.tag == SYNC_TAG or not self._may_sync
         self.resync = OneTimeError(words.resync_required(operation))
 
     def synchronized(self) -> None:
-        """This peer's state is that of the others."""
+        """Record that this peer's state equals that of the other members."""
         self.resync, self.sync_missed = None, False
 
     def claim(self, call: int) -> None:
-        """The caller of a launched call looks at its outcome."""
+        """Record that the caller of a launched call reads its outcome."""
         for news in (self.loss, self.resync):
             if news is not None:
                 news.claim(call)
 
     def forget(self, call: int) -> None:
-        """Nobody will look at the outcome of a launched call."""
+        """Record that no caller will read the outcome of a launched call."""
         for news in (self.loss, self.resync):
             if news is not None:
                 news.forget(call)
 
     def left_unnoticed(self, error: errors.PCCLError) -> None:
-        """A caller left after its call had ended with this error, and has not seen it."""
+        """Record that a caller left before it received ``error``, so that it is due again."""
         resyncs = isinstance(error, errors.ResyncRequired)
         news = self.resync if resyncs else self.loss
         if news is not None:
@@ -153,38 +153,38 @@ class Refusals:
 
 
 class DeferredCalls:
-    """The calls that wait, in the order in which they were made."""
+    """The deferred calls, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._calls: dict[int, JointCall] = {}
         self._left: dict[int, str] = {}
-        """Collectives that the caller has left as well -> why; others may wait for them."""
+        """Collectives whose callers have left -> why; other members may wait for them."""
         self._seen: dict[int, Roster] = {}
-        """What their callers saw when they made them, of those to which that matters."""
+        """Call -> the roster that its caller saw at the call, where that matters."""
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[JointCall]:
-        """Those that have a caller."""
+        """Iterate over the calls that have a caller."""
         return (event for call, event in self._calls.items() if call not in self._left)
 
     def add(self, event: JointCall, seen: Roster | None = None) -> None:
-        """It has to wait, perhaps once more; ``seen``: it is made for that, if it is new."""
+        """Defer a call, perhaps again; ``seen``: the roster to use if the call is new."""
         self._calls[event.call] = event
         if seen is not None:
             self._seen.setdefault(event.call, seen)
 
     def seen_at(self, call: int) -> Roster | None:
-        """What the caller saw when he made one of these; None: what he sees now."""
+        """Return the roster that the caller saw at its call; None: use the present one."""
         return self._seen.get(call)
 
     def see_anew(self) -> None:
-        """A round that was left has ended, before them all: they are made for what it brought."""
+        """Use the present membership for all deferred calls, as a left round has changed it."""
         self._seen.clear()
 
     def leave(self, call: int, reason: str) -> bool:
-        """A caller leaves; return whether it is one of these."""
+        """Record that the caller of ``call`` leaves; return False if the call is not deferred."""
         known = self._calls.get(call)
         if isinstance(known, ev.ReduceCall):
             self._left[call] = reason
@@ -194,11 +194,11 @@ class DeferredCalls:
         return known is not None
 
     def why_left(self, event: ev.ReduceCall) -> str | None:
-        """Why the caller of one of these has left; None if it waits."""
+        """Return why the caller of a deferred call has left; None if it waits."""
         return self._left.get(event.call)
 
     def take(self) -> Iterator[JointCall]:
-        """Take all out, to try them again; who left one is known until the next is tried."""
+        """Take all calls out to try them again; ``why_left`` works for each until the next."""
         taken, self._calls = self._calls, {}
         for call, event in taken.items():
             yield event
@@ -207,7 +207,7 @@ class DeferredCalls:
                 self._seen.pop(call, None)
 
     def clear(self) -> None:
-        """This peer is no longer a part of the run."""
+        """Drop all deferred calls, because this peer leaves the run."""
         self._calls.clear()
         self._left.clear()
         self._seen.clear()
@@ -215,38 +215,38 @@ class DeferredCalls:
 
 @dataclass(frozen=True, slots=True)
 class CallAllowed:
-    """The call can be made now."""
+    """The call may be made now."""
 
     seen: Roster
-    """The membership that its caller saw when he made it."""
+    """The roster that its caller saw at the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRejected:
-    """The call ends before it begins."""
+    """The call fails before it begins."""
 
     error: errors.PCCLError | ValueError
 
 
 @dataclass(frozen=True, slots=True)
 class CallDeferred:
-    """The call is kept until something is decided."""
+    """The call waits for a decision."""
 
     asks: tuple[OperationId, ...] = ()
-    """Operations whose outcomes the master has to be asked for."""
+    """Operations whose outcome this peer must ask the master for."""
 
 
 class JointCalls:
-    """Decides which joint calls of one peer can be made now, and keeps those that have to wait.
+    """Decides which joint calls of one peer may be made now, and keeps the deferred ones.
 
     Args:
         out: for effects.
         own: this peer.
-        membership: what callers see.
-        operations: what is open for callers, or was left by them.
-        rounds: likewise.
-        left_sync: forgets what a call may repeat once another call is made.
-        refusals: what callers are told once.
+        membership: the rosters that callers see.
+        operations: operations that are open, or that callers have left.
+        rounds: rounds that are open, or that callers have left.
+        left_sync: forgets the synchronization to repeat when another call is made.
+        refusals: errors that callers get only once.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class JointCalls:
         self.deferred = DeferredCalls()
 
     def decide(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
-        """A caller makes a call now, or a deferred call is tried once more."""
+        """Decide on a new call, or again on a deferred one."""
         decision = self._decide(event)
         if not isinstance(event, ev.SyncCall) and not isinstance(decision, CallRejected):
             self._left_sync.forget_repeat()
@@ -278,7 +278,7 @@ class JointCalls:
         in_doubt = self._operations.in_doubt()
         if in_doubt:
             self.deferred.add(event, self._membership.seen)
-            # Withdrawn ones are answered anyway.
+            # The master reports the outcome of withdrawn operations without being asked.
             return CallDeferred(tuple(known.id for known in in_doubt if known.withdrawn is None))
         match event:
             case ev.RoundCall(kind=RoundKind.PEERS_PENDING):
@@ -297,25 +297,25 @@ class JointCalls:
                 return decision
 
     def decide_left(self, event: ev.ReduceCall) -> CallAllowed | CallRejected | CallDeferred:
-        """A deferred call whose caller has left is tried once more."""
+        """Decide again on a deferred call whose caller has left."""
         if self._operations.in_doubt():
             self.deferred.add(event)
             return CallDeferred()
         return self._catch_up(event)
 
     def claim(self, call: int) -> None:
-        """The caller of a launched call looks at its outcome."""
+        """Record that the caller of a launched call reads its outcome."""
         self._membership.claim(call)
         self._refusals.claim(call)
 
     def forget(self, call: int) -> None:
-        """Nobody will look at the outcome of a launched call."""
+        """Record that no caller will read the outcome of a launched call."""
         self._membership.forget(call)
         self._operations.forget(call)
         self._refusals.forget(call)
 
     def fail(self, loss: OneTimeError) -> None:
-        """End all calls that are open with ``loss``."""
+        """End all open calls with ``loss``."""
         waiting = [current.call for current in self._rounds.waiting() if current.call is not None]
         handles: list[int] = []
         for operation in self._operations:
@@ -330,7 +330,7 @@ class JointCalls:
             (handles if detached else waiting).append(deferred.call)
             if detached:
                 loss.ends(deferred.call, detached=True)
-        for call in waiting:  # after those that were launched, all of which are due to be told
+        for call in waiting:  # after the launched calls, so that each of those reports it, too
             loss.ends(call, detached=False)
         for call in sorted([*waiting, *handles]):
             self._out.raise_(call, loss.error)
@@ -341,7 +341,7 @@ class JointCalls:
     def _catch_up(self, event: JointCall) -> CallAllowed | CallRejected | CallDeferred:
         """Catch up with the other members, or defer the call until that is possible.
 
-        The caller may have left a round that the others will have with him.
+        The caller may have left a round that the other members complete without it.
         """
         if self._rounds.follow_left():
             self.deferred.see_anew()
@@ -351,7 +351,7 @@ class JointCalls:
         return self._allow(event)
 
     def _allow(self, event: JointCall) -> CallAllowed | CallRejected:
-        """Make the call in the membership that its caller saw, or that a left round has brought."""
+        """Allow the call in the membership that its caller saw, unless its root does not exist."""
         seen = self.deferred.seen_at(event.call) or self._membership.seen
         assert seen is not None
         root = event.descriptor.root if isinstance(event, ev.ReduceCall) else 0
@@ -372,5 +372,5 @@ class JointCalls:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether operations are open for callers, or have outcomes that nobody has looked at."""
+        """Whether operations are open for callers, or have outcomes that no caller has read."""
         return self._membership.has_unclaimed or self._operations.have_callers

@@ -1,6 +1,6 @@
-"""The operations of one peer from the call to its outcome: what it posts, sends, and returns.
+"""The operations of one peer from call to outcome: what this peer posts, sends and returns.
 
-``synchronization`` does so for shared state as far as an operation of that kind differs.
+``synchronization`` contains what differs for operations on shared state.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Collectives:
     Args:
         out: for effects.
         own: this peer.
-        membership: changes for the caller when a call returns.
-        operations: everything that is posted and has no outcome.
-        eager: which data may go ahead.
-        synchronizations: learn which of them were committed.
-        refusals: learn that this peer lacks what was committed, or lacks nothing any more.
+        membership: the rosters; callers see a new one when a call returns.
+        operations: operations that are posted and have no outcome.
+        eager: chooses the operations that send data before they start.
+        synchronizations: records which synchronizations were committed.
+        refusals: records whether this peer lacks a committed result.
         finals: keeps the outcomes for another master.
-        heartbeats: acknowledge the outcomes.
+        heartbeats: acknowledges the outcomes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Collectives:
     # -- calls ---------------------------------------------------------------------------------
 
     def call(self, event: ev.ReduceCall, seen: Roster) -> None:
-        """A caller wants an operation, in the membership that he saw."""
+        """Start an operation for a caller, in the membership that the caller saw."""
         newest = self._membership.newest
         assert newest is not None
         if self._operations.is_tag_in_use(event.tag):
@@ -87,9 +87,9 @@ class Collectives:
             self._open(self._made(event, seen))
 
     def withdraw_unasked(self, event: ev.ReduceCall, seen: Roster, reason: str) -> None:
-        """Withdraw a deferred call that was left: others that made it must not wait for ever.
+        """Withdraw a deferred call that its caller left, because other members may wait for it.
 
-        It can't be committed without this peer, so nothing has to wait for its outcome.
+        It can't be committed without this peer, so no call has to wait for its outcome.
         """
         is_open = self._membership.is_open(seen.view) and len(seen.members) > 1
         if not is_open or self._operations.is_tag_in_use(event.tag):
@@ -116,7 +116,7 @@ class Collectives:
         self._out.raise_(call, left(reason, operation.waits_for))
 
     def left_committed(self, operation: OperationId) -> None:
-        """A caller left this operation, which was committed."""
+        """Record that the caller of ``operation`` left, and the members committed it."""
         match self._synchronizations.left_sync.leave(operation):
             case AfterLeaving.UP_TO_DATE:
                 self._refusals.synchronized()
@@ -128,7 +128,7 @@ class Collectives:
     def _call_alone(self, event: ev.ReduceCall, seen: Roster) -> None:
         if event.descriptor.collective is Collective.ALL_REDUCE:
             self._out.raise_(event.call, words.alone_in_the_group())
-        else:  # there is nobody to wait for, and nobody to send anything to
+        else:  # no other member takes part
             operation = self._operations.next_id(seen, self._own.group, event.tag)
             self._out.return_(event.call, ev.ReduceResult(operation, (self._own.peer,)))
 
@@ -153,12 +153,14 @@ class Collectives:
     # -- from the start to the outcome -----------------------------------------------------------
 
     def started(self, message: msg.OperationStarted) -> None:
-        """All members have asked for the same, as the master says."""
+        """Start an operation, because all members have requested the same."""
         operation = self._operations.get(message.operation)
         if operation is None or operation.phase is not Phase.REQUESTED:
             return
         if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
-            raise errors.RemoteProtocolError(func="control", reason="a start with wrong weights")
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master started an operation with wrong weights"
+            )
         operation.weights = message.weights
         self._start(operation)
 
@@ -169,26 +171,24 @@ class Collectives:
             self._out.add(ev.Begin(operation.id, weights=operation.weights))
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
-        """The own result is complete, or all of the elected state is here."""
+        """Report to the master that this peer's result, or the elected state, is complete."""
         operation = self._operations.get(operation_id)
         if operation is None or operation.call is None:
             return
-        if operation.phase is Phase.REQUESTED:  # everybody's data is here: it needs no telling
+        if operation.phase is Phase.REQUESTED:  # all data is here, so all members have requested it
             self._start(operation)
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._out.send(msg.OperationDone(operation_id, digest))
 
     def ended(self, message: msg.OperationEnded) -> bool:
-        """The outcome of an operation has arrived; it may never have been posted here.
-
-        Returns:
-            Whether a caller had left it, so that deferred calls have to be tried again.
-        """
+        """Process an outcome; return whether its caller had left, so that deferred calls retry."""
         ended, committed = message.operation, message.abort is None
         posted = self._operations.get(ended)
         if committed and posted is not None and posted.phase is not Phase.DONE:
-            raise errors.RemoteProtocolError(func="control", reason="a commit of what is not done")
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master committed an operation that is not done here"
+            )
         might_come = self.may_come(ended)
         self._finals.see(message)
         if ended.group == self._own.group and self._membership.is_open(ended.view):
@@ -197,7 +197,7 @@ class Collectives:
             self._operations.use_up(ended)
         self._heartbeats.acknowledge(ended)
         operation = self._operations.end(ended, committed=committed)
-        if operation is None:  # told twice, or never asked for: others may have gone ahead
+        if operation is None:  # a repetition, or never requested here; there may be early data
             if might_come:
                 self._out.add(ev.ForgetEarly())
             return False
@@ -219,7 +219,7 @@ class Collectives:
         return False
 
     def _may_retry(self, operation: OpenOperation) -> bool:
-        """Whether to try again, in the same view (all do alike), before the caller hears of it."""
+        """Whether to retry in the same view, as all members do, before the caller gets an error."""
         is_open = self._membership.is_open(operation.id.view)
         return is_open and operation.attempt == 0 and operation.offer is None
 

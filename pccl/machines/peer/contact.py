@@ -1,6 +1,6 @@
-"""One peer's contact with its master: whose turn it is, how long it is silent, what to send.
+"""The contact of one peer with its master: which master to dial, its silence, messages to it.
 
-Deadlines count from the last word of the master, without the time in which this process slept.
+Deadlines count from the last message of the master, less the time that this process slept.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_MS, NS_PER_S
 
 SAY_AFTER_S, SAY_EVERY_S = 1, 10
-"""That a member looks for its master. At the end of a run it may be gone a moment before."""
+"""Delay and interval of log lines about a lost master, which may just exit at the end of a run."""
 
 
 class MasterTurns:
-    """Which master a peer dials: the one that has known it last, then each of the others.
+    """Which master a peer dials: the last one that knew it, then each other one in turn.
 
     Args:
-        masters: where a master may listen, the first choice first.
+        masters: addresses at which a master may listen, the first choice first.
     """
 
     def __init__(self, masters: Sequence[msg.MasterAddress]) -> None:
         self.masters = list(masters)
         self._current = 0
-        """The master that has known us last."""
+        """Index of the last master that knew this peer."""
         self._failures = 0
-        """Attempts since then that came to nothing: each time it is another one's turn."""
+        """Failed attempts since then; each passes the turn to the next master."""
         self._is_damaged = False
-        """Whether the last greeting was damaged on the way, and no other one right before it."""
+        """Whether the last greeting arrived damaged, and the one before it did not."""
         self._lost_ns = self._said_ns = 0
-        """When the connection was lost, and when that was said last; 0: it is there."""
+        """When the connection was lost, and when the last log line said so; 0 while it is up."""
 
     @property
     def turn(self) -> msg.MasterAddress:
@@ -49,21 +49,21 @@ class MasterTurns:
         return self._failures % len(self.masters) == 0
 
     def failed(self, error: errors.PCCLError, *, registered: bool) -> bool:
-        """No connection was made; return whether it is of no use to try on.
+        """Record a failed attempt to connect; return whether further attempts are useless.
 
-        A newcomer is told at once what to mend. A member tries on until its master counts as lost:
-        whoever answers instead has proven nothing, unless he knows the token.
+        A newcomer learns at once what to fix. A member tries until its master counts as lost,
+        because a process that answers instead proves nothing unless it knows the token.
         """
-        # One damaged greeting says nothing of the master that it was for: dial that one again.
+        # A damaged greeting says nothing about its master: dial the same one again.
         self._is_damaged = isinstance(error, DamagedData) and not self._is_damaged
         self._failures += not self._is_damaged
         is_final = isinstance(error, AnotherRun if registered else HandshakeRefused)
         return is_final and self._all_had_their_turn
 
     def refused(self, refusal: msg.Refused, *, registered: bool) -> bool:
-        """A master wants nothing of this peer; return whether another one is asked instead.
+        """Record that a master refused this peer; return whether to ask another master instead.
 
-        When all have had their turn, only a newcomer tries on: a standby's run may be coming to it.
+        After all have refused, only a newcomer tries on: a standby may soon take over the run.
         """
         if refusal.cause is not None:
             return False
@@ -71,22 +71,22 @@ class MasterTurns:
         return not self._all_had_their_turn or (not registered and len(self.masters) > 1)
 
     def follow(self, master: msg.MasterAddress, standbys: tuple[msg.MasterAddress, ...]) -> None:
-        """A master has known this peer; it says where others may be, should it be gone."""
+        """Record that ``master`` knows this peer, and the addresses of the standbys it names."""
         self.masters += dict.fromkeys(one for one in standbys if one not in self.masters)
         self._current, self._failures = self.masters.index(master), 0
 
     def lost(self, now_ns: int) -> None:
-        """The connection is gone."""
+        """Record that the connection was lost."""
         self._failures, self._lost_ns = 0, now_ns
 
     def found(self) -> bool:
-        """There is a connection; return whether people were told that there was none."""
+        """Record that a master is connected; return whether a log line said that none was."""
         was_said = self._said_ns > 0
         self._lost_ns = self._said_ns = 0
         return was_said
 
     def lost_s_to_say(self, now_ns: int) -> int | None:
-        """For how long a member has been looking for a master, when it is time to say so."""
+        """Return for how many seconds this peer has looked for a master, if a log line is due."""
         after_ns, said_ns = SAY_AFTER_S * NS_PER_S, self._lost_ns
         if self._said_ns:
             after_ns, said_ns = SAY_EVERY_S * NS_PER_S, self._said_ns
@@ -97,92 +97,92 @@ class MasterTurns:
 
 
 class MasterLiveness:
-    """Whether the master is connected, and whether it is silent for too long. State only.
+    """Whether the master is connected, and for how long it has been silent. State only.
 
     Args:
         timing: deadlines.
-        now_ns: the present.
+        now_ns: current time.
     """
 
     def __init__(self, timing: Timing, now_ns: int) -> None:
         self.connected = False
         self.heard_ns = now_ns
-        """When the master was last heard."""
+        """When the last message of a master arrived."""
         self.resumed = False
-        """Whether the master on the present connection coordinates the run with this peer in it."""
+        """Whether the connected master coordinates the run with this peer in it."""
         self._served_ns = now_ns
-        """When such a master was last heard."""
+        """When the last message of such a master arrived."""
         self._opened_ns = now_ns
         self._clock_ahead_ms: int | None = None
-        """The master's clock less ours; None: it has not told on this connection."""
+        """The master's clock less this peer's; None: unknown on this connection."""
         self._timing = timing
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
         self._redial_ns = self._redial_min_ns = timing.ns(timing.redial_min_s)
 
     def opened(self, now_ns: int) -> None:
-        """There is a connection. That is no word from the master: it may be frozen behind it."""
+        """Record a new connection. It does not count as a message: the master may be frozen."""
         self.connected = True
         self.resumed = False
         self._opened_ns = now_ns
-        self._clock_ahead_ms = None  # it may be another master's
+        self._clock_ahead_ms = None  # it may be another master
 
     def begins(self, now_ns: int) -> None:
-        """The time to wait for a master begins now."""
+        """Start the time to wait for a master now."""
         self.heard_ns = self._served_ns = now_ns
 
     def heard(self, now_ns: int) -> None:
-        """The master has said something."""
+        """Record a message from the master."""
         self.heard_ns = now_ns
         if self.resumed:
             self._served_ns = now_ns
             self._redial_ns = self._redial_min_ns
 
     def served(self, now_ns: int) -> None:
-        """The master has registered this peer, or knows it again."""
+        """Record that the master has registered this peer, or resumed it."""
         self.resumed = True
         self.heard(now_ns)
 
     def note_clock(self, now_ms: int, now_ns: int) -> None:
-        """The master has told its time. What took longest to arrive says least, so most counts."""
+        """Record the master's clock. The largest difference counts, as its message was fastest."""
         ahead_ms = now_ms - now_ns // NS_PER_MS
         known_ms = self._clock_ahead_ms
         self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)
 
     def ago_s(self, refused: msg.Refused, now_ns: int) -> float:
-        """How long ago this peer was removed, also if it sleeps and reads of it much later."""
+        """Return how many seconds ago the master evicted this peer, even if it has slept since."""
         present_ms = refused.now_ms
         if self._clock_ahead_ms is not None:
             present_ms = max(present_ms, now_ns // NS_PER_MS + self._clock_ahead_ms)
         return max(0, present_ms - refused.removed_ms) / 1000
 
     def is_silent(self, now_ns: int, *, known: bool) -> bool:
-        """Whether the present connection has brought nothing for the whole deadline.
+        """Whether the present connection has brought no message for the whole deadline.
 
-        Whoever is not ``known`` to be a master has less time: a master speaks at once.
+        ``known``: whether the other side is a master; if not known, the deadline is shorter.
         """
         since_ns = max(self.heard_ns, self._opened_ns)
         patience_s = self._timing.deadline_s if known else self._timing.dial_s
         return now_ns - since_ns >= self._timing.ns(patience_s)
 
     def is_lost(self, now_ns: int) -> bool:
-        """Whether no master of the run was heard for so long that it is lost."""
+        """Whether this peer has received nothing from a master of the run for ``master_lost_s``."""
         return self.unserved_ns(now_ns) >= self._timing.ns(self._timing.master_lost_s)
 
     def unserved_ns(self, now_ns: int) -> int:
-        """For how long no master of the run was heard."""
+        """Return for how long this peer has received nothing from a master of the run."""
         return now_ns - self._served_ns
 
     def redial_delay_ns(self) -> int:
-        """How long to wait before the next attempt to connect; grows with every attempt."""
+        """Return the delay of the next attempt to connect; doubles up to ``redial_max_s``."""
         delay_ns = self._redial_ns
         self._redial_ns = min(2 * delay_ns, self._timing.ns(self._timing.redial_max_s))
         return delay_ns
 
     def tick(self, now_ns: int, busy_ns: int) -> bool:
-        """A tick has come: shift the deadlines if this process slept.
+        """Record a tick: shift the deadlines if this process slept.
 
         Returns:
-            False if the master may have spoken, and this process has not read it yet.
+            False if messages may have arrived that this process has not read yet.
         """
         tick = self._ticks.note(now_ns, busy_ns)
         if tick.slept_ns:
@@ -193,11 +193,11 @@ class MasterLiveness:
 
 
 class PeerOutbox:
-    """What the parts of one peer want done, in order.
+    """Collects the effects of the parts of one peer, in order.
 
     Args:
         contact: whether a message can reach the master.
-        effects: of the event that is being handled.
+        effects: the list of effects of the current event.
     """
 
     def __init__(self, contact: MasterLiveness, effects: list[ev.PeerEffect]) -> None:
@@ -210,25 +210,25 @@ class PeerOutbox:
         return self._contact.connected
 
     def add(self, *effects: ev.PeerEffect) -> None:
-        """Do these next."""
+        """Add effects at the end."""
         self._effects.extend(effects)
 
     def send(self, message: msg.PeerMessage) -> None:
-        """Send to the master, or leave it to the repetition after the reconnect."""
+        """Send a message if the master is connected; a reconnect repeats open requests."""
         if self._contact.connected:
             self._effects.append(ev.Send(message))
 
     def return_(
         self, call: int, value: ev.ReduceResult | ev.SyncResult | bool | None = None
     ) -> None:
-        """A call returns."""
+        """Return ``value`` to the caller of ``call``."""
         self._effects.append(ev.ReturnCall(call, value))
 
     def raise_(self, call: int, error: errors.PCCLError | ValueError) -> None:
-        """A call raises."""
+        """Raise ``error`` in the caller of ``call``."""
         self._effects.append(ev.RaiseCall(call, error))
 
     def report_wait(self, text: str, waited_s: int) -> None:
-        """A call has been waiting for others for a while; empty ``text``: it has no caller."""
+        """Report that a call has been waiting for others; an empty ``text`` reports nothing."""
         if text:
             self._effects.append(ev.ReportWait(text, waited_s))

@@ -1,4 +1,4 @@
-"""The control connection of one peer: it joins over it, comes back over it, gives the master up."""
+"""The control connection of one peer: joining, resuming, returning, and giving the master up."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
 
 
 class JoinAttempt:
-    """What a ``JoinCall`` has set off, until it is admitted or fails."""
+    """The attempt to join of one ``JoinCall``, until the peer is admitted or the call fails."""
 
     def __init__(self, event: ev.JoinCall) -> None:
         self.call = event.call
         self.rejoins = event.rejoins
         self.masters = event.masters
         self.waits_for = ""
-        """What the admission waits for, as far as the master has said."""
+        """Which members or events the admission waits for, as the master last reported."""
         self._event = event
         self._failures = 0
         self._reasons: dict[str, None] = {}
 
     def register(self) -> msg.Register:
-        """The first message to a master."""
+        """Return the first message to a master."""
         event = self._event
         return msg.Register(
             event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches
         )
 
     def failed(self, reason: str) -> errors.MasterLost | None:
-        """No master this time; return what to raise if that was the last attempt."""
+        """Count a failed attempt; return the error to raise if it was the last one."""
         self._failures += 1
         self._reasons[reason] = None
         attempts = self._event.attempts
@@ -45,26 +45,26 @@ class JoinAttempt:
             return None
         reasons = "; ".join(list(self._reasons)[-JOIN_REASONS_MAX:])
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        text = f"no master after {tries}: {reasons}; is it running there?"
+        text = f"no master answered after {tries}: {reasons}; check its address, and that it runs"
         return errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
 
 
 class ControlConnection:
-    """One peer's dialogue with its master, apart from its calls.
+    """The dialogue of one peer with its master, apart from calls.
 
-    Methods that may find that this peer is lost to the run return why.
+    Methods return the error if they find that this peer has lost its membership.
 
     Args:
         timing: deadlines.
         out: for effects.
-        contact: whether the master is connected, and alive.
+        contact: whether the master is connected and alive.
         own: this peer.
         membership: the rosters that have arrived.
-        heartbeats: the signs of life.
-        links: what this and the parts below know is told to a master that may not know it.
+        heartbeats: heartbeats to the master.
+        links: reported again on a new connection, like the parts below.
         finals: outcomes and answers.
-        rounds: joint decisions.
-        operations: everything that is posted.
+        rounds: requested rounds.
+        operations: posted operations.
         synchronizations: what this peer expects of the shared state.
     """
 
@@ -87,16 +87,16 @@ class ControlConnection:
         self._links, self._finals, self._rounds = links, finals, rounds
         self._operations, self._synchronizations = operations, synchronizations
         self.join: JoinAttempt | None = None
-        """Until this peer is admitted."""
+        """The open attempt to join; None once this peer is admitted or lost."""
         self._registration: msg.Register | None = None
         self._has_prefetched = False
         self._why_closed = ""
-        """How the last connection to the master, or the last attempt to make one, ended."""
+        """Why the last connection to the master, or the last attempt to connect, ended."""
 
     # -- joining ---------------------------------------------------------------------------------
 
     def begin_join(self, event: ev.JoinCall, now_ns: int) -> None:
-        """The caller wants to join."""
+        """Begin to join: dial a master. A second call raises in the caller."""
         if self._own.standing is not Standing.OUTSIDE:
             self._out.raise_(event.call, words.connected_already())
             return
@@ -107,11 +107,11 @@ class ControlConnection:
         self._out.add(ev.DialControl(0))
 
     def registered(self, message: msg.Registered, now_ns: int) -> None:
-        """The master has given this peer an id."""
+        """Record the id and token that the master has given this peer."""
         own = self._own
         is_whole = len(message.run) == RUN_BYTES and message.token
         if own.standing is not Standing.JOINING or not is_whole:
-            raise errors.RemoteProtocolError(func="control", reason="a registration out of place")
+            raise errors.RemoteProtocolError(func="control", reason="unexpected Registered message")
         assert self.join is not None
         own.become(Standing.PENDING)
         own.peer, own.term, own.run = message.peer, message.term, message.run
@@ -120,25 +120,25 @@ class ControlConnection:
         self._contact.served(now_ns)
 
     def prefetched(self) -> None:
-        """This peer can be admitted."""
+        """Tell the master that this peer has prefetched, so that it may be admitted."""
         if self._own.standing is Standing.PENDING:
             self._has_prefetched = True
             self._out.send(msg.Prefetched())
 
     def admission_waits(self, message: msg.AdmissionWaits) -> None:
-        """The master says whom the admission waits for."""
+        """Record and report for which members the admission waits."""
         if self.join is not None:
             self.join.waits_for = message.whom
             self._out.report_wait(f"connect waits for {message.whom}", message.waited_s)
 
     def end_join(self) -> int | None:
-        """This peer is admitted, or lost; return the call that has joined, if it is open."""
+        """End the attempt to join, on admission or loss; return its call if it is open."""
         join, self.join = self.join, None
         return join.call if join is not None else None
 
     @property
     def join_waits_for(self) -> str:
-        """Whom or what the caller waits for who joins."""
+        """Which master, members or events the open ``connect`` waits for."""
         if not self._own.token:
             return f"a master ({self._why_closed or 'none has answered yet'})"
         return self.join.waits_for if self.join is not None else ""
@@ -146,10 +146,10 @@ class ControlConnection:
     # -- the connection --------------------------------------------------------------------------
 
     def opened(self, run: bytes, term: int, now_ns: int) -> None:
-        """There is a connection to a master, which says to coordinate ``run`` in ``term``."""
+        """Register with a connected master, resume on it, or return if its run or term differs."""
         own = self._own
         if not own.takes_part:
-            self._out.add(ev.CloseControl("not needed any more"))
+            self._out.add(ev.CloseControl("this peer has left the run"))
             return
         self._contact.opened(now_ns)
         if not own.token:
@@ -163,7 +163,7 @@ class ControlConnection:
             self._return()
 
     def _return(self) -> None:
-        """Tell a master of another incarnation everything that it may have to know."""
+        """Return to a master of another run or term: report all that it may need."""
         own = self._own
         assert self._registration is not None
         self._out.send(
@@ -186,11 +186,11 @@ class ControlConnection:
         self._out.send(msg.Reported())
 
     def resumed(self, message: msg.Resumed, now_ns: int) -> None:
-        """A master coordinates the run, with this peer in it."""
+        """Record that a master continues the run with this peer, and repeat open requests to it."""
         own = self._own
         another = message.incumbent != own.incumbent
         if not own.token or message.term < own.term + another:
-            raise errors.RemoteProtocolError(func="control", reason="a master of the past")
+            raise errors.RemoteProtocolError(func="control", reason="Resumed with an older term")
         if (message.term, message.incumbent) != (own.term, own.incumbent):
             self._heartbeats.follows_another()
         own.term, own.incumbent = message.term, message.incumbent
@@ -202,12 +202,12 @@ class ControlConnection:
         self._repeat()
 
     def refused(self, message: msg.Refused, now_ns: int) -> errors.MembershipError:
-        """The master wants nothing of this peer (any more)."""
+        """Return the error for the caller after the master refused or evicted this peer."""
         ago_s, member = self._contact.ago_s(message, now_ns), self._own.standing is Standing.MEMBER
         return words.refused(message.reason, message.cause, ago_s, member=member)
 
     def _repeat(self) -> None:
-        """Repeat what a master has to know that has not seen this connection before."""
+        """Send everything that a master may have missed on a new connection."""
         self._links.repeat()
         if self._has_prefetched and self._own.standing is Standing.PENDING:
             self._out.send(msg.Prefetched())
@@ -216,7 +216,7 @@ class ControlConnection:
             self._out.send(message)
 
     def closed(self, reason: str, now_ns: int) -> errors.PCCLError | None:
-        """The connection is gone, or an attempt to make one has failed: dial again, or give up."""
+        """Record the end of a connection or of an attempt: dial again, or return why to give up."""
         self._contact.connected = False
         self._why_closed = reason
         if not self._own.takes_part:
@@ -231,7 +231,7 @@ class ControlConnection:
         return loss
 
     def watch(self, now_ns: int, busy_ns: int, *, waits: bool) -> errors.PCCLError | None:
-        """A tick: judge the silence of the master; ``waits``: something open waits for it."""
+        """Judge the master's silence on a tick; ``waits``: whether a call waits for the master."""
         contact = self._contact
         if not contact.tick(now_ns, busy_ns):
             return None
@@ -239,14 +239,14 @@ class ControlConnection:
         if registered and not (contact.connected and contact.resumed):
             reason = self._why_closed
             if contact.connected:
-                reason = "the one that answers lacks too many members to go on"
+                reason = "the master that answers waits for more members"
             loss = self._give_up(reason, now_ns)
             if loss is not None:
                 return loss
         waits = waits or self.join is not None
         if contact.connected and waits and contact.is_silent(now_ns, known=registered):
             self._out.add(ev.CloseControl("the master is silent"))
-            reason = "it takes connections but does not answer as a master does"
+            reason = "the address accepts connections, but does not answer as a master"
             return self.closed(reason, now_ns)
         return None
 

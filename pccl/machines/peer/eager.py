@@ -1,22 +1,22 @@
-"""Going ahead: a small all-reduce sends its data before all members are known to have asked for it.
+"""Early sending: a small all-reduce sends data before all members are known to have asked for it.
 
-What arrives at a member that has not asked yet waits in its early store, which is bounded, one per
-link. So a member keeps account of what it has sent ahead. No link carries more of an operation
-than the tensor once before everybody has asked: everything after that needs all contributions.
+Data that arrives at a member that has not asked yet waits in its early store. Each link has one, of
+bounded size, so each member accounts for what it sends early. Before all have asked, a link carries
+at most the tensor once per operation: all later segments need all contributions.
 
-A weighted average does not go ahead: what is made of a contribution depends on all weights, which
-the start tells.
+A weighted average is never sent early: combining contributions needs all weights, and these come
+with the start.
 
-It goes ahead only in a view in which all members have asked for something before: whoever has not
-heard of a view yet would drain what comes of it.
+A member sends early only in a view in which all members have asked for an operation before. A
+member that does not know the view yet would discard the data.
 
-A debt is paid by proof that every member has let go of what it kept:
+A member gets a cost back once every member has proven that it no longer stores the data:
 
-* It has asked for the operation, so everything was taken out of its store. All have, once it has
-  started, or is done here.
-* It has asked for a later one of the same tag and view: the one before had ended for it.
-* The view is closed, and it has asked for one in a view that is as new as the news of that, or
-  newer: with the roster that told it so, its store has forgotten the closed view.
+* All have asked for the operation, so they took its data out of their stores. That is so once it
+  has started, or is done here.
+* All have asked for a later operation of the same tag and view: the earlier one had ended for them.
+* The view is closed, and all have asked for an operation in a view at least as new as the roster
+  that closed it. With that roster they dropped the data of the closed view.
 
 State only.
 """
@@ -35,10 +35,10 @@ from pccl.protocol.types import Collective, Descriptor, OperationId
 
 @lru_cache(maxsize=1024)
 def fingerprint(descriptor: Descriptor) -> int:
-    """What frames that go ahead say of what their sender has asked for; 32 bits, never 0.
+    """Return a hash of a request, sent with early frames; 32 bits, never 0.
 
-    Members may have asked for different things. Whoever is done has combined with its own only what
-    was asked for alike, so that from one who is done it follows that all have asked for the same.
+    Members may have asked for different operations under one tag. A member uses only early data
+    with the hash of its own request. So if one member is done, all have asked for the same.
     """
     return crc32(encode(OperationRequest(NO_OPERATION, descriptor))) or 1
 
@@ -62,22 +62,22 @@ class EagerBudget:
         self._segment_bytes = segment_bytes or EAGER_SEGMENT_BYTES
         self._free = bytes_max
         self._debts: dict[int, dict[int, dict[int, int]]] = {}
-        """View -> tag -> number of an operation -> what it costs."""
+        """View -> tag -> number of an operation -> its cost in bytes."""
         self._closed: dict[int, int] = {}
-        """View of debts -> the newest view when that one was known to be closed."""
+        """Closed view with costs -> the newest view when this peer learned of the closing."""
         self._entered: dict[int, None] = {}
-        """Views in which all members have asked for something."""
+        """Views in which all members have asked for an operation."""
 
     @property
     def free_bytes(self) -> int:
-        """What may still be sent ahead."""
+        """Bytes that this member may still send early."""
         return self._free
 
     def take(self, operation: OperationId, what: Descriptor, world_size: int) -> bool:
-        """Whether an operation may go ahead; if so it is accounted for.
+        """Decide whether an operation sends early, and charge its cost if so.
 
-        Nobody is done with an all-reduce of something before all have asked for it; of a broadcast,
-        a barrier or an all-reduce of nothing that is not so.
+        No member completes an all-reduce with elements before all have asked for it. This does not
+        hold for a broadcast, a barrier or an empty all-reduce.
         """
         nbytes = what.count * what.dtype.itemsize
         if what.collective is not Collective.ALL_REDUCE or what.weighted:
@@ -87,7 +87,7 @@ class EagerBudget:
         if not 0 < nbytes <= self._tensor_bytes_max:
             return False
         segments = world_size + nbytes // self._segment_bytes
-        cost = nbytes + (segments + 1) * HEADER_BYTES  # a question after a lost lane counts, too
+        cost = nbytes + (segments + 1) * HEADER_BYTES  # plus one query after a lost lane
         if cost > self._free:
             return False
         self._free -= cost
@@ -95,7 +95,7 @@ class EagerBudget:
         return True
 
     def all_asked(self, operation: OperationId) -> None:
-        """Every member of its view is known to have asked for this one."""
+        """Record that all members of its view have asked for ``operation``, and get costs back."""
         self._entered[operation.view] = None
         of_view = self._debts.get(operation.view, {})
         alike = of_view.get(operation.tag, {})
@@ -108,7 +108,7 @@ class EagerBudget:
             self._free += sum(sum(costs.values()) for costs in self._debts.pop(view).values())
 
     def close_views(self, open_views: tuple[int, ...], newest: int) -> None:
-        """These views are open, and no others; nobody enters ``newest`` without knowing that."""
+        """Record the open views; every member that enters ``newest`` knows which views closed."""
         self._entered = {view: None for view in self._entered if view in open_views}
         for view in self._debts:
             if view not in open_views:

@@ -1,4 +1,4 @@
-"""What goes into a ``PeerMachine`` (events) and what comes out of it (effects)."""
+"""The events that a ``PeerMachine`` takes, and the effects that it returns."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from pccl.protocol.types import (
 
 @dataclass(frozen=True, slots=True)
 class JoinCall:
-    """The caller wants to join; ``host`` empty: the address that the master sees."""
+    """The caller asks to join; with an empty ``host``, peers dial the host that the master sees."""
 
     call: int
     group: int
     host: str
     port: int
     attempts: int
-    """How often to try to reach a master before giving up."""
+    """How many attempts to reach a master the peer makes before it gives up."""
     min_peers: int = 1
-    """How many members the run must have once this peer is one of them."""
+    """How many members the run must have, this peer included, for its admission."""
     rejoins: bool = False
-    """Whether it is an ``update_topology`` that brings a lost member back: it counts as the call
-    that the round which admits the peer satisfies."""
+    """Whether an ``update_topology`` made this call to rejoin after a loss. The admission then
+    counts as the round that this ``update_topology`` asked for."""
     masters: int = 1
-    """How many masters' addresses are known."""
+    """How many addresses of masters are known."""
     prefetches: bool = False
-    """Whether it wants to be admitted only after ``PrefetchDone``."""
+    """Whether the master may admit this peer only after ``PrefetchDone``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCall:
-    """The caller makes a joint call that all members answer together."""
+    """The caller makes a joint call that returns once all members have made it."""
 
     call: int
     kind: RoundKind
@@ -53,47 +53,47 @@ class RoundCall:
 
 @dataclass(frozen=True, slots=True)
 class ReduceCall:
-    """The caller wants an operation: a reduce, a broadcast, a barrier."""
+    """The caller starts a reduce, a broadcast or a barrier."""
 
     call: int
     tag: int
     descriptor: Descriptor
     detached: bool = False
-    """Nobody waits for the outcome: it is kept until ``Claim``."""
+    """Whether no caller waits for the outcome; the peer keeps it until ``Claim``."""
     begun_by: PeerId = NOBODY
-    """The incarnation of this peer that began the call, if this goes on with it: another attempt,
-    or the next of several operations; 0: it begins now."""
+    """The incarnation of this peer that began the call, if this event continues it: with a retry
+    or the next of several operations. 0 for a new call."""
     weight: float = 0.0
-    """Of the own contribution to a weighted average."""
+    """Weight of this peer's contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncCall:
-    """The caller wants the members' shared states to be equal, or to know whether they are."""
+    """The caller wants to make the members' shared states equal, or to verify that they are."""
 
     call: int
     offer: Offer
     begun_by: PeerId = NOBODY
-    """As of ``ReduceCall``."""
+    """As in ``ReduceCall``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The caller of a detached operation looks at its outcome."""
+    """The caller reads the outcome of a detached operation."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody will ever look at the outcome of a detached operation."""
+    """The handle of a detached operation is gone, so no caller will read the outcome."""
 
     call: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveCall:
-    """The caller does not wait any longer (cancelled, out of time, Ctrl-C)."""
+    """The caller stops waiting for a call: cancelled, timed out, or interrupted with Ctrl-C."""
 
     call: int
     reason: str
@@ -101,7 +101,7 @@ class LeaveCall:
 
 @dataclass(frozen=True, slots=True)
 class CallersAsked:
-    """What ``AskCallers`` wanted to know."""
+    """The answer to ``AskCallers``."""
 
     query: int
     blocked: bool
@@ -109,14 +109,14 @@ class CallersAsked:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The communicator is closed: say goodbye, fail what is open."""
+    """The communicator is closed: the peer sends a goodbye, and its open calls fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOpened:
-    """The shell has a connection to a master, which says to coordinate ``run`` in ``term``.
+    """The shell has a connection to a master that claims to coordinate ``run`` in ``term``.
 
-    It may not know yet which run that is.
+    The master may not know its run yet.
     """
 
     run: bytes
@@ -125,21 +125,21 @@ class ControlOpened:
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
-    """The master has sent something."""
+    """The master sent ``message``."""
 
     message: msg.Message
 
 
 @dataclass(frozen=True, slots=True)
 class ControlClosed:
-    """The connection to the master is gone, or an attempt to make one has failed."""
+    """The connection to the master was lost, or an attempt to connect failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """The link to a peer is up (``reason`` None) or not."""
+    """The link to ``peer`` is up (``reason`` is None) or down."""
 
     peer: PeerId
     reason: str | None
@@ -147,14 +147,14 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurements:
-    """What the links can do, as far as was seen; also those that are what they were."""
+    """All current measurements of links, unchanged ones included."""
 
     links: tuple[MeasuredLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceDone:
-    """The own result of an operation is complete; of shared state: all that is elected is here."""
+    """This peer's result of an operation, or the whole elected state, is complete."""
 
     operation: OperationId
     digest: bytes
@@ -162,7 +162,7 @@ class ReduceDone:
 
 @dataclass(frozen=True, slots=True)
 class SyncStarved:
-    """Nobody is left who gives what is missing of the elected state."""
+    """No source is left for the missing pieces of the elected state."""
 
     operation: OperationId
     reason: str
@@ -170,7 +170,7 @@ class SyncStarved:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonDone:
-    """What ``CompareSync`` has come to."""
+    """The result of ``CompareSync``."""
 
     operation: OperationId
     difference: Difference
@@ -178,54 +178,54 @@ class ComparisonDone:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchDone:
-    """What the group holds is here, or as much of it as can be had."""
+    """The prefetch has ended: it has the group's state and result, or all it can get of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingsKnown:
-    """What ``CloseGap`` has come to."""
+    """The result of ``CloseGap``."""
 
     operation: OperationId
     lost: int
-    """How many members of its ring are lost."""
+    """How many members of the ring are lost."""
     complete: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LeftCommitted:
-    """The caller left without noticing that the operation had been committed."""
+    """The caller left before it saw that ``operation`` was committed."""
 
     operation: OperationId
 
 
 @dataclass(frozen=True, slots=True)
 class LeftAnswered:
-    """The caller left without noticing that his call of a round had returned."""
+    """The caller left before it saw that its call for a round had returned."""
 
     kind: RoundKind
 
 
 @dataclass(frozen=True, slots=True)
 class LeftFailed:
-    """The caller left without noticing that his call had raised something that is told once."""
+    """The caller left before it saw an ``error`` that callers get only once."""
 
     error: errors.PCCLError
 
 
 @dataclass(frozen=True, slots=True)
 class LeftAdmitted:
-    """The caller left without noticing that he had been admitted."""
+    """The caller left before it saw that this peer was admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; ``progress`` is what the data plane knows about started operations."""
+    """Time has passed; ``progress`` is the progress of started operations."""
 
     progress: tuple[msg.Progress, ...] = ()
     blocked: bool = False
     """Whether all callers are inside calls."""
     busy_ns: int = 0
-    """Processor time of the I/O thread since the tick before."""
+    """Processor time of the I/O thread since the previous tick."""
 
 
 PeerEvent = (
@@ -268,28 +268,28 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class DialControl:
-    """Connect to the master after a delay; report ControlOpened or ControlClosed."""
+    """Connect to the master after a delay; report ``ControlOpened`` or ``ControlClosed``."""
 
     delay_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseControl:
-    """Close the connection to the master after what was sent; its end is not reported."""
+    """Send pending messages, then close the connection to the master; do not report its end."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetLinks:
-    """Keep links to exactly these peers: dial the elders among them, accept the others."""
+    """Keep links to exactly these peers, and close all others."""
 
     peers: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Post the buffers of a call under this operation, for the ring of its view."""
+    """Register the buffers of a call for this operation in the ring of its view."""
 
     call: int
     operation: OperationId
@@ -299,7 +299,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class PostSync:
-    """Lend the shared state of a call to this operation: whoever asks for pieces gets them."""
+    """Serve the shared state of a call to the members of this operation."""
 
     call: int
     operation: OperationId
@@ -308,7 +308,7 @@ class PostSync:
 
 @dataclass(frozen=True, slots=True)
 class BeginSync:
-    """This is elected: fetch what is missing, unless that is under way; report ReduceDone."""
+    """Fetch missing pieces of the elected state, unless already begun; report ``ReduceDone``."""
 
     operation: OperationId
     elected: Elected
@@ -316,7 +316,7 @@ class BeginSync:
 
 @dataclass(frozen=True, slots=True)
 class CompareSync:
-    """Find out how the own state differs from that of ``reference``; report StatesCompared."""
+    """Compare this peer's state with that of ``reference``; report ``ComparisonDone``."""
 
     operation: OperationId
     reference: PeerId
@@ -324,44 +324,44 @@ class CompareSync:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Everybody has posted: move the data, unless it moves already."""
+    """Move the data of an operation, unless it moves already."""
 
     operation: OperationId
     ahead: bool = False
-    """It is small: move the data although others may not have posted."""
+    """Whether to send early, before all members are known to have posted the operation."""
     weights: tuple[float, ...] = ()
-    """Of a weighted average those of all members, in ring order."""
+    """One per member in ring order, for a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseGap:
-    """The members right before this one are lost: take what is missing from ``upstream``.
+    """Receive the missing data from ``upstream``, because the members in between are lost.
 
-    Do so if all is here that only they could send; report HoldingsKnown.
+    Do so only if no data is missing that only they could send; report ``HoldingsKnown``.
     """
 
     operation: OperationId
     lost: int
     upstream: PeerId
     size: int
-    """How many are lost between the two."""
+    """How many members are lost between the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendAcross:
-    """The members right behind this one are lost: send what they would send to ``downstream``."""
+    """Send to ``downstream`` what the lost members in between would have sent."""
 
     operation: OperationId
     downstream: PeerId
     size: int
-    """How many are lost between the two."""
+    """How many members are lost between the two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """The caller leaves after his result was complete: free his buffers, restore the input.
+    """Release the buffers of a caller that left after completion, and restore the input.
 
-    The others may still need what this peer has to send, so the operation goes on until its End.
+    Members may still need data from this peer, so the operation continues until its ``End``.
     """
 
     operation: OperationId
@@ -369,7 +369,7 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The operation is over: free its buffers, and restore the input unless committed."""
+    """End an operation: release its buffers, and restore the input unless committed."""
 
     operation: OperationId
     committed: bool
@@ -377,14 +377,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AskCallers:
-    """Are all callers inside calls right now? Report CallersAsked."""
+    """Find out whether all callers are inside calls now; report ``CallersAsked``."""
 
     query: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportWait:
-    """A call has been waiting for others for a while; people may want to know."""
+    """Log that a call has been waiting for other members for ``waited_s`` seconds."""
 
     text: str
     waited_s: int
@@ -392,31 +392,31 @@ class ReportWait:
 
 @dataclass(frozen=True, slots=True)
 class ReportUndialable:
-    """Nobody can dial this peer: people want to know, and what to do about it."""
+    """Log a warning that no peer can dial this peer, and what to do."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetEarly:
-    """Views were closed: forget the frames that are kept for operations which can't come now."""
+    """Drop the stored early frames of operations that can no longer be posted here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceResult:
-    """What a committed operation tells its caller."""
+    """The result of a committed operation for its caller."""
 
     operation: OperationId
     contributors: tuple[PeerId, ...]
     attempts: int = 1
     algorithm: Algorithm = Algorithm.RING
     weights: tuple[float, ...] = ()
-    """Of a weighted average those of the contributors."""
+    """One per contributor, for a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """What a committed synchronization tells its caller."""
+    """The result of a committed synchronization for its caller."""
 
     operation: OperationId
     elected: Elected
@@ -425,10 +425,10 @@ class SyncResult:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCall:
-    """A call returns.
+    """Return ``value`` to the caller.
 
-    ``value``: ReduceResult for reduces, SyncResult for shared state, bool for PEERS_PENDING, else
-    None.
+    The value is a ReduceResult for collectives, a SyncResult for shared state, a bool for
+    PEERS_PENDING, else None.
     """
 
     call: int
@@ -437,7 +437,7 @@ class ReturnCall:
 
 @dataclass(frozen=True, slots=True)
 class RaiseCall:
-    """A call raises; ValueError: it asked for what cannot be."""
+    """Raise ``error`` in the caller; a ValueError rejects an argument."""
 
     call: int
     error: errors.PCCLError | ValueError

@@ -1,7 +1,7 @@
-"""Outcomes and answers: one peer keeps them until everybody has them, and acknowledges them.
+"""Outcomes and answers: one peer acknowledges them, and keeps them until all members have them.
 
-If the master dies, or cannot be reached, the peers that know an outcome report it to the next
-master, so that it stays the same for all. What was only proposed is nobody's outcome yet.
+If the master dies or is unreachable, peers report the outcomes they know to the next master. So all
+members get the same outcome. A proposal alone is not an outcome yet.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pccl.protocol.types import OperationId, RoundId
 class _Final:
     final: msg.OperationEnded | msg.RoundClosed
     told: bool
-    """Whether it is the outcome; otherwise it may become that."""
+    """Whether the master has decided this; otherwise this is only a proposal."""
     expected: Expected = NOTHING_EXPECTED
 
 
 class Heartbeats:
-    """The signs of life of one peer, and what each acknowledges.
+    """Sends the heartbeats of one peer, with the outcomes and answers that each acknowledges.
 
     Args:
         timing: deadlines.
-        now_ns: the present.
+        now_ns: current time.
         out: for messages.
         own: this peer.
         membership: the rosters that have arrived.
@@ -51,19 +51,19 @@ class Heartbeats:
         self._operations: list[OperationId] = []
         self._rounds: list[RoundId] = []
         self._blocked: bool = False
-        """What the master was told last."""
+        """``blocked`` of the last heartbeat."""
         self._stored_place = 0
-        """Up to where everything is stored here that the master followed has proposed."""
+        """Place up to which this peer has stored the proposals of its master."""
 
     def tick(self, progress: tuple[msg.Progress, ...], now_ns: int, *, blocked: bool) -> None:
-        """Send a sign of life if it is time for one, or there is news about the callers."""
+        """Send a heartbeat if one is due, or if ``blocked`` has changed."""
         due = now_ns - self._last_ns >= self._interval_ns or blocked != self._blocked
         if due and self._own.token and self._out.reaches_master:
             self._last_ns, self._blocked = now_ns, blocked
             self.send(progress)
 
     def send(self, progress: tuple[msg.Progress, ...] = ()) -> None:
-        """Say which master is followed, and what has come: in several messages if that is much."""
+        """Send a heartbeat, split into several messages if there is much to acknowledge."""
         if not self._out.reaches_master:
             return
         operations, self._operations = tuple(self._operations), []
@@ -83,9 +83,9 @@ class Heartbeats:
             self._out.send(beat)
 
     def acknowledge(self, final: OperationId | RoundId) -> None:
-        """An outcome or an answer has arrived; the next heartbeat says so.
+        """Acknowledge an outcome or an answer in the next heartbeat.
 
-        It is sent ahead of time if there is so much to acknowledge that it should not wait.
+        If a batch is full, the heartbeat is sent at once.
         """
         if isinstance(final, RoundId):
             self._rounds.append(final)
@@ -95,7 +95,7 @@ class Heartbeats:
             self.send()
 
     def stored(self, place: int) -> None:
-        """Everything is stored here that the master has proposed up to ``place``: say so."""
+        """Acknowledge at once, in a heartbeat, that all proposals up to ``place`` are stored."""
         self._stored_place = max(self._stored_place, place)
         self.send()
 
@@ -105,10 +105,10 @@ class Heartbeats:
 
 
 class SeenFinals:
-    """Outcomes and answers by their place among everything that the run has decided.
+    """The outcomes and answers that one peer keeps, by their place among all decisions of the run.
 
     Args:
-        membership: learns which rosters they ratify.
+        membership: records which rosters they ratify.
     """
 
     def __init__(self, membership: KnownMembership) -> None:
@@ -120,21 +120,19 @@ class SeenFinals:
         return len(self._seen)
 
     def see(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
-        """The master has told this; again perhaps."""
+        """Keep an outcome or answer that the master sent, perhaps for the second time."""
         self._membership.ratify(final.roster_version)
         known = self._seen.get(final.sequence)
         expected = known.expected if known is not None else NOTHING_EXPECTED
         self._keep(_Final(final, told=True, expected=expected))
 
     def store(self, message: msg.Proposed) -> int:
-        """The master has proposed something; it may have told it before.
-
-        Returns:
-            Up to which place everything is stored that it has proposed.
-        """
+        """Keep a proposal, perhaps a repeated one; return the place up to which all are kept."""
         final = message.outcome or message.answer
         if final is None or (message.outcome and message.answer):
-            raise errors.RemoteProtocolError(func="control", reason="it proposes not one thing")
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master proposed no decision, or two in one message"
+            )
         known = self._seen.get(final.sequence)
         told = known is not None and known.told
         self._keep(_Final(final, told, message.expected))
@@ -146,14 +144,14 @@ class SeenFinals:
             self._seen[place] = final
 
     def settle(self, sequence: int) -> None:
-        """Everybody has what was decided before this place."""
+        """Forget decisions before place ``sequence``, because all members have them."""
         if sequence <= self._settled:
             return
         self._settled = sequence
         self._seen = {place: final for place, final in self._seen.items() if place >= sequence}
 
     def report(self) -> Iterator[msg.KnownOutcome | msg.KnownAnswer]:
-        """What another master has to know, in the order in which it was decided."""
+        """Yield the reports for another master, in the order of the decisions."""
         for _, known in sorted(self._seen.items(), key=lambda item: item[0]):
             if isinstance(known.final, msg.OperationEnded):
                 yield msg.KnownOutcome(known.final, known.told, known.expected)
@@ -161,6 +159,6 @@ class SeenFinals:
                 yield msg.KnownAnswer(known.final, known.told)
 
     def clear(self) -> None:
-        """This peer is no longer a part of the run."""
+        """Forget all decisions, because this peer leaves the run."""
         self._seen.clear()
         self._settled = 0

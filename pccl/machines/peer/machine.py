@@ -1,19 +1,19 @@
 """``PeerMachine``: turns a caller's joint calls into requests, and decisions into results.
 
-Pure: :meth:`PeerMachine.handle` takes one event and the time and returns effects in the order in
-which they must happen. The data plane is the shell's: the machine tells it which buffers to post,
-when to begin and how an operation has ended, and hears when the own result is complete.
+Pure: :meth:`PeerMachine.handle` takes one event and the time, and returns effects in the order of
+execution. The shell runs the data plane. The machine tells the shell which buffers to post, when to
+begin, and how an operation has ended. The shell reports when the own result is complete.
 
 Invariants:
 
-* What a caller sees of the membership (``seen``) changes only when one of his joint calls returns,
-  and to the roster that the answer names: the same for all callers at the same call.
+* The membership that a caller sees (``seen``) changes only when a joint call of its own returns. It
+  becomes the roster that the answer names, the same for all callers at the same call.
 * Buffers are posted before the operation is requested, and released before its call returns.
 * Every operation that was posted ends exactly once, and every call returns exactly once.
-* Every call that was open when this peer lost its place, and each one that is made before a caller
-  was told, ends with the same error.
+* When this peer loses its membership, all open calls end with the same error. So does each new call
+  until a caller has received it.
 * The outcome of a detached operation, with the membership it names, is seen when it is claimed.
-* Everything unanswered is repeated after a reconnect; a second answer changes nothing.
+* After a reconnect all unanswered requests are repeated; a second answer changes nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     Args:
         timing: deadlines.
-        now_ns: the present.
-        eager: which operations go ahead; None: none does.
-        former_loss: how the incarnation before this one ended; None: there was none.
-        left_sync: what that incarnation knew of its last synchronization.
+        now_ns: current time.
+        eager: chooses the operations that send data before they start; None: no operation does.
+        former_loss: the error that ended the previous incarnation; None if this is the first.
+        left_sync: the last synchronization of that incarnation, in case its caller left it.
     """
 
     def __init__(
@@ -96,26 +96,26 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self.rounds, operations, self.synchronizations,
         )  # fmt: skip
 
-    # -- what others ask -------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     @property
     def standing(self) -> Standing:
-        """What this process is to the run."""
+        """The state of this process in the run."""
         return self.own.standing
 
     @property
     def peer(self) -> PeerId:
-        """Own id, once registered."""
+        """The id of this peer once it is registered, else ``NOBODY``."""
         return self.own.peer
 
     @property
     def run(self) -> bytes:
-        """Id of the run."""
+        """The id of the run."""
         return self.own.run
 
     @property
     def term(self) -> int:
-        """Of the master that is followed."""
+        """The term of the master that this peer follows."""
         return self.own.term
 
     @property
@@ -125,12 +125,12 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     @property
     def seen(self) -> Roster | None:
-        """Membership as the caller may know it."""
+        """The roster that the caller knows."""
         return self.membership.seen
 
     @property
     def loss(self) -> errors.PCCLError | None:
-        """Why this peer is not a part of the run any more; None while it is."""
+        """Why this peer lost its membership; None if it has not."""
         loss = self.refusals.loss
         return loss.error if loss is not None else None
 
@@ -142,31 +142,31 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     @property
     def needs_resync(self) -> bool:
-        """Whether the others have committed something that this peer's caller had left."""
+        """Whether the members have committed a result that this peer lacks, as its caller left."""
         return self.refusals.resync is not None
 
     @property
     def in_round(self) -> bool:
-        """Whether the caller waits for the answer of a round."""
+        """Whether a caller waits for the answer to a round."""
         return bool(self.rounds.waiting())
 
     @property
     def open_operations(self) -> tuple[OpenOperation, ...]:
-        """Everything that was posted here and has no outcome, in the order of the calls."""
+        """All operations that are posted here and have no outcome, in the order of the calls."""
         return tuple(self.operations)
 
     def phase_of(self, operation: OperationId) -> Phase | None:
-        """Where an operation is in its life; None once it has ended or if it never was."""
+        """Return the phase of an open operation; None if it is not open."""
         known = self.operations.get(operation)
         return known.phase if known else None
 
     def has_started(self, operation: OperationId | None) -> bool:
-        """Whether an operation goes on without its caller: all its members have called."""
+        """Whether all members have requested ``operation``: it can end without its caller."""
         known = self.operations.get(operation) if operation is not None else None
         return known is not None and known.phase is not Phase.REQUESTED
 
     def waits_for(self, call: int) -> str:
-        """Whom or what a call waits for, as far as the master has said."""
+        """Return for which members or events ``call`` waits, as the master last reported."""
         join = self.control.join
         if join is not None and join.call == call:
             return join.waits_for
@@ -227,7 +227,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._tick(progress, self._is_blocked(blocked), busy_ns)
 
     def _hear(self, message: msg.Message) -> None:
-        """The master says something."""
+        """Process a message of the master."""
         if not self.own.takes_part:
             return
         match message:
@@ -275,7 +275,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.finals.settle(settled)
                 self.membership.ratify(ratified)
             case _:
-                reason = f"the master sent {type(message).__name__}"
+                reason = f"the master sent an unexpected {type(message).__name__}"
                 raise errors.RemoteProtocolError(func="control", reason=reason)
 
     def _tick(self, progress: tuple[msg.Progress, ...], blocked: bool, busy_ns: int) -> None:
@@ -285,14 +285,14 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self._lose_if(self.control.watch(self._now_ns, busy_ns, waits=waits))
 
     def _is_blocked(self, callers_blocked: bool) -> bool:
-        """Whether nobody here can go on before another member makes a call."""
+        """Whether all callers here wait for a call of another member."""
         free = self.membership.has_unclaimed or not self.operations.all_block_their_callers
         return callers_blocked and self.standing is Standing.MEMBER and not free
 
     # -- calls -----------------------------------------------------------------------------------
 
     def _make(self, event: JointCall) -> None:
-        """A caller makes a joint call, or one that was deferred is tried again."""
+        """Make a joint call of a caller, or try a deferred call again."""
         match self.calls.decide(event):
             case CallAllowed(seen):
                 match event:
@@ -309,7 +309,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                     self.out.send(msg.OutcomeQuery(operation))
 
     def _retry_deferred(self) -> None:
-        """Something is decided that calls may have waited for."""
+        """Try the deferred calls again, after a decision that they may have waited for."""
         deferred = self.calls.deferred
         for event in deferred.take():
             if not isinstance(event, ev.ReduceCall) or (why := deferred.why_left(event)) is None:
@@ -320,7 +320,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.collectives.withdraw_unasked(event, decision.seen, why)
 
     def _leave(self, call: int, reason: str) -> None:
-        """A caller does not wait any longer."""
+        """End a call because its caller stopped waiting for ``reason``."""
         operation = self.operations.of_call(call)
         current, join = self.rounds.of_call(call), self.control.join
         if operation is not None:
@@ -336,7 +336,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _admitted(self, message: msg.Admitted) -> None:
         if self.standing is not Standing.PENDING:
-            return  # told twice
+            return  # a repetition
         self._learn(message.roster)
         self.membership.ratify(message.ratified)
         self.own.become(Standing.MEMBER)
@@ -347,7 +347,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.out.return_(call)
 
     def _learn(self, roster: Roster) -> None:
-        """The membership has changed, or the master tells it again."""
+        """Update the membership, unless ``roster`` is a repetition."""
         before = self.membership.newest
         if self.membership.learn(roster):
             self.operations.forget_closed(roster.open_views)
@@ -355,7 +355,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self.out.add(ev.ForgetEarly())
             self.links.members_changed(before, roster)
             if self.own.has_standby:
-                self.heartbeats.send()  # at once: a majority has to have it
+                self.heartbeats.send()  # at once: a majority must acknowledge the roster
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -365,12 +365,12 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             self.own.become(Standing.CLOSED)
 
     def _lose_if(self, error: errors.PCCLError | None) -> None:
-        """Stop being a part of the run if there is a reason, without a word to the master."""
+        """Leave the run if ``error`` is given, without a goodbye to the master."""
         if error is not None:
             self._lose(error, goodbye=False)
 
     def _lose(self, error: errors.PCCLError, *, goodbye: bool) -> None:
-        """Stop being a part of the run: restore every buffer, fail every call."""
+        """Leave the run: fail every open call with ``error``, and restore every input."""
         if goodbye and self.own.token:
             self.out.send(msg.Goodbye())
         self.out.add(ev.CloseControl(error.reason))
@@ -387,19 +387,19 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.own.become(Standing.LOST)
 
     def check(self) -> None:
-        """Assert what must always hold (tests and the simulator call this after every event).
+        """Check what must always hold; tests and the simulator call this after every event.
 
         Raises:
-            InvariantViolation: a rule of this machine is broken; carries its history.
+            InvariantViolation: a rule of this machine is broken; the error carries the history.
         """
         if self.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
-            raise InvariantViolation("a member that knows no roster", self.history)
+            raise InvariantViolation("a member knows no roster", self.history)
         open_count = len(self.operations) + len(self.rounds) + len(self.calls.deferred)
         if self.standing in (Standing.LOST, Standing.CLOSED) and open_count:
-            raise InvariantViolation("outside the run with open calls", self.history)
+            raise InvariantViolation("calls are open outside the run", self.history)
         joins = self.standing in (Standing.JOINING, Standing.PENDING)
         if joins is not (self.control.join is not None):
-            raise InvariantViolation("joining without a call, or with one left over", self.history)
+            raise InvariantViolation("the standing and the join call disagree", self.history)
         for operation in self.operations:
             if operation.phase.ended:
-                raise InvariantViolation(f"{operation.id} has ended and is open", self.history)
+                raise InvariantViolation(f"{operation.id} has ended but is open", self.history)

@@ -1,8 +1,7 @@
-"""Who one peer is to its run, what it knows of the membership, and its links to other peers.
+"""The identity of one peer, what it knows of the membership, and its links to other peers.
 
-Rosters arrive whenever somebody joins or is lost; the caller sees one when a joint call
-of his returns, and it is the one that the answer names, so that all callers see the same at the
-same call.
+A roster arrives whenever a peer joins or is lost. The caller sees a roster only when its joint call
+returns: the one that the answer names. So all callers see the same one at the same call.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from pccl.topology.link_measures import ToldMeasures
 
 
 class Standing(enum.Enum):
-    """What this process is to the run."""
+    """The state of this process in the run."""
 
     OUTSIDE = "outside"
     JOINING = "joining"
-    """Not yet registered."""
+    """The master has not registered this process yet."""
     PENDING = "pending"
     MEMBER = "member"
     LOST = "lost"
-    """No longer a member."""
+    """No longer part of the run."""
     CLOSED = "closed"
 
 
@@ -43,36 +42,36 @@ _NEXT = {
     Standing.LOST: (Standing.LOST, Standing.CLOSED),
     Standing.CLOSED: (),
 }
-"""Nobody comes back from ``LOST``: another machine joins again."""
+"""A ``LOST`` machine never comes back: the peer rejoins with a new machine."""
 
 
 @dataclass(slots=True)
 class PeerIdentity:
-    """Who one peer is to its run, and which master it follows."""
+    """The identity of one peer in its run, and the master that it follows."""
 
     standing: Standing = Standing.OUTSIDE
     peer: PeerId = NOBODY
-    """Own id, once registered."""
+    """Id of this peer, once registered."""
     group: int = 0
     run: bytes = b""
     term: int = 0
     token: bytes = b""
-    """Proves that this peer is the one that registered; empty before that."""
+    """Proves to a master that this peer is the registered one; empty before registration."""
     incumbent: bytes = b""
-    """Id of the master that is followed."""
+    """Id of the master that this peer follows."""
     has_standby: bool = False
     """Whether the run has more than one master."""
     rejoins: bool = False
-    """Whether an ``update_topology`` has brought this peer back, or does so now."""
+    """Whether this peer rejoins, or has rejoined, through ``update_topology``."""
 
     def become(self, standing: Standing) -> None:
-        """Change what this process is to the run."""
+        """Change the state of this process; assert that the change is allowed."""
         assert standing in _NEXT[self.standing], f"{self.standing} -> {standing}"
         self.standing = standing
 
     @property
     def takes_part(self) -> bool:
-        """Whether this peer joins, or has joined, and is not lost."""
+        """Whether this process is joining, or pending, or a member."""
         return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
 
 
@@ -86,17 +85,17 @@ class KnownMembership:
     def __init__(self, own: PeerIdentity) -> None:
         self._own = own
         self.seen: Roster | None = None
-        """Membership as the caller may know it."""
+        """The roster that the caller knows."""
         self._rosters: dict[int, Roster] = {}
-        """By version: those that the caller may still be shown, and the newest."""
+        """By version: the rosters that the caller may still see, and the newest."""
         self.ratified = 0
-        """The newest roster that a majority of the members before it is known to have."""
+        """Newest roster version that a majority of the members before it is known to have."""
         self._reported: dict[int, tuple[Roster, bytes]] = {}
-        """By version: that one and all newer ones, and the master that told it."""
+        """By version: the ratified roster and all newer ones, each with the id of its master."""
         self._unclaimed: dict[int, int] = {}
-        """Detached calls with an outcome -> the roster version to see with it."""
+        """Detached calls with an unread outcome -> the roster version to see with it."""
         self._forgotten = 0
-        """The newest of those that no caller will look at."""
+        """The newest roster version among outcomes that no caller will read."""
 
     @property
     def newest(self) -> Roster | None:
@@ -105,17 +104,17 @@ class KnownMembership:
 
     @property
     def version(self) -> int:
-        """Of the newest roster; 0 before the first."""
+        """Version of the newest roster; 0 before the first."""
         newest = self.newest
         return newest.version if newest is not None else 0
 
     def is_open(self, view: int) -> bool:
-        """Whether a view of the own group is open, as far as this peer knows."""
+        """Whether ``view`` of the own group is open, as far as this peer knows."""
         newest = self.newest
         return newest is not None and view in newest.open_views
 
     def roster_reports(self) -> list[msg.KnownRoster]:
-        """All that another master has to know: the ratified one, newer ones, what callers see."""
+        """Return the rosters for another master: the ratified one, newer ones, and seen ones."""
         known = {version: (roster, b"") for version, roster in self._rosters.items()}
         known.update(self._reported)
         newest = sorted(known.items())[-ROSTERS_KEPT_MAX:]
@@ -123,15 +122,19 @@ class KnownMembership:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the caller knows of nobody else in the run."""
+        """Whether the caller knows of no other member in the run."""
         return self.seen is not None and self.seen.global_world_size < 2
 
     def learn(self, roster: Roster) -> bool:
-        """A roster has arrived from the master; return False if it is not news."""
+        """Record a roster from the master; return False if this peer has it, or a newer one."""
         if self._own.peer not in roster.ring or roster.view not in roster.open_views:
-            raise errors.RemoteProtocolError(func="control", reason="a roster of others")
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master sent a roster without this peer or its view"
+            )
         if not roster.algorithms.is_sound:
-            raise errors.RemoteProtocolError(func="control", reason="a table that no master makes")
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master sent an invalid algorithm table"
+            )
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
@@ -140,14 +143,14 @@ class KnownMembership:
         return True
 
     def ratify(self, version: int) -> None:
-        """A majority had this roster, and the older ones do not matter any more."""
+        """Record that a majority has roster ``version``, so that older ones need no report."""
         if version > self.ratified:
             self.ratified = version
             floor = max((known for known in self._reported if known <= version), default=0)
             self._reported = {v: known for v, known in self._reported.items() if v >= floor}
 
     def see(self, version: int) -> None:
-        """Let the caller see the roster ``version`` (or the oldest newer one that is known)."""
+        """Let the caller see the roster ``version``, or the oldest known one that is newer."""
         version = max(version, self._forgotten)
         if self.seen is not None and version <= self.seen.version:
             return
@@ -157,10 +160,7 @@ class KnownMembership:
         self.seen = next(iter(self._rosters.values()))
 
     def follow(self, version: int) -> None:
-        """Let the caller go on in another view of the same members, if that roster is of one.
-
-        Of losses he hears when a collective raises.
-        """
+        """Let the caller see ``version`` if it is another view of exactly the same members."""
         told = next((roster for v, roster in self._rosters.items() if v >= version), None)
         if self.seen is None or told is None:
             return
@@ -168,35 +168,35 @@ class KnownMembership:
             self.see(version)
 
     def show(self, call: int, version: int, *, detached: bool) -> None:
-        """Let the caller see a roster: now, or when he claims the outcome of his call."""
+        """Let the caller see a roster now, or once it claims the outcome of a ``detached`` call."""
         if detached:
             self._unclaimed[call] = version
         else:
             self.see(version)
 
     def claim(self, call: int) -> None:
-        """The caller looks at the outcome of a detached call."""
+        """Let the caller see the roster of a detached call whose outcome it reads."""
         version = self._unclaimed.pop(call, None)
         if version is not None:
             self.see(version)
 
     def forget(self, call: int) -> None:
-        """Nobody will look at that outcome: what came with it is seen with the next call's."""
+        """Drop an outcome that no caller will read; the next call shows its roster instead."""
         version = self._unclaimed.pop(call, 0)
         self._forgotten = max(self._forgotten, version)
 
     @property
     def has_unclaimed(self) -> bool:
-        """Whether there are outcomes that no caller has looked at."""
+        """Whether a detached call has an outcome that no caller has read."""
         return bool(self._unclaimed)
 
     def leave(self) -> None:
-        """This peer is no longer a part of the run: nobody looks at these outcomes any more."""
+        """Drop the unread outcomes, because this peer leaves the run."""
         self._unclaimed.clear()
 
 
 class OwnLinks:
-    """Which links one peer keeps, which of them are up, and what they can do.
+    """The links that one peer keeps: which are up, and what was measured on them.
 
     Args:
         out: for effects.
@@ -207,20 +207,20 @@ class OwnLinks:
     def __init__(self, out: PeerOutbox, own: PeerIdentity, membership: KnownMembership) -> None:
         self._out, self._own, self._membership = out, own, membership
         self._elders: dict[PeerId, Member] = {}
-        """Older peers of the own group that are to be dialled."""
+        """Older peers of the own group that this peer dials."""
         self._newcomers: tuple[Member, ...] = ()
-        """Those that cannot dial this peer."""
+        """Newcomers that this peer dials, because they cannot dial it."""
         self._wanted: tuple[Member, ...] = ()
         self._awaits_plan = False
-        """The master is about to send all plans again: what is linked stays until it has."""
+        """Whether the master is about to resend all plans; until then the links do not change."""
         self._links: dict[PeerId, str | None] = {}
-        """Peer -> None if the link is up, otherwise why not."""
+        """Peer -> None if its link is up, otherwise why it is down."""
         self._measures = ToldMeasures()
 
     def plan(
         self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
     ) -> None:
-        """The master says whom to dial, or who can dial this peer."""
+        """Follow the master's dial plan, test an address, or report this peer as undialable."""
         match message:
             case msg.LinkPlan(elders, gone):
                 self._awaits_plan = False
@@ -236,7 +236,7 @@ class OwnLinks:
                 self._out.add(ev.ReportUndialable(words.undialable(message.reason)))
 
     def members_changed(self, before: Roster | None, now: Roster) -> None:
-        """A newer roster has arrived: former members need no link."""
+        """Adapt the links to a newer roster: former members need no link."""
         if before is not None:
             self._forget_elders(set(before.ring).difference(now.ring))
         self.want()
@@ -246,13 +246,13 @@ class OwnLinks:
             self._elders.pop(peer, None)
 
     def forget_plans(self) -> None:
-        """Forget whom to dial besides the members: the master sends it again, elders last."""
+        """Forget the plan of the former connection; the master resends it, the elders last."""
         self._elders.clear()
         self._newcomers = ()
         self._awaits_plan = True
 
     def want(self) -> None:
-        """Keep links to the members and to the peers of the plan, if these have changed."""
+        """Keep links to the members and to the peers of the plan; request changes only."""
         if self._awaits_plan:
             return
         newest = self._membership.newest
@@ -267,7 +267,7 @@ class OwnLinks:
             self._out.add(ev.SetLinks(peers))
 
     def changed(self, peer: PeerId, why: str | None) -> None:
-        """A link is up (None) or down; the master is told if that is news."""
+        """Record that a link is up (``why`` is None) or down; report a change to the master."""
         registered = self._own.standing in (Standing.PENDING, Standing.MEMBER)
         if not registered or self._links.get(peer, "") == why:
             return
@@ -278,7 +278,7 @@ class OwnLinks:
         self._report(peer, why)
 
     def measured(self, event: ev.LinkMeasurements | AddressTried) -> None:
-        """Links were measured, or an address that the master asked about was tried."""
+        """Report new measurements of links, or the result of an address test, to the master."""
         if self._own.standing not in (Standing.PENDING, Standing.MEMBER):
             return
         if not isinstance(event, AddressTried):
@@ -287,7 +287,7 @@ class OwnLinks:
             self._out.send(msg.AddressProbed(event.peer, event.reason))
 
     def repeat(self) -> None:
-        """Tell a master everything that has not seen this connection before."""
+        """Report all links and measurements again, to a master with a new connection."""
         self._tell_measured(tuple(self._measures.all()))
         for peer, why in self._links.items():
             self._report(peer, why)
@@ -300,7 +300,7 @@ class OwnLinks:
             self._out.send(msg.LinksMeasured(links[start : start + LINKS_BATCH_MAX]))
 
     def leave(self) -> None:
-        """This peer is no longer a part of the run, and needs nobody."""
+        """Drop all links, because this peer leaves the run."""
         self._links.clear()
         self._measures.keep(())
         self._wanted = ()

@@ -1,7 +1,7 @@
-"""What has happened to one peer lately, in a few lines: losses, failures, a master that was gone.
+"""The latest events of one peer: lost members, failures, connection losses.
 
-Pure and bounded. It outlives the machine of one membership, so that whoever was removed and has
-come back can still be told what that was about.
+Pure and bounded. The news outlives the machine of one membership. So a peer that was evicted and
+has rejoined can still see why.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pccl.protocol.types import PeerId
 
 @dataclass(frozen=True, slots=True)
 class NewsItem:
-    """One thing that has happened."""
+    """One event, as text."""
 
     at_ns: int
     text: str
 
 
 class PeerNews:
-    """The last news of one peer."""
+    """The latest news of one peer."""
 
     def __init__(self) -> None:
         self._items: deque[NewsItem] = deque(maxlen=NEWS_KEPT_MAX)
@@ -42,20 +42,20 @@ class PeerNews:
 
     @property
     def items(self) -> tuple[NewsItem, ...]:
-        """The newest first."""
+        """The news items, newest first."""
         return tuple(reversed(self._items))
 
     def note(self, event: PeerEvent, effects: Sequence[PeerEffect], now_ns: int) -> None:
-        """Look at what a machine was told and what it made of it."""
+        """Add the news in an event of a machine and in its effects."""
         texts: list[str] = []
         match event:
             case ControlMessage(msg.RosterChanged(roster) | msg.Admitted(roster=roster)):
                 gone = sorted(set(self._members) - set(roster.ring))
                 self._members = roster.ring
                 if gone and isinstance(event.message, msg.RosterChanged):
-                    texts.append(f"{name_peers(gone)} left the run, or lost it")
+                    texts.append(f"{name_peers(gone)} left the run or failed")
             case ControlMessage(msg.Refused(reason=reason)):
-                texts.append(f"refused by the master: {reason}")
+                texts.append(f"the master refused this peer: {reason}")
             case ControlClosed(reason):
                 texts.append(f"no connection to the master: {reason}")
             case LinkChanged(peer, reason) if reason is not None:

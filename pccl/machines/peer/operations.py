@@ -1,12 +1,12 @@
-"""The operations that one peer has open: their numbers, their phases and who waits for them.
+"""The open operations of one peer: their numbers, their phases and the calls that wait for them.
 
-State only: ``collectives`` decides what to send and what callers get.
+State only: ``collectives`` decides which messages to send and what calls return.
 
-* Every member derives the same number for the n-th use of a tag in a view, and an outcome, also
-  one of an operation that was never asked for here, uses its number up.
-* If the others had a mismatch, or one of them withdrew, the call that would have asked for it gets
-  that outcome, too. Otherwise it would meet a later call of theirs, about something else perhaps.
-* Phases change along the table in ``ballot`` only.
+* All members derive the same number for the n-th use of a tag in a view. Each outcome uses up its
+  number, even if this peer has not requested that operation.
+* If other members had a mismatch, or one withdrew, this peer's call for that operation gets the
+  same outcome. Otherwise it would be matched with a later call of theirs, which may differ.
+* Phases change only as the table ``TRANSITIONS`` in ``pccl.protocol.operation`` allows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Roster
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
-"""Losses close the view, and with it all numbers. Who was diagnosed to wait for something else has
-yet to make the call that the others waited in."""
+"""Only these are kept for later calls. A loss closes the view, and with it all numbers. After a
+lockstep error, this peer has yet to make the call in which the other members waited."""
 
 
 @dataclass(slots=True)
 class OpenOperation:
-    """One operation that was posted here and has no outcome yet."""
+    """One operation that is posted here and has no outcome yet."""
 
     id: OperationId
     descriptor: Descriptor
@@ -38,40 +38,40 @@ class OpenOperation:
     call: int | None
     """None once the caller has left."""
     detached: bool = False
-    """Nobody waits for the outcome, which will be asked for later."""
+    """Whether the caller reads the outcome later, instead of waiting for it."""
     forgotten: bool = False
-    """Nobody will ask for it either."""
+    """Whether the handle of this detached operation is gone, so no caller reads the outcome."""
     phase: Phase = Phase.REQUESTED
     digest: bytes = b""
     withdrawn: str | None = None
     in_doubt: bool = False
-    """Whether the caller has left, and the next call has to wait for the outcome."""
+    """Whether the caller has left, and the next call must wait for the outcome."""
     starved: str | None = None
-    """Of a synchronization: why it has to be tried again, though its caller stays."""
+    """Why a synchronization must be tried again, although its caller still waits."""
     attempt: int = 0
     waits_for: str = ""
-    """Whom it waits for, as far as the master has said."""
+    """The members that the operation waits for, as the master last reported."""
     eager: bool = False
-    """Whether its data moves since it was posted."""
+    """Whether the operation moves data before its start."""
     weight: float = 0.0
-    """Of the own contribution to a weighted average."""
+    """Weight of this peer's contribution to a weighted average."""
     weights: tuple[float, ...] = ()
-    """Of all contributions to it, in ring order, once it has started."""
+    """One per member in ring order, for a weighted average that has started."""
     made: Offer | None = None
-    """Of a synchronization: the offer as its caller made it."""
+    """The offer of a synchronization as its caller made it."""
     offer: Offer | None = None
     """The offer that goes to the other members."""
     elected: Elected | None = None
-    """What comes of that."""
+    """The elected state, once a synchronization has started."""
 
     def request(self) -> msg.OperationRequest | msg.SyncRequest:
-        """What the master is asked."""
+        """Return the request for the master."""
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
         return msg.OperationRequest(self.id, self.descriptor, eager=self.eager, weight=self.weight)
 
     def next_attempt(self, n: int) -> OpenOperation:
-        """The same once more, under the number ``n``."""
+        """Return the same operation for another attempt, under the number ``n``."""
         again, attempt = replace(self.id, n=n), self.attempt + 1
         return OpenOperation(
             again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
@@ -80,18 +80,18 @@ class OpenOperation:
 
     @property
     def only_looks(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the operation only compares states."""
         return self.offer is not None and self.offer.purpose is SyncPurpose.VERIFY
 
     @property
     def blocks_its_caller(self) -> bool:
-        """Whether a caller is inside a call that waits for other members to ask for it."""
+        """Whether a caller waits until other members request this operation."""
         waits = self.call is not None and not self.detached
         return waits and self.phase is Phase.REQUESTED
 
     @property
     def moves_data(self) -> bool:
-        """Whether it has begun here, and nobody has left it before it was done."""
+        """Whether the operation moves data here: it has begun, and was not withdrawn."""
         begun = self.eager or self.phase in (Phase.STARTED, Phase.DONE)
         return begun and self.withdrawn is None
 
@@ -104,13 +104,13 @@ class OpenOperations:
         self._open: dict[OperationId, OpenOperation] = {}
         self._by_call: dict[int, OpenOperation] = {}
         self._by_tag: dict[int, OpenOperation] = {}
-        """Those that have a caller; a tag is open for one caller at a time."""
+        """The operations that have a caller; only one per tag."""
         self._left: dict[OperationId, OpenOperation] = {}
-        """Those whose callers have left."""
+        """The operations whose callers have left."""
         self._next_n: dict[tuple[int, int], int] = {}
         """(view, tag) -> number of the next operation."""
         self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
-        """(view, tag) -> aborts among the others, before this peer's caller came to them."""
+        """(view, tag) -> aborts of operations that this peer has not requested yet."""
 
     def __iter__(self) -> Iterator[OpenOperation]:
         return iter(self._open.values())
@@ -119,27 +119,27 @@ class OpenOperations:
         return len(self._open)
 
     def get(self, operation: OperationId) -> OpenOperation | None:
-        """The open operation of that id, if there is one."""
+        """Return the open operation of that id, if there is one."""
         return self._open.get(operation)
 
     def of_call(self, call: int) -> OpenOperation | None:
-        """The open operation that a call waits for, if there is one."""
+        """Return the open operation that a call waits for, if there is one."""
         return self._by_call.get(call)
 
     def is_tag_in_use(self, tag: int) -> bool:
-        """Whether an operation of that tag is open for a caller."""
+        """Whether an operation of ``tag`` is open for a caller."""
         return tag in self._by_tag
 
     def in_doubt(self) -> list[OpenOperation]:
-        """What callers have left that the others may commit."""
+        """Return the operations that callers have left and that may still be committed."""
         return [known for known in self._left.values() if known.in_doubt]
 
     def next_n(self, view: int, tag: int) -> int:
-        """Number of the next operation of ``tag`` in ``view``."""
+        """Return the number of the next operation of ``tag`` in ``view``."""
         return self._next_n.get((view, tag), 0)
 
     def next_id(self, roster: Roster, group: int, tag: int) -> OperationId:
-        """The next operation of ``tag`` in the view of that roster."""
+        """Return the id of the next operation of ``tag`` in the view of ``roster``."""
         n = self.next_n(roster.view, tag)
         return OperationId(roster.term, group, roster.view, tag, n)
 
@@ -152,9 +152,9 @@ class OpenOperations:
         self._by_call[operation.call] = self._by_tag[operation.id.tag] = operation
 
     def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:
-        """The caller of an operation leaves; ``withdrawn``: why, if it is not done here.
+        """Record that the caller of an operation leaves.
 
-        ``in_doubt``: the others may commit it all the same.
+        ``withdrawn``: why, unless it is done here; ``in_doubt``: whether it may still be committed.
         """
         assert operation.call is not None
         self._forget_caller(operation)
@@ -162,7 +162,7 @@ class OpenOperations:
         operation.call, operation.withdrawn, operation.in_doubt = None, withdrawn, in_doubt
 
     def forget(self, call: int) -> None:
-        """Nobody will look at the outcome of a detached call."""
+        """Record that no caller will read the outcome of a detached call."""
         known = self._by_call.get(call)
         if known is not None:
             known.forgotten = True
@@ -173,7 +173,7 @@ class OpenOperations:
         self._next_n[key] = max(self._next_n.get(key, 0), operation.n + 1)
 
     def miss(self, message: msg.OperationEnded) -> None:
-        """Keep an outcome for the call that would have asked for the operation."""
+        """Keep an abort for a later call of this peer that would request that operation."""
         ended = message.operation
         if ended.n >= self.next_n(ended.view, ended.tag):
             kept = self._missed.setdefault((ended.view, ended.tag), [])
@@ -181,19 +181,19 @@ class OpenOperations:
             del kept[:-MISSED_KEPT_MAX]
 
     def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
-        """Take the oldest outcome that is kept for the callers of ``tag``."""
+        """Take the oldest abort that was kept for the calls under ``tag``."""
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
 
     def gaps(self, operation: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
-        """The gaps in the ring of an operation that moves data here."""
+        """Return the gaps in the ring of an operation, if it moves data here and is repairable."""
         known = self._open.get(operation)
         if known is None or not known.moves_data or not known.descriptor.is_repairable:
             return []
         return find_gaps(known.ring, lost)
 
     def answer_holdings(self, asked: msg.HoldingsQuery, own: PeerId) -> ev.CloseGap | ev.Send:
-        """If this peer is right after a gap: close it; if not: answer that nothing is complete."""
+        """Return the effect that closes the gap before this peer, or else a negative answer."""
         lost = len(asked.lost)
         for gap in self.gaps(asked.operation, asked.lost):
             if gap.downstream == own:
@@ -201,7 +201,7 @@ class OpenOperations:
         return ev.Send(msg.Holdings(asked.operation, lost, complete=False))
 
     def send_across(self, asked: msg.Repair, own: PeerId) -> list[ev.SendAcross]:
-        """Send what is missing across the gaps right after this peer."""
+        """Return the effects that send the missing data across the gaps right after this peer."""
         operation = asked.operation
         return [
             ev.SendAcross(operation, gap.downstream, gap.size)
@@ -210,7 +210,7 @@ class OpenOperations:
         ]
 
     def note_wait(self, message: msg.OperationWaits) -> str:
-        """Remember whom an operation waits for; return what to report, if there is a caller."""
+        """Record for which members an operation waits; return a report, or "" without a caller."""
         known = self.get(message.operation)
         if known is None or known.call is None:
             return ""
@@ -226,10 +226,10 @@ class OpenOperations:
         return f"{what} and {more} wait for {message.whom}"
 
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
-        """Change the phase.
+        """Change the phase of an operation.
 
         Raises:
-            InvariantViolation: the table does not allow it.
+            InvariantViolation: the table of phases does not allow the change.
         """
         if phase not in TRANSITIONS[operation.phase]:
             what = f"{operation.id} cannot go from {operation.phase.value} to {phase.value}"
@@ -238,10 +238,10 @@ class OpenOperations:
         operation.waits_for = ""
 
     def end(self, operation: OperationId, *, committed: bool) -> OpenOperation | None:
-        """Take an operation out with its final phase; None if it is not open (told twice).
+        """Remove an operation and set its final phase; return None if it is not open.
 
         Raises:
-            InvariantViolation: it was committed before it started.
+            InvariantViolation: the operation was committed before it was done.
         """
         known = self._open.pop(operation, None)
         if known is not None:
@@ -252,12 +252,12 @@ class OpenOperations:
         return known
 
     def forget_closed(self, open_views: tuple[int, ...]) -> None:
-        """Forget the numbering of views that are closed for good."""
+        """Forget the numbers and kept aborts of closed views."""
         self._next_n = {key: n for key, n in self._next_n.items() if key[0] in open_views}
         self._missed = {key: kept for key, kept in self._missed.items() if key[0] in open_views}
 
     def unanswered(self) -> Iterator[msg.PeerMessage]:
-        """What the master has to be told again after a reconnect."""
+        """Yield the messages that a reconnect must repeat to the master."""
         for known in self:
             if known.withdrawn is not None:
                 yield msg.Withdraw(known.id, known.withdrawn)
@@ -270,12 +270,12 @@ class OpenOperations:
 
     @property
     def all_block_their_callers(self) -> bool:
-        """Whether each has a caller who can't go on before another member asks for it."""
+        """Whether every operation has a caller that waits for another member's request."""
         return not self._left and all(known.blocks_its_caller for known in self)
 
     @property
     def have_callers(self) -> bool:
-        """Whether any is open for a caller, who waits for it or will."""
+        """Whether any operation has a caller that waits for it or may read its outcome."""
         return any(not known.forgotten for known in self._by_call.values())
 
     def _forget_caller(self, operation: OpenOperation) -> None:
@@ -283,7 +283,7 @@ class OpenOperations:
         del self._by_call[operation.call], self._by_tag[operation.id.tag]
 
     def clear(self) -> None:
-        """This peer is no longer a part of the run."""
+        """Forget all operations, because this peer leaves the run."""
         self._open.clear()
         self._by_call.clear()
         self._by_tag.clear()

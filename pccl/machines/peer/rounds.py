@@ -1,7 +1,7 @@
-"""The joint decisions (rounds) that one peer has requested: at most one of each kind at a time.
+"""The rounds (joint decisions) that one peer has requested: at most one of each kind at a time.
 
-A caller may leave a round, but the request stands: the next call of the kind takes the round over,
-also when its answer is here already.
+If a caller leaves a round, the request stands. The next call of the same kind takes the round,
+even if its answer has arrived already.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from pccl.protocol.types import RoundId, RoundKind
 
 @dataclass(slots=True)
 class OpenRound:
-    """A round that was requested and whose answer no caller has taken yet."""
+    """A round that this peer has requested, and whose answer no caller has taken yet."""
 
     id: RoundId
     call: int | None
-    """None once the caller has left; the next call of the kind takes it over."""
+    """None once the caller has left; the next call of the same kind takes the round."""
     answer: msg.RoundClosed | None = None
     waits_for: str = ""
-    """Whom it waits for, as far as the master has said."""
+    """The members that the round waits for, as the master last reported."""
 
 
 class OpenRounds:
-    """All requested rounds of one peer, and how many of each kind the run has had.
+    """All rounds that one peer has requested, and how many of each kind the run has had.
 
     Args:
         out: for effects.
-        membership: changes for the caller when a call returns.
+        membership: the rosters; callers see a new one when a call returns.
         finals: keeps the answers for another master.
-        heartbeats: acknowledge the answers.
+        heartbeats: acknowledges the answers.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class OpenRounds:
         return len(self._open)
 
     def waiting(self) -> list[OpenRound]:
-        """The rounds that callers wait for."""
+        """Return the rounds that callers wait for."""
         return [current for current in self._open.values() if current.call is not None]
 
     def of_call(self, call: int) -> OpenRound | None:
-        """The round that a call waits for, if there is one."""
+        """Return the round that a call waits for, if there is one."""
         return next((current for current in self._open.values() if current.call == call), None)
 
     def counts(self) -> tuple[msg.RoundCount, ...]:
-        """How many rounds of each kind were closed, as far as this peer knows."""
+        """Return how many rounds of each kind were closed, as far as this peer knows."""
         return tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
 
     def start_from(self, counts: tuple[msg.RoundCount, ...], *, rejoins: bool) -> None:
-        """This peer was admitted after so many rounds.
+        """Record how many rounds of each kind were closed before this peer's admission.
 
         Args:
-            counts: of each kind.
-            rejoins: whether an ``update_topology`` has asked for the admission.
+            counts: one per kind.
+            rejoins: whether an ``update_topology`` asked for the admission.
         """
         self._counts.update({count.kind: count.n for count in counts})
         self._admission_unused = not rejoins
@@ -84,11 +84,11 @@ class OpenRounds:
     # -- calls ---------------------------------------------------------------------------------
 
     def use_admission(self) -> None:
-        """Another joint call is made: the admission satisfies no later call."""
+        """Record another joint call: the admission no longer satisfies an ``update_topology``."""
         self._admission_unused = False
 
     def call(self, event: ev.RoundCall) -> None:
-        """Request a round, or take over the one that another caller has left."""
+        """Request a round, or take the one that another caller has left."""
         kind = event.kind
         satisfied = kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
         self.use_admission()
@@ -111,13 +111,13 @@ class OpenRounds:
                 self._return(current, current.answer)
 
     def leave(self, current: OpenRound, reason: str) -> None:
-        """The caller of a round does not wait any longer."""
+        """Raise in the caller of a round that stops waiting for ``reason``; the request stands."""
         assert current.call is not None
         call, current.call = current.call, None
         self._out.raise_(call, words.left_round(reason, current.id.kind, current.waits_for))
 
     def left_answered(self, kind: RoundKind) -> None:
-        """A caller left without noticing the answer: the next call of the kind gets it."""
+        """Keep an answer that its caller missed by leaving, for the next call of that kind."""
         last = self._last.pop(kind, None)
         if last is None:  # no round of the kind was needed
             self._admission_unused = kind is RoundKind.UPDATE_TOPOLOGY
@@ -134,8 +134,8 @@ class OpenRounds:
     def follow_left(self) -> bool:
         """Catch up with the other members after rounds whose callers have left.
 
-        The others have had these rounds; their collectives and this peer's would wait for each
-        other in different views.
+        Otherwise their collectives and those of this peer would wait for each other in different
+        views.
 
         Returns:
             Whether there was an answer that no caller has seen.
@@ -151,10 +151,10 @@ class OpenRounds:
             found = True
         return found
 
-    # -- what the master says --------------------------------------------------------------------
+    # -- messages of the master ------------------------------------------------------------------
 
     def closed(self, message: msg.RoundClosed) -> bool:
-        """An answer has arrived; return False if nobody waits for it (told twice)."""
+        """Record an answer; return False if this peer does not wait for it, as in a repetition."""
         self._finals.see(message)
         current = self._open.get(message.round.kind)
         if current is None or current.id != message.round or current.answer is not None:
@@ -167,7 +167,7 @@ class OpenRounds:
         return True
 
     def note_wait(self, message: msg.RoundWaits) -> None:
-        """Remember whom a round waits for; report it, if there is a caller."""
+        """Record for which members a round waits; report that if it has a caller."""
         current = self._open.get(message.round.kind)
         if current is not None and current.id == message.round and current.call is not None:
             current.waits_for = message.whom
@@ -175,7 +175,7 @@ class OpenRounds:
             self._out.report_wait(text, message.waited_s)
 
     def repeat(self) -> None:
-        """Request again what the master has not answered."""
+        """Request the unanswered rounds again."""
         for current in self._open.values():
             if current.answer is None:
                 self._out.send(msg.RoundRequest(current.id))
@@ -190,7 +190,7 @@ class OpenRounds:
         self._out.return_(current.call, answer.pending if asked else None)
 
     def _take_answer(self, current: OpenRound, answer: msg.RoundClosed) -> None:
-        """The answer is taken: the next call of the kind opens the next round."""
+        """Take the answer, so that the next call of the kind opens the next round."""
         self._last[current.id.kind] = self._open.pop(current.id.kind)
         self._skip(current.id)
         self._heartbeats.acknowledge(current.id)
@@ -200,10 +200,10 @@ class OpenRounds:
             self._membership.follow(answer.roster_version)
 
     def _skip(self, closed: RoundId) -> None:
-        """A round is closed: never request it, or an older one, (again)."""
+        """Never request round ``closed`` or an older one of its kind again."""
         self._counts[closed.kind] = max(self._counts[closed.kind], closed.n + 1)
 
     def clear(self) -> None:
-        """This peer is no longer a part of the run."""
+        """Drop all rounds, because this peer leaves the run."""
         self._open.clear()
         self._last.clear()

@@ -8,7 +8,7 @@ the other members:
 * If the caller repeats the call, it returns what the first call would have returned. It does so
   only if no other joint call was made since, because the other members have finished that call.
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
-  changed, the offer is stale: it counts only if no member has got further.
+  changed, the offer is stale: it counts only if no member has advanced further.
 
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
@@ -32,14 +32,14 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, P
 
 @dataclass(frozen=True, slots=True)
 class CommittedSync:
-    """A synchronization that was committed."""
+    """A synchronization that the members have committed."""
 
     made: Offer
-    """As the caller made it."""
+    """The offer as the caller made it."""
     lineage: Lineage
     result: ev.SyncResult
     roster_version: int
-    """Of the membership that the outcome names."""
+    """Version of the roster that the outcome names."""
     had_it: bool
     """Whether this peer had the elected contents, and their revision, when it called."""
 
@@ -51,13 +51,13 @@ class CommittedSync:
 
 
 class AfterLeaving(enum.Enum):
-    """How a peer stands to the other members once its caller has left a committed operation."""
+    """The state of a peer, compared with other members, after its caller left an operation."""
 
     UP_TO_DATE = enum.auto()
-    """It was a synchronization from which this peer needed nothing."""
+    """The operation was a synchronization from which this peer needed nothing."""
     LACKS_RESULT = enum.auto()
     UNCHANGED = enum.auto()
-    """It has only compared states."""
+    """The operation only compared states."""
 
 
 class LeftSync:
@@ -72,7 +72,7 @@ class LeftSync:
         self._left: CommittedSync | None = None
         """The last one that the caller left and from which this peer needed nothing."""
         self._looked: OperationId | None = None
-        """The last operation that has only compared states."""
+        """The last operation that only compared states."""
         self._may_repeat = False
         """Whether no joint call was made since the caller left ``_left``."""
         self._lacks = False
@@ -81,7 +81,7 @@ class LeftSync:
     def commit(
         self, known: OpenOperation, lineage: Lineage, outcome: msg.OperationEnded, peer: PeerId
     ) -> None:
-        """A synchronization was committed, or states were compared."""
+        """Record a committed synchronization, or a comparison of states."""
         made, elected = known.made, known.elected
         assert made is not None
         assert elected is not None
@@ -95,7 +95,7 @@ class LeftSync:
         self._last = CommittedSync(made, lineage, result, outcome.roster_version, had_it)
 
     def leave(self, operation: OperationId) -> AfterLeaving:
-        """The caller left this operation, which was committed."""
+        """Record that the caller left ``operation``, which was committed; return the result."""
         last = self._last
         if operation == self._looked:
             return AfterLeaving.UNCHANGED
@@ -106,21 +106,21 @@ class LeftSync:
         return AfterLeaving.UP_TO_DATE
 
     def forget_repeat(self) -> None:
-        """Another joint call is made, or this peer has lost its place."""
+        """Forget the call to repeat, after another joint call or the loss of the membership."""
         self._may_repeat = False
 
     def take_repeat(self, offer: Offer) -> CommittedSync | None:
-        """What this call returns if it repeats the call that was left; None: it is a new call."""
+        """Return the earlier result if this call repeats the call that was left, else None."""
         left, may_repeat, self._may_repeat = self._left, self._may_repeat, False
         repeats = may_repeat and left is not None and left.is_made_again(offer)
         return left if repeats else None
 
     def offer(self, made: Offer, *, stale: bool) -> Offer:
-        """The offer that goes to the other members.
+        """Return the offer for the other members.
 
         Args:
             made: the offer as the caller made it.
-            stale: whether the other members have committed something that this peer lacks.
+            stale: whether the members have committed a result that this peer lacks.
         """
         left, last, lineage = self._left, self._last, made.lineage
         if made.stale:
@@ -134,13 +134,13 @@ class LeftSync:
 
 
 class Synchronizations:
-    """What differs if an operation is about shared state.
+    """Handles what differs for operations on shared state.
 
     Args:
         out: for effects.
         own: this peer.
-        membership: changes for the caller when a call returns.
-        operations: everything that is posted and has no outcome.
+        membership: the rosters; callers see a new one when a call returns.
+        operations: operations that are posted and have no outcome.
         left_sync: the last committed synchronization.
     """
 
@@ -156,14 +156,14 @@ class Synchronizations:
         self._operations = operations
         self.left_sync = left_sync
         self.expected = NOTHING_EXPECTED
-        """Of the group's shared state, as far as this peer knows."""
+        """What this peer expects of the group's shared state."""
 
     def call(self, event: ev.SyncCall, *, stale: bool) -> None:
-        """Whoever is left, or alone, does it all the same; members that are lost don't matter.
+        """Start a synchronization, even alone; after a loss of members, in the newest view.
 
         Args:
             event: the call.
-            stale: whether the other members have committed something that this peer lacks.
+            stale: whether the members have committed a result that this peer lacks.
         """
         repeated = self.left_sync.take_repeat(event.offer)
         if repeated is not None:
@@ -176,7 +176,7 @@ class Synchronizations:
         if roster.view not in newest.open_views:
             roster = newest
         while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
-            if missed.abort is not AbortCause.WITHDRAWN:  # then they have all called again
+            if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
                 self._out.raise_(event.call, words.aborted(missed, attempt=0))
                 return
@@ -189,7 +189,7 @@ class Synchronizations:
         self._out.send(opened.request())
 
     def started(self, operation_id: OperationId, elected: Elected) -> None:
-        """What is elected; told again after a reconnect, and when it has changed."""
+        """Fetch the elected state; ignore a repetition, but fetch again if the election changed."""
         operation = self._operations.get(operation_id)
         if operation is None or operation.offer is None:
             return
@@ -200,13 +200,13 @@ class Synchronizations:
             self._out.add(ev.BeginSync(operation_id, elected))
 
     def compare(self, operation: OperationId, reference: PeerId) -> None:
-        """Say how the own state differs from that of ``reference``."""
+        """Compare this peer's state with that of ``reference``, while its call is open."""
         own = self._operations.get(operation)
         if own is not None and own.call is not None and own.offer is not None:
             self._out.add(ev.CompareSync(operation, reference))
 
     def starved(self, operation_id: OperationId, reason: str) -> None:
-        """Let all try again: what is here already is not lost with the attempt."""
+        """Make all members try again, because a source is missing; fetched pieces are kept."""
         operation = self._operations.get(operation_id)
         if operation is not None and operation.phase is Phase.STARTED:
             operation.starved = reason
@@ -215,7 +215,7 @@ class Synchronizations:
     def committed(
         self, operation: OpenOperation, elected: Elected, outcome: msg.OperationEnded
     ) -> None:
-        """A synchronization was committed, or states were compared."""
+        """Record a committed synchronization, or a comparison of states."""
         lineage = Lineage(self._own.run, operation.id)
         self.left_sync.commit(operation, lineage, outcome, self._own.peer)
         if not operation.only_looks:

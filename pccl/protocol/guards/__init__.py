@@ -1,9 +1,9 @@
-"""What comes from outside is bounded here: each part counts, and says what is too much.
+"""Bounds on the data that a process accepts from other processes.
 
-* ``texts``: texts of others, as they may be kept and shown.
-* ``source_shares``: what one address may take of a port.
-* ``guessing``: how hard a secret is to guess.
-* ``log_quota``: lines of the log about strangers.
-* ``allowance``: bytes of messages, by who sends them.
-* ``early_store``: frames that arrive before their operation.
+* ``texts``: makes texts of other processes safe to log, and cuts them.
+* ``source_shares``: shares the unproven connections of a port among their addresses.
+* ``guessing``: estimates how hard a secret is to guess.
+* ``log_quota``: limits the log lines about unproven connections.
+* ``allowance``: limits the bytes of messages, by the trust in their sender.
+* ``early_store``: stores a bounded number of frames that arrive before their operation.
 """

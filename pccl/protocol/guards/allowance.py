@@ -1,7 +1,7 @@
 """Limits how much data a process accepts from a sender, by how far it trusts that sender.
 
-The shell asks before it reads a message in full, and spends an allowance for what it has read. All
-of it is pure: kinds, sizes and the time go in, a number comes out.
+The caller asks for the size limit before it reads a message in full, and charges an allowance for
+each message that it has read. All functions are pure: kinds, sizes and time in, a number out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pccl.protocol.types import NS_PER_S
 
 
 class Trust(enum.IntEnum):
-    """What a master knows of a connection."""
+    """How far a master trusts a connection."""
 
     STRANGER = 0
-    """It has not said who it is."""
+    """The connection has not identified itself."""
     NEWCOMER = 1
-    """A peer that is registered and not admitted."""
+    """The peer is registered, but not admitted."""
     LATE = 2
-    """It returned after the recovery. Its report of the run is read and ignored."""
+    """The peer returned after the recovery. The master reads its report, and ignores it."""
     RETURNING = 3
-    """It reports what it knows of a run that this master may take up."""
+    """The peer reports its knowledge of a run that this master may continue."""
     MEMBER = 4
 
 
@@ -40,13 +40,13 @@ _OPENERS = (
 )
 _REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
 _MEMBERS_SAY = (*_REPORT, msg.AddressProbed)
-"""What a newcomer may not send."""
+"""Messages that a newcomer may not send."""
 _PEERS_SAY = frozenset(msg.PeerMessage.__args__)
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
 
 def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
-    """How large a message of a type a master takes from a peer; 0: it takes none."""
+    """Return the largest size of a message type that a master accepts from a peer; 0: none."""
     if kind not in _PEERS_SAY:
         return 0
     match trust:
@@ -63,22 +63,22 @@ def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
 
 
 def is_charged(trust: Trust) -> bool:
-    """Whether what a connection sends is charged to the allowance of newcomers."""
+    """Whether the bytes of a connection are charged to the allowance of newcomers."""
     return trust in (Trust.STRANGER, Trust.NEWCOMER, Trust.LATE)
 
 
 def masters_bytes_max(kind: type[msg.Message]) -> int:
-    """How large a message of a type a peer takes from its master; 0: it takes none."""
+    """Return the largest size of a message type that a peer accepts from its master; 0: none."""
     return BYTES_MAX[kind] if kind in _MASTERS_SAY else 0
 
 
 class Allowance:
-    """What some connections together may cost: so much a second, and a burst after a pause.
+    """The bytes that some connections together may cost: a rate, and a burst after a pause.
 
     Args:
-        bytes_per_s: at which it grows.
-        burst_bytes: beyond which it does not.
-        now_ns: the present.
+        bytes_per_s: the rate at which it grows.
+        burst_bytes: the size at which it stops growing.
+        now_ns: the current time in nanoseconds.
     """
 
     def __init__(self, bytes_per_s: int, burst_bytes: int, now_ns: int) -> None:
@@ -87,7 +87,7 @@ class Allowance:
         self._spent_until_ns = now_ns - self._burst_ns
 
     def spend(self, cost_bytes: int, now_ns: int) -> int:
-        """Something was read; return for how long nothing more should be."""
+        """Charge the cost of a message; return for how many ns to read nothing more."""
         begins_ns = max(self._spent_until_ns, now_ns - self._burst_ns)
         self._spent_until_ns = begins_ns + cost_bytes * NS_PER_S // self._bytes_per_s
         return max(0, self._spent_until_ns - now_ns)
@@ -105,8 +105,8 @@ class SharedAllowance:
     Args:
         bytes_per_s: the rate at which it grows, for all sources together.
         burst_bytes: the size at which it stops growing.
-        now_ns: the present.
-        sources_max: how many sources have their own account; further sources share one.
+        now_ns: the current time in nanoseconds.
+        sources_max: number of sources with their own account; further sources share one.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class SharedAllowance:
         self._next: list[tuple[int, str]] = []
         """A heap with one entry for each account; an account may have grown since."""
         self._settled_ns = 0
-        """How much each account has been able to pay so far, as time at the full rate."""
+        """Amount that each account could pay so far, as time at the full rate."""
         self._now_ns = now_ns
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def spend(self, source: str, cost_bytes: int, now_ns: int) -> int:
-        """Charge a source; return for how long to read nothing more from this connection."""
+        """Charge a source; return for how many ns to read nothing more from this connection."""
         self._settle(now_ns)
         if source not in self._accounts and len(self._accounts) >= self._sources_max:
             source = ""
@@ -145,7 +145,7 @@ class SharedAllowance:
         return max(0, min(own_ns, self._total.spend(cost_bytes, now_ns)))
 
     def _settle(self, now_ns: int) -> None:
-        """Pay off what the time since the last call allows."""
+        """Pay off the accounts with the allowance of the time since the last call."""
         while self._accounts:
             step_ns = (now_ns - self._now_ns) // len(self._accounts)
             first_ns, source = self._next[0]

@@ -1,11 +1,11 @@
-"""Bounded memory for frames that arrive before their operation is posted here.
+"""Bounded memory for frames that arrive before this peer has posted their operation.
 
-Buffers are posted before the operation is requested, so frames of a started operation always find
-them; this store is for what is sent ahead of that (``eager``). It never grows
-beyond its bound: a sender that exceeds it broke the protocol, and lanes are never paused.
+A peer posts its buffers before it requests an operation, so frames of a started operation always
+find them. This store is for frames sent before the start (``eager``). It never exceeds its limit: a
+sender that sends more violates the protocol. The receiver never pauses a lane.
 
-After the loss of a lane a sender asks what of an operation has arrived. That can't be said before
-the operation is posted, so the last question waits with the frames.
+After the loss of a lane a sender asks which frames of an operation have arrived. The receiver
+cannot answer before it has posted the operation, so the store also keeps the last query.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pccl.protocol.types import OperationId
 
 
 def _cost(header: FrameHeader) -> int:
-    """What a frame counts: its header too, so that empty frames are not free."""
+    """Return the bytes that a frame counts, with its header, so that empty frames are not free."""
     return HEADER_BYTES + header.length
 
 
 class EarlyStore:
-    """Frames of one link whose operation is not posted yet."""
+    """The frames of one link whose operation is not posted yet."""
 
     def __init__(self, bytes_max: int = EARLY_STORE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self.used_bytes = 0
-        """What the frames and questions that are kept count."""
+        """Bytes that the stored frames and queries count."""
         self._frames: dict[OperationId, list[tuple[FrameHeader, bytearray]]] = {}
         self._questions: dict[OperationId, FrameHeader] = {}
 
     def reserve(self, header: FrameHeader) -> bytearray:
-        """Return memory for the payload of an early frame that is about to be read.
+        """Reserve and return memory for the payload of an early frame.
 
         Raises:
             RemoteProtocolError: the store is full. Close the lane.
@@ -40,28 +40,28 @@ class EarlyStore:
         if self.used_bytes + _cost(header) > self._bytes_max:
             raise RemoteProtocolError(
                 func="lane",
-                reason=f"more than {self._bytes_max} bytes sent ahead of operation "
-                f"{header.operation}",
+                reason=f"it sent more than {self._bytes_max} bytes of frames before this peer "
+                f"posted {header.operation}",
             )
         self.used_bytes += _cost(header)
         return bytearray(header.length)
 
     def release(self, header: FrameHeader) -> None:
-        """Give back a reservation whose frame was never completed."""
+        """Release the memory of a frame that was not received completely."""
         self.used_bytes -= _cost(header)
 
     def put(self, header: FrameHeader, payload: bytearray) -> None:
-        """Keep a complete frame (its memory was reserved)."""
+        """Store a complete frame in its reserved memory."""
         self._frames.setdefault(header.operation, []).append((header, payload))
 
     def take(self, operation: OperationId) -> list[tuple[FrameHeader, bytearray]]:
-        """Hand out the frames of an operation that is posted now, in order of arrival."""
+        """Remove and return the frames of an operation, in the order of arrival."""
         frames = self._frames.pop(operation, [])
         self.used_bytes -= sum(_cost(header) for header, _ in frames)
         return frames
 
     def put_question(self, question: FrameHeader) -> None:
-        """Keep a question, in place of the one before it of the same operation.
+        """Store a query, in place of an older one of the same operation.
 
         Raises:
             RemoteProtocolError: the store is full. Close the lane.
@@ -73,17 +73,17 @@ class EarlyStore:
             self._questions[question.operation] = question
 
     def take_question(self, operation: OperationId) -> FrameHeader | None:
-        """Hand out the question about an operation that is posted now, if there is one."""
+        """Remove and return the query about an operation; None: there is none."""
         question = self._questions.pop(operation, None)
         if question is not None:
             self.release(question)
         return question
 
     def discard(self, operation: OperationId) -> None:
-        """Forget the frames of an operation that will never be posted."""
+        """Drop frames and query of an operation that this peer will never post."""
         self.take(operation)
         self.take_question(operation)
 
     def operations(self) -> list[OperationId]:
-        """The operations that anything is kept of."""
+        """Return the operations with stored frames or a stored query."""
         return list(self._frames | self._questions)

@@ -1,6 +1,6 @@
-"""How many log lines strangers may cause: a few as they come, then one per interval that counts.
+"""Limits the log lines about unproven connections: a few at once, then one count per interval.
 
-Pure: ``now_ns`` goes in; the caller writes the lines.
+It is pure: the caller passes in ``now_ns``, and writes the lines.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
 
 
 class LogQuota:
-    """Of the lines of one kind.
+    """The quota of log lines of one kind.
 
     Args:
-        lines_max: how many may be written in one interval, beside the one that counts.
-        interval_ns: how long an interval is; it begins with the first line after the one before.
+        lines_max: number of lines in one interval, besides the line with the count of the rest.
+        interval_ns: length of an interval, which begins with its first line.
     """
 
     def __init__(self, lines_max: int = LOG_LINES_MAX, interval_ns: int = LOG_INTERVAL_NS) -> None:
@@ -25,11 +25,11 @@ class LogQuota:
 
     @property
     def due_ns(self) -> int | None:
-        """When ``take_count`` is to be called; None: nothing was left out."""
+        """Time at which to call ``take_count``; None: no line was omitted."""
         return self._ends_ns if self._left_out else None
 
     def admit(self, now_ns: int) -> bool:
-        """Whether a line may be written now; if not, it is counted."""
+        """Return True if the caller may write a line now; otherwise count the line as omitted."""
         over = self._ends_ns is None or now_ns >= self._ends_ns
         if over and not self._left_out:
             self._ends_ns, self._written = now_ns + self._interval_ns, 0
@@ -40,7 +40,7 @@ class LogQuota:
         return False
 
     def take_count(self) -> int:
-        """How many lines were left out; a new interval begins with the next line."""
+        """Return the number of omitted lines, and begin a new interval with the next line."""
         count, self._left_out = self._left_out, 0
         self._ends_ns = None
         return count

@@ -1,18 +1,18 @@
-"""Which connection has to go when strangers want more of a port than it has: one pure decision.
+"""Decides which unproven connection a port closes when it has too many of them.
 
-Before a connection has proven itself, anybody may have opened it. So a port keeps a bounded number
-of such connections, and shares them fairly among the addresses that they come from: when one more
-comes than there is room for, the address that has the most loses one. One address can therefore
-never push out the connection of another address that has fewer.
+Anyone may have opened a connection that has not proven itself. So a port keeps a bounded number of
+such connections, and shares them fairly among the addresses that they come from. When one more
+comes than the port has room for, the address with the most connections loses one. So an address
+never loses a connection to an address that has more.
 
-Many honest peers may share an address (behind one NAT), also with somebody who floods the port. So
-within an address the connections that have said nothing yet go first. An honest peer says its
-opening as soon as it is connected; then it can only be pushed out by others that have done so too.
+Many honest peers may share an address (behind one NAT), also with an attacker who floods the port.
+So within an address the port first closes connections that have sent nothing yet. An honest peer
+sends its opening at once. After that, only connections that have also sent one can replace it.
 
-Connections that have proven themselves are not in here: they never count, and nobody here can take
-their place. What they need is the rest of the descriptors, see :func:`port_limits`.
+Proven connections do not count here, and no unproven one can replace them. The rest of the
+descriptors is reserved for them; see :func:`port_limits`.
 
-Pure: whoever comes and goes is passed in, who has to go is returned.
+The module is pure: callers report new and closed connections, and close the returned one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from pccl.protocol.limits import (
 _Key = TypeVar("_Key")
 
 _IPV6_SITE_BITS = 64
-"""One site has at least so many addresses to itself."""
+"""Bits of an IPv6 address that one site has for its own addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortLimits:
-    """How many connections of each kind a port may hold.
+    """The largest number of connections of each kind at one port.
 
     Attributes:
-        unproven: that have not proven themselves yet.
-        newcomers: that have, but belong to nobody whom the run knows yet.
-        lingering: that are closed here; the other side may still read what was said last.
+        unproven: connections that have not proven themselves yet.
+        newcomers: proven connections of processes that the run does not know yet.
+        lingering: connections that this side closed; the other side may still read the last bytes.
     """
 
     unproven: int = UNPROVEN_MAX
@@ -51,10 +51,10 @@ class PortLimits:
 
 
 def port_limits(descriptors: int) -> PortLimits:
-    """Derive the limits of a port from how many descriptors the process may have.
+    """Derive the limits of a port from the number of descriptors that the process may have.
 
-    Strangers get a quarter at most, and what lingers after them a sixteenth. Newcomers get another
-    quarter. The rest is a reserve for members, for our own dials, and for the application.
+    Unproven connections get a quarter at most, and lingering ones a sixteenth. Newcomers get
+    another quarter. The rest is reserved for members, for own dials, and for the application.
     """
     quarter = max(descriptors // 4, 1)
     return PortLimits(
@@ -65,7 +65,7 @@ def port_limits(descriptors: int) -> PortLimits:
 
 
 def source_of(host: str) -> str:
-    """Return what counts as one source: an IPv4 address, a host name, or an IPv6 network (/64)."""
+    """Return the source of ``host``: its IPv4 address, its host name, or its IPv6 network (/64)."""
     if ":" not in host:
         return host
     try:
@@ -78,9 +78,9 @@ def source_of(host: str) -> str:
 
 
 def of_the_largest(hosts: Mapping[_Key, str], coming: str) -> _Key:
-    """Of many who wait, who has to go if one more comes from ``coming``.
+    """Return the entry to remove if one more comes from ``coming``.
 
-    It is the first from the source with the most, with the one that comes.
+    It is the first one of the source with the most entries, the new one included.
     """
     sources = {key: source_of(host) for key, host in hosts.items()}
     counts = Counter([source_of(coming), *sources.values()])
@@ -88,7 +88,7 @@ def of_the_largest(hosts: Mapping[_Key, str], coming: str) -> _Key:
 
 
 class _Source(Generic[_Key]):
-    """The connections of one source, each kind with the oldest first."""
+    """The connections of one source, the oldest of each kind first."""
 
     __slots__ = ("silent", "spoken")
 
@@ -104,14 +104,14 @@ class SourceShares(Generic[_Key]):
     """A bounded number of connections, shared among their sources.
 
     Args:
-        room: how many there may be, at least 1.
+        room: largest number of connections, at least 1.
     """
 
     def __init__(self, room: int) -> None:
         assert room >= 1
         self._room = room
         self._sources: dict[str, _Source[_Key]] = {}
-        """Those that have a connection; the one that has had some for longest is the first."""
+        """Sources with connections, in the order in which they got their first one."""
         self._source_of: dict[_Key, str] = {}
 
     def __len__(self) -> int:
@@ -121,10 +121,10 @@ class SourceShares(Generic[_Key]):
         return key in self._source_of
 
     def add(self, key: _Key, host: str) -> _Key | None:
-        """A connection has come from ``host``.
+        """Add a connection from ``host``.
 
         Returns:
-            The one that has to go for it, which is no longer in here; None: there was room.
+            The connection to close for it, already removed; None: there was room.
         """
         assert key not in self._source_of
         name = source_of(host)
@@ -136,14 +136,14 @@ class SourceShares(Generic[_Key]):
         return goes
 
     def spoke(self, key: _Key) -> None:
-        """The connection has begun as ours do."""
+        """Record that the connection has sent the beginning of an opening."""
         source = self._sources[self._source_of[key]]
         if key in source.silent:
             del source.silent[key]
             source.spoken[key] = None
 
     def remove(self, key: _Key) -> None:
-        """The connection has proven itself, or is gone; a second time changes nothing."""
+        """Remove a connection that has proven itself or is closed, if it is still there."""
         name = self._source_of.pop(key, None)
         if name is None:
             return
@@ -154,9 +154,9 @@ class SourceShares(Generic[_Key]):
             del self._sources[name]
 
     def _first_to_go(self, coming: str) -> _Key:
-        """The oldest of the source with the most; the silent before those that have spoken.
+        """Return the oldest connection of the source with the most, silent ones first.
 
-        The one that comes counts for its source, but never goes itself.
+        The new connection counts for its source, but is never the one to close.
         """
 
         def weight(name: str) -> tuple[int, bool]:

@@ -1,12 +1,12 @@
-"""Texts of other processes, as they may be kept, logged and shown."""
+"""Makes texts of other processes safe to log, and cuts them."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """A text of others as it may be logged or shown: in one line, in its order, without escapes.
+    """Return a text of another process in a form that is safe to log or show: one line, no escapes.
 
-    Whatever is not printable (line breaks, control characters, changes of direction) is replaced.
+    It replaces unprintable characters: line breaks, control characters, changes of direction.
     """
     if text.isprintable():
         return text
@@ -14,7 +14,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """``text``, or its beginning: at most so many bytes of UTF-8, three or more."""
+    """Return ``text``, cut to ``bytes_max`` (at least 3) bytes of UTF-8 with ``...`` at the end."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= bytes_max:
         return text

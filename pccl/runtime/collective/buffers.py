@@ -1,7 +1,7 @@
-"""Memory for segments that cannot be read straight into their place; used again and again.
+"""Reusable memory for segments that cannot be read straight into their place.
 
-At most one segment per lane is arriving, so a few buffers are enough; fresh memory for each would
-cost a page fault for every page.
+At most one segment per lane arrives at a time, so a few buffers are enough. New memory for each
+segment would cost one page fault per page.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ KEPT_MAX = 8
 
 
 class Buffers:
-    """Buffers of one I/O thread."""
+    """A pool of buffers for one I/O thread."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
 
     def take(self, nbytes: int) -> memoryview:
-        """A buffer of exactly so many bytes, with undefined content."""
+        """Return a buffer of exactly ``nbytes`` bytes, with undefined content."""
         for number in range(len(self._free) - 1, -1, -1):
             if len(self._free[number]) >= nbytes:
                 return memoryview(self._free.pop(number))[:nbytes]
         return memoryview(bytearray(nbytes))
 
     def give(self, buffer: memoryview) -> None:
-        """Give back what nobody uses any more; one that never comes back is only garbage."""
+        """Return an unused buffer to the pool. A buffer that is never returned is only garbage."""
         memory = buffer.obj
         assert isinstance(memory, bytearray)
         self._free.append(memory)

@@ -1,10 +1,10 @@
 """``ChainTransfer``: a collective in which each peer sends to the next one: ring and broadcast.
 
-If what arrives is a partial result, the own contribution is combined with it where it lies; then it
-travels on from there.
+A peer combines an arriving partial result with its own contribution in the place of the result, and
+sends it on from there.
 
-Across a gap: when ranks are lost, the rank behind them takes from the one before them what the lost
-ones would have sent on: final values only, under the steps and numbers that the receiver knows.
+When ranks are lost, the rank before the gap sends to the rank behind the gap what the lost ranks
+would have forwarded: final values only, with the steps and numbers that the receiver expects.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pccl.transports.outgoing import Payload
 
 
 class ChainTransfer(Transfer):
-    """One operation of a chain.
+    """One operation on a chain of ranks.
 
     Args:
         operation: see ``Transfer``.
         reduction: see ``Transfer``.
         operand: see ``Transfer``.
-        schedule: the chain as this rank sees it.
-        downstream: the link to the next rank.
+        schedule: schedule of the chain for this rank.
+        downstream: link to the next rank.
         ring: all members, in ring order.
         on_done: see ``Transfer``.
-        buffers: see ``Transfer``; also for partial results that have to be decoded.
-        coding: see ``Transfer``; every partial result is quantized anew.
+        buffers: see ``Transfer``; encoded partial results are read into them too.
+        coding: see ``Transfer``; each rank encodes a partial result again.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class ChainTransfer(Transfer):
         if schedule.outgoing.count:
             self.outlets[downstream.peer] = self._outlet
         self._gap = 0
-        """How many ranks are lost between us and the downstream peer."""
+        """Number of lost ranks between this rank and the downstream peer."""
         self._last_step = schedule.step_count - 1
         self._held: list[tuple[int, Segment, int | None]] = []
-        """What can be sent on and came before the beginning: others are ahead of it."""
+        """Segments to forward that arrived before ``begin``, with their step and hash."""
 
     @property
     def phase(self) -> str:
-        """``reduce-scatter`` until as many segments are here as there are partial results."""
+        """``reduce-scatter`` until as many segments as partial results arrived, then ``gather``."""
         reduce_segments = self.schedule.first_gather_index
         return "reduce-scatter" if self._inlet.received_count < reduce_segments else "gather"
 
     # -- sending -------------------------------------------------------------------------------
 
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """Send the first segments, and those that were held until the start."""
+        """Send the first segments, and forward the segments that arrived before this call."""
         self.begun = True
         self._weigh(weights, self.schedule.rank)
         check = None
@@ -94,7 +94,7 @@ class ChainTransfer(Transfer):
 
     def _offer(self, step: int, segment: Segment, check: int | None) -> None:
         step += self._gap
-        if step <= self._last_step:  # otherwise the rank behind the gap has finished it
+        if step <= self._last_step:  # otherwise the rank behind the gap does not need it
             self._outlet.offer(step, segment, self.what, check)
 
     def _payload(self, step: int, segment: Segment) -> Payload:
@@ -105,7 +105,7 @@ class ChainTransfer(Transfer):
         return self.result.payload(*segment.wire_span)
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
-        """What a contribution or a partial result is on the wire."""
+        """Return the wire bytes of the own contribution (step 0) or of a partial result."""
         if step:
             return coding.encode(segment, self.result.elements(*segment.span))
         own = self._contribution(segment).elements(*segment.span)
@@ -146,7 +146,7 @@ class ChainTransfer(Transfer):
                 self._coding.decode_in_place(segment)
 
     def _add(self, placement: Placement, *, finish: bool) -> None:
-        """Combine what has arrived with the own contribution."""
+        """Combine an arrived partial result with the own contribution."""
         segment, buffer = placement.segment, placement.buffer
         arrived: Memory | Array = self.result
         saved = self._operand.saved
@@ -172,13 +172,13 @@ class ChainTransfer(Transfer):
         return not self._inlet.missing.isdisjoint(first)
 
     def take_from(self, upstream: PeerId) -> None:
-        """The ranks before this one are lost: take what is missing from ``upstream``."""
+        """Receive missing segments from ``upstream``, because the ranks behind it are lost."""
         self.inlets = {upstream: self._inlet}
 
     def send_across(self, downstream: Link, gap: int) -> None:
-        """The ``gap`` ranks behind this one are lost: send to the peer behind them instead.
+        """Send to ``downstream`` instead, because the ``gap`` ranks before it are lost.
 
-        It is asked first which of the final values that are here it lacks. Told twice changes
+        This rank first asks ``downstream`` which final values it lacks. A second call changes
         nothing.
         """
         if self._outlet.link is downstream:

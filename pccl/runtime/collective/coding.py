@@ -1,15 +1,15 @@
-"""``Coding``: how one running collective shortens what it sends, and what that costs in accuracy.
+"""``Coding``: how one running collective quantizes the values that it sends.
 
-Contributions and partial results are encoded when a lane is about to send them, so at most one
-segment per lane is encoded at a time. A result is encoded once, by its owner, and its encoded bytes
-stay where the result will be until it has to be there: whoever lacks them can be sent them again.
+A lane encodes contributions and partial results right before it sends them, so at most one segment
+per lane is encoded at a time. The owner of a result encodes it once. The encoded bytes stay in the
+place of the result until the operation ends, so that a peer can send them again.
 
-With error feedback what a peer's own roundings have cost is kept for the next reduce of the same
-tensor: 1-bit SGD (Seide et al., Interspeech 2014) for contributions, DoubleSqueeze (Tang et al.,
-ICML 2019) for results, whose rounding the owner owes to everybody.
+With error feedback a peer keeps its own rounding errors for the next reduce of the same tensor:
+1-bit SGD (Seide et al., Interspeech 2014) for contributions, DoubleSqueeze (Tang et al., ICML 2019)
+for results, whose error the owner keeps for all members.
 
-What is owed is in units of a contribution, of a weighted average in those of one of average weight.
-So it pays what the result has lost, whatever weight the own contribution has the next time.
+The residual is in units of one contribution; of a weighted average, of one with average weight. So
+it makes up for the loss of the result, whatever weight the own contribution has the next time.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Coding:
     """The codec of one operation, bound to its buffers.
 
     Args:
-        codec: of the result's dtype.
-        wide_codec: of float32 if that is a half, otherwise the same: encodes what a half cannot
-            hold, the contribution and what is owed.
-        result: where the result will be.
-        residual: what is owed from before and takes what this operation costs; None: nothing is.
-        operation: whose values they are.
+        codec: codec for the dtype of the result.
+        wide_codec: codec for float32 if the result has 16-bit floats, otherwise ``codec``. It
+            encodes the contribution plus residual, which may not fit into 16 bits.
+        result: memory of the result.
+        residual: residual of earlier operations, which also takes the errors of this one; or None.
+        operation: id of the operation.
         rank: own rank.
-        shares: how many contributions one unit of the result stands for: the world size of an
-            average, weighted or not, otherwise 1.
-        stochastic: round at random, by a generator that anybody can repeat.
+        shares: contributions per unit of the result: the world size for an average, weighted or
+            not, otherwise 1.
+        stochastic: whether to round at random, with a reproducible generator.
     """
 
     def __init__(
@@ -75,25 +75,26 @@ class Coding:
         self._total = Scratch()
         self._decoded = Scratch()
         self._errors: dict[int, EncodeError] = {}
-        """By position: what rounding has cost, the first time."""
+        """Rounding errors of the first encoding of each segment, by position."""
         self._coded: dict[int, Segment] = {}
         """Segments of the result that are still encoded, by position."""
 
     def weigh(self, weighting: Weighting) -> None:
-        """How contributions count, and thus what is owed."""
+        """Set the factors of the own contribution and of the residual, for a weighted average."""
         self._factor, self._mean_factor = weighting.factor, weighting.mean_factor
 
     @property
     def error(self) -> float:
-        """Relative L2 error of all that this peer has rounded; 0.0 if that was nothing."""
+        """Relative L2 error of all values that this peer has rounded; 0.0 if there are none."""
         errors = self._errors.values()
         whole = sum(error.value_squares for error in errors)
         return sqrt(sum(error.error_squares for error in errors) / whole) if whole else 0.0
 
     def own(self, segment: Segment, values: Array) -> Array:
-        """The own contribution with what is owed from before, to be combined with others.
+        """Return the own contribution plus residual, to be combined with other contributions.
 
-        Good until the next call. What the dtype cannot hold of it stays owed.
+        The array is valid until the next call. The part that the dtype cannot hold stays in the
+        residual.
         """
         residual = self._residual
         if residual is None:
@@ -114,7 +115,7 @@ class Coding:
         return rounded
 
     def _with_residual(self, segment: Segment, values: Array) -> Array:
-        """In float32, or in float64 if that is the dtype; no finite value becomes infinite."""
+        """Return ``values`` plus residual, in its dtype. Finite values stay finite."""
         assert self._residual is not None
         staged, current = self._residual.staged, self._residual.current
         total = self._total.array(len(values), staged.dtype)
@@ -134,7 +135,7 @@ class Coding:
         return total
 
     def contribute(self, segment: Segment, values: Array) -> memoryview:
-        """What the own contribution, with what is owed, is on the wire."""
+        """Return the wire bytes of the own contribution plus residual."""
         if self._residual is None or not segment.is_coded:
             return self.encode(segment, self.own(segment, values))
         if segment.position not in self._errors:
@@ -145,7 +146,7 @@ class Coding:
         return encoded.data
 
     def encode(self, segment: Segment, values: Array) -> memoryview:
-        """What a partial result is on the wire."""
+        """Return the wire bytes of a partial result."""
         if not segment.is_coded:
             return values.copy().view(np.uint8).data
         encoded = np.empty(segment.wire_length, np.uint8)
@@ -153,7 +154,7 @@ class Coding:
         return encoded.data
 
     def settle(self, segment: Segment) -> None:
-        """The result of an own segment is known: from now on it is what its encoded bytes say."""
+        """Replace the finished result of an own segment by its encoded bytes."""
         if not segment.is_coded:
             return
         exact = self._result.elements(segment.offset, segment.offset + segment.length)
@@ -163,12 +164,12 @@ class Coding:
         self.keep_coded(segment)
 
     def keep_coded(self, segment: Segment) -> None:
-        """The encoded bytes of a segment are in its place of the result, and may be sent again."""
+        """Record that the place of a segment holds encoded bytes, which may be sent again."""
         if segment.is_coded:
             self._coded[segment.position] = segment
 
     def decode(self, segment: Segment, encoded: memoryview) -> Array:
-        """The values of encoded bytes; good until the next call."""
+        """Return the values of encoded bytes, in an array that is valid until the next call."""
         if not segment.is_coded:
             return np.frombuffer(encoded, self._dtype)
         values = self._values.array(segment.length // self._dtype.itemsize, self._dtype)
@@ -176,7 +177,7 @@ class Coding:
         return values
 
     def decode_in_place(self, segment: Segment) -> None:
-        """The encoded bytes of a segment are in its place; put the values there."""
+        """Replace the encoded bytes in the place of a segment by its values."""
         if not segment.is_coded:
             return
         first, result = segment.offset, self._result
@@ -190,7 +191,7 @@ class Coding:
             result.write(first, self.decode(segment, encoded.data))
 
     def end(self, *, committed: bool) -> None:
-        """The result counts, and what is still encoded is decoded; or it does not."""
+        """End the operation. If ``committed``, decode the result and commit the residual."""
         if committed:
             for segment in self._coded.values():
                 self.decode_in_place(segment)
@@ -199,7 +200,7 @@ class Coding:
             self._residual.commit()
 
     def detach(self) -> None:
-        """The caller has left, and does not know whether the others commit the result."""
+        """Forget the residual: the caller left, and this peer does not know the outcome."""
         self._coded.clear()
         if self._residual is not None:
             self._residual.forget()
@@ -208,10 +209,9 @@ class Coding:
     def _encode(
         self, segment: Segment, values: Array, encoded: Array, codec: Codec, *, shares: float
     ) -> None:
-        """Encode, and the first time see what it costs.
+        """Encode ``values``; the first time a segment is encoded, record the rounding error.
 
-        A second copy for a peer that has the first one may find other values in the result; nobody
-        takes it for anything.
+        A peer that has the first copy discards a second one, whose values may differ.
         """
         noise = None
         if self._stochastic:

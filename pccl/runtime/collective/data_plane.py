@@ -1,12 +1,12 @@
-"""Gives every frame its sink: the frames of all links meet the transfers here.
+"""Gives every received frame its sink, and owns the running transfers.
 
 * A frame of a posted operation goes straight into the caller's result.
 * A frame of an operation that may still be posted goes to the link's bounded early store.
-* Everything else is drained: what went ahead of a call for something else, older views, operations
-  that have ended, second copies.
+* All other frames are discarded: early frames for another descriptor, frames of older views or of
+  ended operations, second copies.
 
-Fencing is by construction: a frame names its operation completely, so a frame of an aborted attempt
-finds no transfer, whatever else goes on under the same tag.
+A frame carries the full id of its operation. So a frame of an aborted attempt finds no transfer,
+even if another operation uses the same tag.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from pccl.transports.sinks import Collect, Drain, Sink
 _log = logging.getLogger("pccl.link")
 
 CODECS_MAX = 64
-"""Kept for the next operation of the same kind."""
+"""Number of codecs that are kept for later operations with the same quantization and dtype."""
 
 
 class DataPlane:
     """All running transfers of one peer.
 
     Args:
-        link_to: the link to a peer (which may be down).
-        may_come: whether an operation that is not posted may still be.
-        on_done: called with the digest when an own result is complete.
+        link_to: returns the link to a peer, which may be down.
+        may_come: whether an operation that is not posted may still be posted.
+        on_done: called with operation and digest when the result of this peer is complete.
         segment_bytes: fixed segment size; None: chosen by tensor and world size. All members of a
             run must agree.
     """
@@ -70,10 +70,10 @@ class DataPlane:
         self._segment_bytes = segment_bytes
         self._early: dict[PeerId, EarlyStore] = {}
         self._started: dict[OperationId, Transfer] = {}
-        """Those that all members are known to have asked for."""
+        """Transfers of started operations: all members have requested them."""
         self._unstarted: dict[OperationId, int] = {}
-        """Posted operations of which it is not known that all have asked for the same -> the
-        fingerprint of what was asked for here."""
+        """Posted operations that have not started, and the fingerprints of this peer's
+        descriptors."""
         self._scratch = Scratch()
         self._buffers = Buffers()
         self._code_scratch = Scratch()
@@ -90,19 +90,19 @@ class DataPlane:
         own: PeerId,
         residual: Residual | None = None,
     ) -> tuple[PeerId, ...]:
-        """Lend the buffers of a call to an operation; frames find them from now on.
+        """Post the buffers of a call for an operation, so that frames are read into them.
 
         Args:
-            operation: its id.
-            descriptor: what the members asked for.
-            operand: the buffers, of the descriptor's dtype and count; a broadcast is in place. None
-                for a barrier.
+            operation: id of the operation.
+            descriptor: request of the members.
+            operand: buffers of the descriptor's dtype and count; a broadcast is in place. None for
+                a barrier.
             ring: the members in ring order, at least 2.
-            own: this peer.
-            residual: of a reduce with error feedback.
+            own: id of this peer.
+            residual: residual of a reduce with error feedback.
 
         Returns:
-            Whose links it will use.
+            The peers whose links the operation will use.
 
         Raises:
             ValueError: the root of a broadcast is not in the ring.
@@ -174,9 +174,9 @@ class DataPlane:
         )
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
-        """What encodes the values of an operation; None: they travel as they are.
+        """Return the codec of an operation; None: it is not quantized.
 
-        ``wide``: as float32, if they are halves; the bytes mean the same.
+        ``wide``: for 16-bit floats, the codec that takes float32; its bytes mean the same.
         """
         if not descriptor.quantization.active:
             return None
@@ -197,12 +197,12 @@ class DataPlane:
         ahead: bool = False,
         weights: tuple[float, ...] = (),
     ) -> None:
-        """Move the data, unless it moves already.
+        """Begin to send the data of an operation, unless this was done before.
 
         Args:
-            operation: its id.
-            ahead: although the operation is not known to have started.
-            weights: of a weighted average those of all members, in ring order.
+            operation: id of the operation.
+            ahead: whether to send although the operation is not known to have started.
+            weights: weights of all members in ring order, for a weighted average.
         """
         transfer = self.transfers[operation]
         if ahead:
@@ -214,10 +214,10 @@ class DataPlane:
             transfer.begin(weights=weights)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
-        """The ``size`` ranks before this one are lost: take what is missing from ``upstream``.
+        """Receive missing segments from ``upstream``: the ``size`` ranks behind it are lost.
 
         Returns:
-            False if it can't have all that is missing; nothing has changed then.
+            False if ``upstream`` cannot send all missing segments; then nothing has changed.
         """
         transfer = self._chain(operation)
         if transfer.lacks_irreplaceable(size):
@@ -228,7 +228,7 @@ class DataPlane:
         return True
 
     def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
-        """The ``size`` ranks behind this one are lost: send to ``downstream`` in their place."""
+        """Send to ``downstream`` instead, because the ``size`` ranks before it are lost."""
         self._chain(operation).send_across(self._link_to(downstream), size)
 
     def _chain(self, operation: OperationId) -> ChainTransfer:
@@ -237,11 +237,11 @@ class DataPlane:
         return transfer
 
     def detach(self, operation: OperationId) -> None:
-        """The caller leaves an operation that is complete here; its buffers are free after this."""
+        """Free the buffers of an operation that is complete here, because the caller leaves."""
         self.transfers[operation].detach()
 
     def end(self, operation: OperationId, *, committed: bool) -> Transfer:
-        """The operation is over for this peer; its buffers are free when this returns."""
+        """End an operation for this peer. Its buffers are free when this returns."""
         transfer = self.transfers.pop(operation)
         self._unstarted.pop(operation, None)
         self._started.pop(operation, None)
@@ -249,33 +249,33 @@ class DataPlane:
         return transfer
 
     def forget_early(self) -> None:
-        """Drop early frames of operations that can no longer come."""
+        """Drop early frames of operations that can no longer be posted."""
         for store in self._early.values():
             for operation in store.operations():
                 if not self._may_come(operation):
                     store.discard(operation)
 
     def expect_peer(self, peer: PeerId) -> None:
-        """This peer may send ahead of operations from now on."""
+        """Accept early frames from ``peer`` from now on."""
         self._early.setdefault(peer, EarlyStore())
 
     def forget_peer(self, peer: PeerId) -> None:
-        """Nobody needs this peer any more."""
+        """Drop the early frames of ``peer``, and accept no more of them."""
         self._early.pop(peer, None)
 
     def lane_up(self, peer: PeerId) -> None:
-        """There is one more lane to ``peer``."""
+        """Ask ``peer`` about segments that may be lost, because there is a new lane to it."""
         for transfer in self.transfers.values():
             outlet = transfer.outlets.get(peer)
             if outlet is not None:
                 outlet.ask()
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether a started transfer lacks segments from ``peer``, or sends some there."""
+        """Whether a started transfer lacks segments from ``peer``, or sends segments to it."""
         return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far the started operations are; of so many flows that a report stays small."""
+        """Return the progress of the started operations, with at most ``FLOWS_MAX`` flows."""
         reports: list[Progress] = []
         room = FLOWS_MAX
         for transfer in self._started.values():
@@ -287,10 +287,10 @@ class DataPlane:
     # -- what lanes do -------------------------------------------------------------------------
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """Decide where the frame goes.
+        """Return the sink for the payload of a frame.
 
         Raises:
-            RemoteProtocolError: the sender may not send this.
+            RemoteProtocolError: the sender may not send this frame.
         """
         peer = lane.link.peer
         transfer = self.transfers.get(header.operation)
@@ -310,47 +310,47 @@ class DataPlane:
                 return Collect(bytearray(), lambda _: store.put_question(header))
             case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
                 if header.length != transfer.outlets[peer].answer_bytes:
-                    reason = f"a bitmap of {header.length} bytes for {header.operation}"
+                    reason = f"peer sent a bitmap of {header.length} bytes for {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
                 return Collect(bytearray(header.length), partial(self._answered, peer, header))
             case _:
                 return Drain(header.length)
 
     def lane_lost(self, lane: Lane) -> None:
-        """A lane is gone; what was given to it may not have arrived."""
+        """Ask the peer which segments have arrived of those that a lost lane carried."""
         for operation, numbers in lane.carried.items():
             transfer = self.transfers.get(operation)
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
 
     def _is_of_another_call(self, header: FrameHeader) -> bool:
-        """Whether it went ahead of an operation that is posted here for something else.
+        """Whether this early frame belongs to another descriptor than the one posted here.
 
-        The master tells both. Once it is known that all have asked for the same nobody may do so.
+        The master reports a mismatch to both callers. After the start all descriptors are equal.
         """
         return header.what not in (0, self._unstarted.get(header.operation, header.what))
 
     def _answer(
         self, transfer: Transfer, lane: Lane, asked: FrameHeader, _: bytearray | None = None
     ) -> None:
-        """A sender asks which of its segments are here."""
+        """Answer a sender's question about which of its segments have arrived."""
         inlet = transfer.inlets.get(lane.link.peer)
         if inlet is None:
-            return  # it was lost, and another one has its place
+            return  # the sender was lost, and another peer sends in its place
         bitmap = to_bitmap(inlet.missing, inlet.route.count)
         header = FrameHeader(FrameKind.HAVE, asked.operation, 0, asked.offset, len(bitmap))
         lane.say(header, bitmap)
 
     def _answered(self, peer: PeerId, header: FrameHeader, bitmap: bytearray) -> None:
-        """A receiver says which segments it has."""
+        """Pass on a receiver's answer about which segments it has."""
         transfer = self.transfers.get(header.operation)
-        if transfer is not None and peer in transfer.outlets:  # nothing is over meanwhile
+        if transfer is not None and peer in transfer.outlets:  # the operation has not ended
             transfer.outlets[peer].have(header.offset, memoryview(bitmap))
 
     # -- early frames --------------------------------------------------------------------------
 
     def _came_early(self, store: EarlyStore, header: FrameHeader, payload: bytearray) -> None:
-        """A frame that began early is complete: its operation may be posted by now, or over."""
+        """Store a complete early frame; use or drop it if its operation was posted meanwhile."""
         store.put(header, payload)
         operation = header.operation
         transfer = self.transfers.get(operation)
@@ -362,7 +362,7 @@ class DataPlane:
     def _early_of(self, peer: PeerId, header: FrameHeader) -> EarlyStore:
         store = self._early.get(peer)
         if store is None:
-            reason = f"peer {peer} sends ahead of {header.operation}, and is no member"
+            reason = f"peer {peer} sent early frames of {header.operation}, but is no member"
             raise RemoteProtocolError(func="lane", reason=reason)
         return store
 

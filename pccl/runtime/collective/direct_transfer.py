@@ -1,4 +1,4 @@
-"""``DirectTransfer``: contributions go to the owner of each segment, results come from it.
+"""``DirectTransfer``: each segment has an owner, which gets contributions and sends the result.
 
 This module implements mesh and star; :mod:`pccl.collectives.direct` describes them. The owner reads
 a contribution into a buffer and adds it to its result. Members read a result into its place.
@@ -34,12 +34,12 @@ class DirectTransfer(Transfer):
         operation: see ``Transfer``.
         reduction: see ``Transfer``.
         operand: see ``Transfer``.
-        schedule: the mesh or the star as this rank sees it.
-        link_to: the link to a peer.
+        schedule: schedule of the mesh or star for this rank.
+        link_to: returns the link to a peer.
         ring: all members, in ring order.
         on_done: see ``Transfer``.
-        buffers: see ``Transfer``; also where contributions are read to.
-        coding: how values are quantized, if they are.
+        buffers: see ``Transfer``; contributions are read into them too.
+        coding: see ``Transfer``.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DirectTransfer(Transfer):
         self._sums: dict[int, _Sum] = {}
         """Results of own segments that lack contributions, by position."""
         self._held: list[tuple[Segment, int]] = []
-        """Own results and their hashes, known before the beginning: others are ahead of it."""
+        """Own results that were finished before ``begin``, and their hashes."""
         self._unfinished = len(schedule.owned)
 
     @property
@@ -76,7 +76,7 @@ class DirectTransfer(Transfer):
 
     @property
     def progress(self) -> Progress:
-        """How far this peer is, with one flow for each partner."""
+        """Progress of this peer, with one flow for each partner."""
         flows = tuple(
             Flow(
                 peer,
@@ -145,7 +145,7 @@ class DirectTransfer(Transfer):
             self._settle(segment)
 
     def _next_rank(self, known: _Sum) -> int:
-        """Whose contribution is next; of one that is not here, or of nobody: not yet."""
+        """Return the rank whose contribution is next, even if it has not arrived; -1: no rank."""
         if self.schedule.in_rank_order:
             return (self.schedule.rank + known.folded) % self.schedule.world_size
         return next(iter(known.waiting), -1)
@@ -176,7 +176,7 @@ class DirectTransfer(Transfer):
         self._buffers.give(buffer)
 
     def _settle(self, segment: Segment) -> None:
-        """The result of an own segment is known."""
+        """Encode and hash the finished result of an own segment; publish it after ``begin``."""
         self._unfinished -= 1
         if self._coding is not None:
             self._coding.settle(segment)
@@ -196,8 +196,8 @@ class _Sum:
     """A segment of the result that lacks contributions."""
 
     values: Memory
-    """Where what was combined so far is: at first the own contribution, which stays there."""
+    """Memory of the sum so far; at first the memory of the own contribution."""
     folded: int = 1
-    """How many contributions are in it."""
+    """Number of contributions in the sum."""
     waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
-    """Those that are here before their turn, by rank."""
+    """Contributions that arrived before their turn, by rank."""

@@ -1,12 +1,11 @@
-"""``Memory``: arrays that lie anywhere, as if they were one.
+"""``Memory``: separate arrays, addressed as one tensor.
 
-A collective speaks of ranges of bytes of one long tensor. Of a single array that is what they are;
-of a list they are ranges of its concatenation, which exists nowhere: a range is a list of views.
-Nothing here knows of segments, and segments know nothing of where one array ends and the next one
-begins: what the members split in different ways is still the same tensor.
+A collective addresses ranges of bytes of one long tensor. For a list of arrays, the tensor is their
+concatenation, which is never built: a range is a list of views. Segments do not depend on where one
+array ends and the next one begins, so members may split the same tensor in different ways.
 
-Many small parts cost more one by one than what is in them, so such ranges are told apart
-(:meth:`Memory.is_shredded`): they travel through a buffer of their own.
+Handling many small parts one by one costs more than copying them. :meth:`Memory.is_shredded` finds
+such ranges, which travel through a separate buffer.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from pccl.transports.outgoing import Payload
 Array = npt.NDArray[Any]
 
 PART_BYTES_MIN = 32 << 10
-"""Smaller parts, on the average of a range, are gathered and scattered: a part costs a read, a
-place in a write and arithmetic of its own, which for so little is more than copies in cache are."""
+"""A range whose parts are smaller on average is gathered and scattered. Each part costs a read, an
+entry in a write and its own arithmetic, which for small parts costs more than a copy in cache."""
 
 
 _one_byte = c_char.from_buffer
-"""Four times as fast as the array's own ``ctypes.data``, where memory can be written."""
+"""Finds an address four times as fast as the array's own ``ctypes.data``; for writable memory."""
 
 
 class Memory:
-    """Consecutive parts.
+    """Arrays that a collective addresses as one tensor, in this order.
 
     Args:
-        parts: arrays of shape (n,) and of one dtype, none of them empty, at least one; or one that
-            is empty.
+        parts: non-empty arrays of shape (n,) and of one dtype, at least one; or a single empty
+            array.
     """
 
     def __init__(self, parts: Sequence[Array]) -> None:
@@ -52,7 +51,7 @@ class Memory:
         self.nbytes = ends[-1]
         self._first = self._views[0]
         self.is_one = len(self.parts) == 1
-        """Whether every range is in one piece."""
+        """Whether there is one part, so that every range is contiguous."""
 
     @property
     def size(self) -> int:
@@ -61,20 +60,20 @@ class Memory:
 
     @cached_property
     def addresses(self) -> list[int]:
-        """Of the first byte of each part."""
+        """Address of the first byte of each part."""
         return [
             addressof(_one_byte(view)) if not view.readonly and view.nbytes else part.ctypes.data
             for view, part in zip(self._views, self.parts, strict=True)
         ]
 
     def copy(self) -> Array:
-        """All elements, in an array of their own, shape (n,)."""
+        """Return all elements in a new array of shape (n,)."""
         return np.concatenate(self.parts)
 
-    # -- ranges: of bytes, none of them empty --------------------------------------------------
+    # -- ranges of bytes, none of them empty ---------------------------------------------------
 
     def views(self, first: int, last: int) -> list[memoryview]:
-        """The bytes from ``first`` to before ``last``, part by part."""
+        """Return the bytes from ``first`` to before ``last``, one view per part."""
         if self.is_one:
             return [self._first[first:last]]
         starts = self._starts
@@ -85,7 +84,7 @@ class Memory:
         return found
 
     def beginning(self, first: int, last: int) -> memoryview:
-        """Of the same bytes those that are in the first part."""
+        """Return a view of the bytes of a range that lie in its first part."""
         if self.is_one:
             return self._first[first:last]
         index = bisect_right(self._starts, first) - 1
@@ -93,24 +92,24 @@ class Memory:
         return self._views[index][first - start : last - start]
 
     def whole(self, first: int, last: int) -> Array | None:
-        """The elements there as one array of shape (n,); None if several parts have them."""
+        """Return the elements of a range as one array of shape (n,); None if in several parts."""
         views = self.views(first, last)
         return np.frombuffer(views[0], self.dtype) if len(views) == 1 else None
 
     def elements(self, first: int, last: int) -> Array:
-        """The elements there; a copy if several parts have them."""
+        """Return the elements of a range, shape (n,); a copy if several parts hold them."""
         if self.is_one:
             return self.parts[0][first // self._itemsize : last // self._itemsize]
         return np.frombuffer(self.read(first, last), self.dtype)
 
     def arrays(self, first: int, last: int) -> list[Array]:
-        """The elements there, part by part."""
+        """Return the elements of a range, one array per part."""
         if self.is_one:
             return [self.parts[0][first // self._itemsize : last // self._itemsize]]
         return [np.frombuffer(view, self.dtype) for view in self.views(first, last)]
 
     def is_shredded(self, first: int, last: int) -> bool:
-        """Whether the range is made of many small parts."""
+        """Whether the range consists of many small parts."""
         if self.is_one:
             return False
         starts = self._starts
@@ -118,7 +117,7 @@ class Memory:
         return count > 1 and last - first < count * PART_BYTES_MIN
 
     def payload(self, first: int, last: int) -> Payload:
-        """The same bytes, to be sent: views, unless they are gathered when it is their turn."""
+        """Return the bytes of a range to send: views, or a function that gathers small parts."""
         if self.is_one:
             return self._first[first:last]
         if self.is_shredded(first, last):
@@ -127,12 +126,12 @@ class Memory:
         return views[0] if len(views) == 1 else views
 
     def read(self, first: int, last: int) -> memoryview:
-        """The same bytes in one piece; a copy if several parts have them."""
+        """Return the bytes of a range in one piece; a copy if several parts hold them."""
         views = self.views(first, last)
         return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
 
     def write(self, first: int, data: memoryview | bytes | Array) -> None:
-        """Put bytes there."""
+        """Copy ``data`` into the memory, from byte ``first`` on."""
         source = data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         at = 0
         for view in self.views(first, first + len(source)):
@@ -142,11 +141,11 @@ class Memory:
 
 
 def cut(arrays: list[Array], like: Sequence[Array]) -> list[Array]:
-    """The parts of ``arrays`` that belong to those of ``like``, which has as many elements.
+    """Return ``arrays``, split into the lengths of ``like``.
 
     Args:
-        arrays: one, or as many as ``like``, and as long.
-        like: at least one.
+        arrays: one array with as many elements as ``like``, or arrays of the same lengths.
+        like: at least one array.
     """
     if len(arrays) == len(like):
         return arrays
@@ -156,11 +155,11 @@ def cut(arrays: list[Array], like: Sequence[Array]) -> list[Array]:
 
 
 Range = tuple[int, int, bool, str]
-"""Addresses of the first byte and of the byte behind it, whether it is written, and its name."""
+"""Address of the first byte, address after the last byte, whether it is written, and its name."""
 
 
 def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
-    """Where the parts of ``memory`` are."""
+    """Return the address ranges of the parts of ``memory``."""
     return [
         (start, start + part.nbytes, written, name)
         for start, part in zip(memory.addresses, memory.parts, strict=True)
@@ -168,36 +167,37 @@ def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
 
 
 class LentRanges:
-    """Ranges that are in use, of which new ones are asked whether they may be used besides.
+    """Address ranges in use, with a check of whether new ranges conflict with them.
 
-    What is only read may overlap, so ranges are no set of intervals that follow each other. A range
-    overlaps as many of them as begin before its end, less those that end before its beginning.
+    Ranges that are only read may overlap, so this is no set of disjoint intervals. The number of
+    overlaps of a range is the number of ranges that begin before its end, minus those that end
+    before its beginning.
     """
 
     def __init__(self) -> None:
         self._all: tuple[list[int], list[int]] = ([], [])
-        """First bytes, and the bytes behind; each ascending."""
+        """First addresses, and addresses after the last byte; each list ascending."""
         self._written: tuple[list[int], list[int]] = ([], [])
 
     def __len__(self) -> int:
         return len(self._all[0])
 
     def add(self, ranges: Iterable[Range]) -> None:
-        """These are in use from now on."""
+        """Add ranges, which are in use from now on."""
         for start, stop, written, _ in ranges:
             for starts, stops in (self._all, self._written)[: 1 + written if start < stop else 0]:
                 insort(starts, start)
                 insort(stops, stop)
 
     def remove(self, ranges: Iterable[Range]) -> None:
-        """These, which were added, are no longer in use."""
+        """Remove ranges that were added and are no longer in use."""
         for start, stop, written, _ in ranges:
             for starts, stops in (self._all, self._written)[: 1 + written if start < stop else 0]:
                 del starts[bisect_left(starts, start)]
                 del stops[bisect_left(stops, stop)]
 
     def clash(self, ranges: Iterable[Range]) -> bool:
-        """Whether one of the two would write what the other one uses."""
+        """Whether one of ``ranges`` overlaps a range in use, and either of the two is written."""
         for start, stop, written, _ in ranges:
             starts, stops = self._all if written else self._written
             if start < stop and bisect_left(starts, stop) > bisect_right(stops, start):
@@ -206,11 +206,11 @@ class LentRanges:
 
 
 def clash(ranges: Iterable[Range]) -> tuple[str, str] | None:
-    """The names of two ranges of which one would write what the other one uses, if there are two.
+    """Return the names of two overlapping ranges of which one is written; None if there are none.
 
-    What is only read may overlap.
+    Ranges that are only read may overlap.
     """
-    end = end_written = 0  # of what reaches furthest: of all, of what is written
+    end = end_written = 0  # furthest end so far: of all ranges, and of written ones
     last = last_written = ""
     for start, stop, written, name in sorted(ranges):
         if start < (end if written else end_written) and start < stop:

@@ -1,9 +1,8 @@
-"""The caller's arrays: checked at the edge, then borrowed until the call returns.
+"""The caller's arrays: checked first, then borrowed until the call returns.
 
-NumPy arrays, torch CPU tensors and raw addresses are taken as they are; no byte is copied. Torch is
-never imported here: whoever hands in a tensor has done so. What cannot be used is refused at once,
-with what to do about it in the message: TypeError for things of the wrong type or dtype, ValueError
-for everything else.
+NumPy arrays, torch CPU tensors and raw addresses are used in place, without a copy. This module
+never imports torch: a program with a tensor has done so. An argument that cannot be used raises at
+once: TypeError for a wrong type or dtype, ValueError otherwise. The message says what to do.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a collective reads and writes; the same memory if it is in place."""
+    """The memory that a collective reads and writes; the same memory if it works in place."""
 
     source: Memory
     """The input."""
     target: Memory
-    """The result: as many parts as ``source`` has, and as long, of the same dtype, writable."""
+    """The result: as many parts as ``source``, of the same lengths and dtype, writable."""
     saved: Memory
-    """The own contribution while the result is being written: ``source``, or in place an array of
-    its own, into which each part of the input is saved before it is overwritten."""
+    """The own contribution while the result is written: ``source``, or in place a separate array.
+    Each part of the input is copied there before it is overwritten."""
     data_type: DataType
     in_place: bool
     ranges: tuple[Range, ...] = field(init=False)
-    """Where all that is."""
+    """Address ranges of input and result."""
     overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
-    """Whether the whole input was overwritten, and all of it is in ``saved``."""
+    """One bool: whether the whole input was overwritten, and ``saved`` holds all of it."""
 
     def __post_init__(self) -> None:
         ranges = ranges_of(self.target, "", written=True)
@@ -58,32 +57,32 @@ class Operand:
 
     @property
     def send(self) -> Array:
-        """The input, shape (n,), if it is one array."""
+        """The input, shape (n,); only for operands of one array."""
         return _only(self.source)
 
     @property
     def result(self) -> Array:
-        """The result, likewise."""
+        """The result, shape (n,); only for operands of one array."""
         return _only(self.target)
 
     @property
     def own(self) -> Array:
-        """What is saved, likewise."""
+        """The saved contribution, shape (n,); only for operands of one array."""
         return _only(self.saved)
 
     def save(self, first: int, last: int) -> None:
-        """In place: save a range of bytes of the input, which is about to be overwritten."""
+        """Save a range of bytes of the input before an in-place collective overwrites it."""
         at = first
         for view in self.source.views(first, last):
             self.saved.write(at, view)
             at += len(view)
 
     def put_back(self, first: int, last: int) -> None:
-        """In place: make a range of bytes that was saved what it was."""
+        """Restore a range of bytes of the input that :meth:`save` has saved."""
         self.source.write(first, self.saved.read(first, last))
 
     def restore(self) -> None:
-        """Make the input what it was before a result took its place."""
+        """Restore the whole input, if a result has overwritten it."""
         if self.overwritten[0]:
             self.put_back(0, self.source.nbytes)
 
@@ -94,25 +93,25 @@ def _only(memory: Memory) -> Array:
 
 
 def nothing(data_type: DataType) -> Operand:
-    """An operand without elements, for a barrier."""
+    """Return an operand without elements, for a barrier."""
     empty = Memory([np.empty(0, data_type.to_numpy_dtype())])
     return Operand(empty, empty, empty, data_type, in_place=True)
 
 
 def borrow(send: object, recv: object | None = None) -> Operand:
-    """Check the buffers of a collective.
+    """Check the buffers of a collective, and return its operand.
 
     Args:
-        send: NumPy array or torch CPU tensor, contiguous, at least one element, of a dtype that
-            :class:`~pccl.protocol.types.DataType` names. A tensor that requires a gradient is taken
-            as its ``detach()``.
-        recv: likewise, of the same kind, dtype and number of elements; None, or the memory of
-            ``send``: in place.
+        send: contiguous NumPy array or torch CPU tensor, with at least one element and a dtype of
+            :class:`~pccl.protocol.data_type.DataType`. Of a tensor that requires a gradient, the
+            operand uses ``detach()``.
+        recv: buffer for the result, of the same kind, dtype and number of elements; None, or the
+            memory of ``send``: in place.
 
     Raises:
-        TypeError: not an array, or a dtype that is not supported or not the same.
-        ValueError: a buffer that cannot be used as it is; the message says how to mend it.
-        MemoryError: in place, there is no room for a copy of the input.
+        TypeError: a buffer is no array, or its dtype is unsupported or different.
+        ValueError: a buffer cannot be used as it is; the message says what to pass instead.
+        MemoryError: in place, there is no memory for a copy of the input.
     """
     source, target = _pair(send, send if recv is None else recv, "send", "recv")
     if source.size == 0:
@@ -124,20 +123,20 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
     """Check the buffers of a collective over the concatenation of several tensors.
 
     Args:
-        tensors: as ``borrow`` takes them, all of one dtype. One without elements adds nothing.
-        recv: for each of them where its result goes, as of ``borrow``; None, or the memory of
+        tensors: tensors as of :func:`borrow`, all of one dtype; some may be empty.
+        recv: one result buffer per tensor, as of :func:`borrow`; None, or the memory of
             ``tensors``: in place. Either all are in place, or none.
 
     Raises:
-        TypeError: not a list, or one of them is nothing that ``borrow`` takes.
-        ValueError: likewise; or there is nothing to do, dtypes differ, or tensors overlap.
-        MemoryError: in place, there is no room for a copy of the input.
+        TypeError: ``tensors`` is no list, or one tensor raises it in :func:`borrow`.
+        ValueError: as of :func:`borrow`; or all tensors are empty, dtypes differ, or two overlap.
+        MemoryError: in place, there is no memory for a copy of the input.
     """
     sends = _listed(tensors, "tensors")
     results = sends if recv is None else _listed(recv, "recv")
     if len(results) != len(sends):
         raise ValueError(
-            f"recv has {len(results)} tensors, and there are {len(sends)} to reduce; pass one each"
+            f"recv has {len(results)} tensors, but tensors has {len(sends)}; pass as many of both"
         )
     pairs: list[tuple[Array, Array]] = []
     numbers: list[int] = []
@@ -151,7 +150,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
             numbers.append(number)
             _check_same_dtype(pairs[0][0], numbers[0], pair[0], number)
     if not pairs:
-        raise ValueError("nothing to reduce: tensors has no elements; pass at least one")
+        raise ValueError("nothing to reduce: tensors has no elements; pass at least one element")
     source = Memory([source for source, _ in pairs])
     if recv is None:
         target, in_place = source, True
@@ -196,32 +195,32 @@ def _overlap(operand: Operand, numbers: list[int]) -> str:
 
 
 def borrow_pointers(send_ptr: int, recv_ptr: int, count: int, data_type: DataType) -> Operand:
-    """Take memory by its address. The caller promises that it lives until the collective ends.
+    """Return an operand on raw memory, which the caller must keep until the collective ends.
 
     Args:
         send_ptr: address of the input.
         recv_ptr: address of the result; ``send_ptr``: in place.
         count: number of elements at each address, at least 1.
-        data_type: of the elements.
+        data_type: type of the elements.
 
     Raises:
-        TypeError: addresses and count are not integers, or ``data_type`` is no DataType.
-        ValueError: an address that cannot be right, or parts that overlap.
-        MemoryError: in place, there is no room for a copy of the input.
+        TypeError: an address or the count is no integer, or ``data_type`` is no DataType.
+        ValueError: an address or the count is impossible, or the two buffers overlap in part.
+        MemoryError: in place, there is no memory for a copy of the input.
     """
     if type(data_type) is not DataType:
         raise TypeError(f"the data type must be a DataType, not {data_type!r}")
     send_ptr, recv_ptr = _integer(send_ptr, "send_ptr"), _integer(recv_ptr, "recv_ptr")
     count = _integer(count, "count")
     if count < 1:
-        raise ValueError(f"nothing to do: the count is {count}; pass the number of elements")
+        raise ValueError(f"the count must be at least 1, not {count}; pass the number of elements")
     source = _at_address(send_ptr, count, data_type, "send_ptr")
     target = _at_address(recv_ptr, count, data_type, "recv_ptr")
     return _operand(source, target, data_type)
 
 
 def _operand(source: Array, target: Array, data_type: DataType) -> Operand:
-    """The operand of two checked buffers: flat, of one size and dtype, the target writable."""
+    """Return the operand of two checked buffers: flat, of equal size and dtype, target writable."""
     in_place = source.ctypes.data == target.ctypes.data
     if not in_place and np.may_share_memory(source, target):  # exact: both are contiguous
         raise ValueError("send and recv overlap; use the same buffer or two separate ones")
@@ -246,8 +245,8 @@ def _at_address(pointer: int, count: int, data_type: DataType, name: str) -> Arr
         raise ValueError(f"{name} is null; pass the address of the data (data_ptr(), ctypes.data)")
     if not 0 < pointer <= _ADDRESS_MAX - nbytes:
         raise ValueError(
-            f"{name} {pointer:#x} with {count} elements is no part of memory; pass the address of "
-            "the data and the number of elements there"
+            f"{name} {pointer:#x} with {count} elements is outside the address space; pass the "
+            "address of the data and the number of elements there"
         )
     if pointer % data_type.itemsize:
         raise ValueError(
@@ -265,7 +264,7 @@ _BRAIN = DataType.BFLOAT16.to_numpy_dtype()
 
 
 def _kind(buffer: object) -> str:
-    """One of the two names above, or the name of a type that is neither."""
+    """Return ``_ARRAY`` or ``_TENSOR``, or the name of the type for any other object."""
     torch = sys.modules.get("torch")
     if isinstance(buffer, np.ndarray):
         return _ARRAY
@@ -275,7 +274,7 @@ def _kind(buffer: object) -> str:
 
 
 def _pair(send: object, recv: object, send_name: str, recv_name: str) -> tuple[Array, Array]:
-    """An input and its result as arrays of shape (n,), of the same size and dtype."""
+    """Return an input and its result as arrays of shape (n,), of equal size and dtype."""
     if recv is not send and {_kind(send), _kind(recv)} == {_ARRAY, _TENSOR}:
         raise ValueError(
             f"{send_name} and {recv_name} must be both torch CPU tensors or both NumPy arrays; "
@@ -301,7 +300,7 @@ def _pair(send: object, recv: object, send_name: str, recv_name: str) -> tuple[A
 def _quick_pair(
     send: object, recv: object, dtype: np.dtype[Any] | None
 ) -> tuple[Array, Array] | None:
-    """The same for two buffers of the most usual kind; None: look more closely."""
+    """Return the same as ``_pair`` for plain buffers; None: ``_pair`` has to check the buffers."""
     if (type(send) is np.ndarray) is not (type(recv) is np.ndarray):
         return None
     source = _quick(send, dtype)
@@ -312,9 +311,9 @@ def _quick_pair(
 
 
 def _quick(buffer: object, dtype: np.dtype[Any] | None) -> Array | None:
-    """A plain, contiguous buffer of a dtype that is known to be supported, shape (n,).
+    """Return ``buffer`` as an array of shape (n,) if it is plain and of ``dtype``; else None.
 
-    With hundreds of small tensors the close look takes longer than the reduce.
+    With hundreds of small tensors, the detailed checks would take longer than the reduce.
     """
     if dtype is None:
         return None
@@ -343,7 +342,7 @@ def _quick(buffer: object, dtype: np.dtype[Any] | None) -> Array | None:
 
 
 def _flat(buffer: object, name: str) -> Array:
-    """``buffer`` as a NumPy array of shape (n,) on the same memory."""
+    """Return ``buffer`` as a NumPy array of shape (n,) on the same memory."""
     kind = _kind(buffer)
     if kind == _ARRAY:
         array = _checked_array(cast("Array", buffer), name)
@@ -373,7 +372,7 @@ def _checked_array(array: Array, name: str) -> Array:
         raise ValueError(
             f"{name} is not contiguous; pass np.ascontiguousarray({name}), and copy the result back"
         )
-    return np.asarray(array)  # of a subclass: the same memory, without frills
+    return np.asarray(array)  # a plain array on the memory of a subclass
 
 
 def _checked_tensor(tensor: Any, name: str) -> Array:
@@ -381,7 +380,7 @@ def _checked_tensor(tensor: Any, name: str) -> Array:
     kind = cast("Any", type(tensor))
     if any(base.__name__ == "DTensor" for base in kind.__mro__):
         raise TypeError(
-            f"{name} is a DTensor, one part of a tensor that is spread over processes; pass "
+            f"{name} is a DTensor, one shard of a tensor that several processes share; pass "
             f"{name}.to_local()"
         )
     if tensor.is_nested:

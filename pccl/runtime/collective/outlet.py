@@ -1,7 +1,7 @@
-"""``Outlet``: what one running collective sends to one peer.
+"""``Outlet``: the segments that one running collective sends to one peer.
 
-What was given to a lane that is lost may or may not have arrived: the receiver is asked, and only
-what it lacks of that is sent again.
+Segments on a lost lane may or may not have arrived. The outlet asks the receiver, and sends only
+the missing ones again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Outlet:
     """The segments for one peer: which are ready, sent, or perhaps lost.
 
     Args:
-        operation: whose segments they are.
-        link: where they go.
-        route: all of them.
-        payload: what a segment carries at a step.
+        operation: id of the operation.
+        link: link to the peer.
+        route: all segments for the peer.
+        payload: returns the bytes of a segment at a step.
     """
 
     def __init__(
@@ -40,36 +40,36 @@ class Outlet:
         self.sent_bytes = 0
         """Payload bytes handed to the link, repetitions included."""
         self.raw_bytes = 0
-        """What those would have been without quantization."""
+        """Size of the same payload without quantization."""
         self._unready = set(range(route.count))
-        """Numbers of what can't be sent yet."""
+        """Numbers of the segments that cannot be sent yet."""
         self._operation = operation
         self._what = 0
         self._payload = payload
         self._question = 0
         """Number of the last question to the peer."""
         self._doubtful: dict[int, int] = {}
-        """Segments that were given to a lane that was lost, by number, and the question that was
-        asked after that: its answer, or a later one's, says whether they arrived."""
+        """Number of each segment on a lost lane, and of the first question after the loss. The
+        answer to this or a later question says whether the segment arrived."""
 
     @property
     def ready_count(self) -> int:
-        """How many segments could be sent so far."""
+        """Number of segments that could be sent so far."""
         return self.route.count - len(self._unready)
 
     @property
     def answer_bytes(self) -> int:
-        """Length of a bitmap of all segments."""
+        """Length in bytes of a bitmap of all segments."""
         return (self.route.count + 7) // 8
 
     def offer(self, step: int, segment: Segment, what: int = 0, check: int | None = None) -> None:
-        """A segment can be sent. Told twice changes nothing.
+        """Send a segment that is ready; a second call for it changes nothing.
 
         Args:
-            step: of the schedule.
-            segment: one of the route.
-            what: the fingerprint that goes with what is sent ahead of the start.
-            check: the hash of what it carries, if that is known.
+            step: step of the schedule.
+            segment: a segment of the route.
+            what: fingerprint for frames that are sent before the start; otherwise 0.
+            check: hash of the payload, if it is known.
         """
         self._what = what
         number = self.route.number(step, segment)
@@ -78,25 +78,25 @@ class Outlet:
             self._transmit(step, segment, number, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
-        """A lane is gone: ask which of the segments it was given have arrived."""
+        """Ask which segments have arrived of those that a lost lane carried."""
         self._question += 1
         self._doubtful.update(dict.fromkeys(numbers, self._question))
         self.ask()
 
     def ask(self) -> None:
-        """Ask (again) about what is doubtful; for every new lane, so that all have been asked."""
+        """Ask about segments that may be lost; repeat this for each new lane of the link."""
         if self._doubtful:
             number, what = self._question, self._what
             self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
 
     def have(self, question: int, bitmap: memoryview) -> None:
-        """The peer says which segments it has; send it again what is lost.
+        """Process the peer's answer to ``question``, and send the lost segments again.
 
         Raises:
-            RemoteProtocolError: not a bitmap of this operation's segments, or nobody asked.
+            RemoteProtocolError: the bitmap does not fit, or this side did not ask this question.
         """
         if not 0 < question <= self._question:
-            reason = f"answer to question {question}; {self._question} were asked"
+            reason = f"the peer answered question {question}, but was asked only {self._question}"
             raise RemoteProtocolError(func="lane", reason=reason)
         settled = [number for number, asked in self._doubtful.items() if asked <= question]
         if not settled:
@@ -109,8 +109,8 @@ class Outlet:
             del self._doubtful[number]
         segments = list(self.route)
         for number in sorted(set(settled).intersection(missing)):
-            # Its hash is made anew: should the memory have changed since it was known, the bytes
-            # would never match it, and it is the digests that have to show that.
+            # The hash is computed again. If the memory changed since, the old hash would never
+            # match the bytes; the digests of the results show such a change.
             self._transmit(*segments[number], number, None)
 
     def begin_anew(
@@ -121,13 +121,13 @@ class Outlet:
         there: Iterable[int],
         link: Link,
     ) -> None:
-        """Go on with other segments, for another peer; ask before any is sent.
+        """Switch to another peer and its segments; the peer is asked before any is sent.
 
         Args:
-            route: all segments from now on.
-            here: numbers of those that are ready; the peer may have some.
-            there: numbers of those that it surely has.
-            link: to that peer.
+            route: all segments for the new peer.
+            here: numbers of the ready segments; the peer may have some of them.
+            there: numbers of the segments that the peer surely has.
+            link: link to the new peer.
         """
         self.link.revoke(self._operation)
         self.link = link
@@ -137,11 +137,11 @@ class Outlet:
         self._unready = set(range(route.count)).difference(there, self._doubtful)
 
     def detach(self, tensor: memoryview) -> None:
-        """Send what waits from ``tensor``: all of it is final values, or not needed any more."""
+        """Send waiting segments from ``tensor``, which holds the final values of the result."""
         self.link.detach(self._operation, tensor)
 
     def revoke(self) -> None:
-        """Send nothing more; no memory is read after this, and none is held."""
+        """Send nothing more. After this the outlet neither reads nor holds memory."""
         self.link.revoke(self._operation)
         self._payload = _revoked
 

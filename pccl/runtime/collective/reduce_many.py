@@ -1,4 +1,4 @@
-"""Many reduces as one call, some at a time; ``machines.batch`` decides about them."""
+"""Many reduces as one call, some at a time; ``machines.batch`` makes the decisions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class ReduceMany:
     """One call that reduces several tensors.
 
     Args:
-        loop: where it runs.
-        calls: hears what the caller has left without noticing it.
-        reduce: reduces one, again and again after losses for as long as it may.
-        withdraw: leaves the call that some memory is lent to, if it has not started.
-        peer: the incarnation of this peer that begins the call.
-        request: all-reduces with different tags, on memory that doesn't overlap; at least one.
+        loop: event loop that the call runs on.
+        calls: calls of this peer; they undo reduces whose results the caller has not seen.
+        reduce: makes one reduce, and retries it after losses while its second argument allows it.
+        withdraw: leaves the call that borrows an operand, unless its operation has started.
+        peer: id of this peer when the call begins.
+        request: all-reduces with different tags, on memory that does not overlap; at least one.
 
     Raises:
         ValueError: a tag occurs twice, or tensors overlap.
@@ -51,17 +51,17 @@ class ReduceMany:
         self._peer = peer
         self._requests = {one.tag: one for one in request.requests}
         self._infos: dict[int, ReduceInfo] = {}
-        """By tag."""
+        """Reports of the completed reduces, by tag."""
 
     async def run(self) -> ReduceInfo:
-        """Reduce them all.
+        """Make all the reduces.
 
         Returns:
-            The last operation, with the bytes of all and the most attempts that one took.
+            The report of the last request, but with the bytes of all, and the most attempts.
 
         Raises:
-            PCCLError: one can't succeed; ``completed_tags`` names those that did.
-            ValueError: the memory of one is in use elsewhere.
+            PCCLError: a reduce cannot succeed; ``completed_tags`` names those that did.
+            ValueError: another call uses the memory of a reduce.
         """
         workers = [self._loop.create_task(self._work()) for _ in range(self._batch.width)]
         try:
@@ -98,7 +98,7 @@ class ReduceMany:
             request = replace(waiting, asks=replace(waiting.asks, begun_by=begun_by))
             try:
                 info = await self._reduce(request, lambda: self._batch.goes_on)
-            except Exception as error:  # noqa: BLE001 - raised once those that have started are over
+            except Exception as error:  # noqa: BLE001 - raised when all started reduces have ended
                 for other in self._batch.failed(tag, error):
                     operand = self._requests[other].operand
                     assert operand is not None
@@ -109,7 +109,7 @@ class ReduceMany:
 
 
 def _check_memory(requests: Sequence[ReduceRequest]) -> None:
-    """Results must not overlap anything else; inputs may overlap each other."""
+    """Check that results overlap no other memory. Inputs may overlap each other."""
     ranges: list[Range] = []
     for request in requests:
         operand = request.operand

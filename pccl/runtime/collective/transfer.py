@@ -1,21 +1,21 @@
-"""``Transfer``: one running collective on this peer: buffers, received sets, outlets.
+"""``Transfer``: one running collective on this peer: its buffers, received segments and outlets.
 
-What all schedules share; :mod:`~pccl.runtime.collective.chain_transfer` and
-:mod:`~pccl.runtime.collective.direct_transfer` say what an arrival causes.
+This class is the part that all schedules share. :mod:`~pccl.runtime.collective.chain_transfer` and
+:mod:`~pccl.runtime.collective.direct_transfer` implement what an arrival causes.
 
-Placement: each arriving segment is read straight into the place of the result that it belongs to,
-or, if it is first to be decoded or to be added to what is there, into a buffer that is reused. In
-place the own contribution is saved, segment by segment, right before the place is first
-overwritten: that copy serves as the contribution and, after an abort, restores the input.
+Placement: a segment is read straight into its place in the result. It is read into a reusable
+buffer if it must be decoded first, or added to other values. If the collective works in place, each
+segment of the input is saved right before it is first overwritten. The copy then serves as the
+contribution, and restores the input after an abort.
 
-Exactly once: a segment counts when its last byte is here and it was not here before. While two
-lanes carry copies of the same segment, the newest one has the place and the other is discarded.
+Exactly once: a segment counts when its last byte arrives for the first time. While two lanes carry
+copies of the same segment, the newer copy is read into the place, and the older one is discarded.
 
-Of a weighted average nothing is combined before the beginning, which tells the weights: what comes
-earlier, as others are ahead, stays where it was read to.
+A weighted average combines nothing before :meth:`Transfer.begin`, which brings the weights. Earlier
+segments stay in the place or buffer that they were read into.
 
-Done is what has begun and lacks nothing: with nothing to receive (the root of a broadcast, anybody
-in a barrier) as soon as it begins; never before, though the last segment may come earlier.
+A transfer is done when it has begun and lacks no segment. If it receives nothing (the root of a
+broadcast, any member of a barrier), it is done as soon as it begins.
 
 After :meth:`Transfer.end` nothing reads or writes the caller's memory any more.
 """
@@ -55,21 +55,21 @@ class Placement:
 
     transfer: Transfer
     peer: PeerId
-    """Whom it comes from."""
+    """Sender of the segment."""
     inlet: Inlet
     index: int
-    """Number among all segments from there."""
+    """Number of the segment among all segments from ``peer``."""
     segment: Segment
     step: int
     check: int
-    """The hash of its bytes, as they have to be."""
+    """Hash that the bytes must have, from the frame header."""
     buffer: memoryview | None
-    """Where it is read to if it does not go straight into the result."""
+    """Buffer that the segment is read into; None: straight into the result."""
     received: int = 0
-    """Bytes, as of the last read but one."""
+    """Bytes received before the current read."""
 
     def memory(self, received: int) -> memoryview:
-        """The rest of the segment's place or buffer; discarded if a newer copy has its place."""
+        """Return the rest of the place or buffer; memory to discard if there is a newer copy."""
         segment = self.segment
         self.received = received
         if self.inlet.claims.get(self.index) is not self:
@@ -80,39 +80,39 @@ class Placement:
         return self.transfer.result.beginning(first + received, last)
 
     def counts(self) -> bool:
-        """Whether no newer copy has its place."""
+        """Whether this is the newest copy of the segment."""
         return self.inlet.claims.get(self.index) is self
 
     def complete(self) -> None:
-        """Count the segment, unless a newer copy has its place."""
+        """Count the segment, unless there is a newer copy."""
         self.transfer.complete(self)
 
     def lost(self) -> None:
-        """Nothing to do: the segment is sent again on another lane."""
+        """Do nothing: the sender sends the segment again on another lane."""
 
 
 class Inlet:
-    """What comes from one peer.
+    """The segments that one peer sends.
 
     Args:
-        route: all of it.
+        route: all segments from the peer.
     """
 
     def __init__(self, route: Route) -> None:
         self.route = route
         self.missing = set(range(route.count))
-        """Numbers of the segments that are still to come."""
+        """Numbers of the segments that have not arrived."""
         self.claims: dict[int, Placement] = {}
         """Segments that are arriving, by number: the newest copy of each."""
 
     @property
     def received_count(self) -> int:
-        """How many segments are here."""
+        """Number of segments that have arrived."""
         return self.route.count - len(self.missing)
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes that are here of segments that are not complete."""
+        """Bytes that have arrived of incomplete segments."""
         return sum(placement.received for placement in self.claims.values())
 
 
@@ -120,14 +120,14 @@ class Transfer(ABC):
     """The data movement of one operation.
 
     Args:
-        operation: its id.
-        reduction: what becomes of the contributions.
+        operation: id of the operation.
+        reduction: combines contributions.
         operand: the caller's buffers.
-        layout: its segments.
+        layout: segments of the tensor.
         on_done: called once with the digest, when the operation has begun and the result is
             complete; maybe from within :meth:`begin`.
-        buffers: for segments that cannot be read straight into their place.
-        coding: how values are quantized; None: they travel as they are.
+        buffers: pool of buffers for segments that cannot be read straight into their place.
+        coding: quantizes the values; None: no quantization.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class Transfer(ABC):
         self.operation = operation
         self.begun = False
         self.what = 0
-        """The fingerprint that goes with what is sent ahead of the start; otherwise 0."""
+        """Fingerprint of the descriptor in frames that are sent before the start; otherwise 0."""
         self.rx_bytes = 0
-        """Payload bytes that counted."""
+        """Payload bytes of the segments that counted."""
         self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
@@ -155,13 +155,13 @@ class Transfer(ABC):
         self._dtype = operand.target.dtype
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
         self._unweighed: list[Placement] = []
-        """What came before the weights."""
+        """Segments that arrived before the weights."""
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
         self._coding = coding
 
-    # -- how far it is -------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------
 
     @property
     def tx_bytes(self) -> int:
@@ -170,12 +170,12 @@ class Transfer(ABC):
 
     @property
     def raw_tx_bytes(self) -> int:
-        """What those would have been without quantization."""
+        """Size of the sent payload without quantization."""
         return sum(outlet.raw_bytes for outlet in self.outlets.values())
 
     @property
     def progress(self) -> Progress:
-        """How far this peer is."""
+        """Progress of this peer in the operation."""
         received = sum(inlet.received_count for inlet in self.inlets.values())
         ready = sum(outlet.ready_count for outlet in self.outlets.values())
         arriving = sum(inlet.arriving_bytes for inlet in self.inlets.values())
@@ -183,12 +183,12 @@ class Transfer(ABC):
 
     @property
     def quantization_error(self) -> float:
-        """Relative L2 error of what this peer has rounded; 0.0 if that is nothing."""
+        """Relative L2 error of all values that this peer has rounded; 0.0 if there are none."""
         return self._coding.error if self._coding is not None else 0.0
 
     @property
     def lacking(self) -> int:
-        """How many segments are still to come."""
+        """Number of segments that have not arrived."""
         return sum(len(inlet.missing) for inlet in self.inlets.values())
 
     @property
@@ -198,15 +198,15 @@ class Transfer(ABC):
 
     @property
     def partners(self) -> tuple[PeerId, ...]:
-        """Whom segments come from and go to."""
+        """Peers that send segments to this peer or receive segments from it."""
         return (*self.inlets, *self.outlets)
 
     def sends_to(self, peer: PeerId) -> bool:
-        """Whether segments go to ``peer``."""
+        """Whether this peer sends segments to ``peer``."""
         return peer in self.outlets
 
     def lacks_from(self, peer: PeerId) -> bool:
-        """Whether segments from ``peer`` are still to come."""
+        """Whether segments from ``peer`` have not arrived yet."""
         inlet = self.inlets.get(peer)
         return inlet is not None and bool(inlet.missing)
 
@@ -214,21 +214,21 @@ class Transfer(ABC):
 
     @abstractmethod
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """Send the segments that depend on no other member: all members have posted the operation.
+        """Begin the operation, and send the segments that depend on no other member.
 
         Args:
             weights: one per member in ring order, for a weighted average.
         """
 
     def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
-        """A segment is about to arrive. Returns None if it is here already.
+        """Return the sink for a segment that is about to arrive; None if it has arrived before.
 
         Raises:
-            RemoteProtocolError: the schedule expects no such segment from there.
+            RemoteProtocolError: the schedule expects no such segment from ``peer``.
         """
         inlet = self.inlets.get(peer)
         if inlet is None:
-            reason = f"peer {peer} is not upstream in {self.operation}"
+            reason = f"peer {peer} sent a segment, but is not upstream in {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
         found = inlet.route.find(header.step, header.offset, header.length)
         if found is None:
@@ -247,7 +247,7 @@ class Transfer(ABC):
         return placement
 
     def complete(self, placement: Placement) -> None:
-        """The last byte of a placed segment is here."""
+        """Count a segment whose last byte has arrived, unless there is a newer copy."""
         inlet, index = placement.inlet, placement.index
         if inlet.claims.get(index) is not placement:
             return
@@ -262,10 +262,10 @@ class Transfer(ABC):
             self._report_if_done()
 
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        """A segment that arrived before the buffers were posted.
+        """Copy a segment that arrived before the buffers were posted to its place, and count it.
 
         Raises:
-            RemoteProtocolError: the schedule expects no such segment from there.
+            RemoteProtocolError: the schedule expects no such segment from ``peer``.
         """
         placement = self.place(peer, header)
         if placement is None:
@@ -278,10 +278,10 @@ class Transfer(ABC):
         self.complete(placement)
 
     def detach(self) -> None:
-        """The caller leaves after the result was complete: go on, for the others, from a copy.
+        """Release the caller's memory and restore the input, but go on sending from a copy.
 
-        Final values are all that another may still lack of a peer that is done. The caller's memory
-        is let go of, and his input is what it was.
+        The result is complete here, so the other members can only lack final values, which the
+        copy holds.
         """
         copy = self.result.copy()
         for outlet in self.outlets.values():
@@ -294,10 +294,10 @@ class Transfer(ABC):
         self._operand = Operand(memory, memory, memory, self._operand.data_type, in_place=True)
 
     def end(self, *, committed: bool) -> None:
-        """Let go of the caller's memory.
+        """Release the caller's memory.
 
         Args:
-            committed: otherwise the input becomes what it was.
+            committed: whether the result counts; otherwise the input is restored.
         """
         for outlet in self.outlets.values():
             outlet.revoke()
@@ -312,15 +312,15 @@ class Transfer(ABC):
         if self._saved:
             self._operand.overwritten[0] = all(self._saved)
 
-    # -- for those that know the schedule --------------------------------------------------------
+    # -- for the subclasses ----------------------------------------------------------------------
 
     @abstractmethod
     def _place(self, step: int, segment: Segment) -> memoryview | None:
-        """A segment is about to be read: into this buffer, or into the result if None."""
+        """Return the buffer to read a segment into; None: straight into the result."""
 
     @abstractmethod
     def _arrived(self, placement: Placement) -> None:
-        """A segment is here, for the first time."""
+        """Process a segment that has arrived for the first time."""
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
         if weights:
@@ -330,7 +330,7 @@ class Transfer(ABC):
                 self._coding.weigh(weighting)
 
     def _take_unweighed(self) -> None:
-        """The weights are known: what came before them has arrived."""
+        """Process the segments that arrived before the weights."""
         for placement in self._unweighed:
             self._arrived(placement)
         self._unweighed.clear()
@@ -340,12 +340,12 @@ class Transfer(ABC):
             self._on_done(self.operation, self._digest.value())
 
     def _contribution(self, segment: Segment) -> Memory:
-        """Where the own contribution is."""
+        """Return the memory that holds the own contribution to a segment."""
         saved = self._saved and self._saved[segment.position]
         return self._operand.saved if saved else self._operand.source
 
     def _plain_payload(self, segment: Segment) -> Payload:
-        """What the own contribution is on the wire if it is not quantized."""
+        """Return the wire bytes of the own contribution without quantization."""
         if self._reduction.scales:
             return partial(self._scaled, segment)
         return self._contribution(segment).payload(*segment.span)
@@ -355,7 +355,7 @@ class Transfer(ABC):
         return self._reduction.sendable(own).view(np.uint8).data
 
     def _put(self, placement: Placement) -> None:
-        """Put what was read into a buffer in its place."""
+        """Copy a segment from its buffer, if it has one, to its place in the result."""
         if placement.buffer is not None:
             self.result.write(placement.segment.offset, placement.buffer)
             self._buffers.give(placement.buffer)
@@ -363,7 +363,7 @@ class Transfer(ABC):
     def _combine(
         self, segment: Segment, left: Memory | Array, right: Memory | Array, *, finish: bool
     ) -> None:
-        """The result becomes ``left`` op ``right``; arrays are those of the segment."""
+        """Set a segment of the result to ``left`` op ``right``; arrays hold just this segment."""
         result, where = self.result, segment.span
         if result.is_one or result.is_shredded(*where):
             values = left if isinstance(left, np.ndarray) else left.elements(*where)
@@ -380,11 +380,11 @@ class Transfer(ABC):
             self._reduction.combine(values, others, out=part, finish=finish)
 
     def _add_to_digest(self, segment: Segment) -> int:
-        """The final bytes of a segment are in the result; return their hash."""
+        """Add the final bytes of a segment to the digest; return their hash."""
         return self._digest.add(segment.position, *self.result.views(*segment.wire_span))
 
     def _save(self, segment: Segment) -> None:
-        """In place: the own contribution is about to be overwritten."""
+        """Save the own contribution to a segment before its place is first overwritten."""
         if not self._saved[segment.position]:
             self._saved[segment.position] = 1
             self._operand.save(*segment.span)

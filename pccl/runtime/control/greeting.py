@@ -1,10 +1,10 @@
-"""Handshakes on connections: what is read before a stranger has proven who he is, and by when.
+"""Handshakes on connections, bounded in number, bytes and time.
 
-A ``Greeting`` is the receiver of a connection while its handshake goes on. It asks the network for
-exactly the bytes of the next step, so that nothing behind the handshake is read before it is over;
-then the connection is handed over as it is. ``introduce`` does the dialling side; a ``Reception``
-holds what was accepted: a bounded number, shared fairly among the addresses that they come from,
-each for a bounded time, however slowly it drips.
+A ``Greeting`` receives the bytes of a connection during its handshake. It asks the network for
+exactly the bytes of the next step, so it reads nothing that follows the handshake. Then it passes
+the connection on to the next receiver. ``introduce`` does the dialling side. A ``Reception`` holds
+accepted connections until their handshakes are complete. It bounds their number, shares the places
+fairly among source addresses, and gives each connection a deadline.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _log = logging.getLogger("pccl.link")
 
 
 class Identity(Protocol):
-    """Who a peer is; its machine knows."""
+    """The identity of a peer. The peer's machine provides it."""
 
     @property
     def peer(self) -> PeerId:
-        """The own id; 0 before registration."""
+        """Id of the peer; 0 before registration."""
         ...
 
     @property
     def run(self) -> bytes:
-        """The run's id; empty before registration."""
+        """Id of the run; empty before registration."""
         ...
 
     @property
     def term(self) -> int:
-        """The term that we follow."""
+        """Term of the master that the peer follows."""
         ...
 
 
 class Credentials:
-    """What a process greets with.
+    """Makes the handshakes of a process.
 
     Args:
-        token: what every process of the run has to know; None: anybody may come.
+        token: secret that every process of the run must know; None: any process may connect.
         random_bytes: source of nonces; must be unpredictable outside simulation.
     """
 
@@ -74,25 +74,25 @@ class Credentials:
         lane: int = 0,
         lanes: int = 0,
     ) -> Opening:
-        """What a peer says first."""
+        """Return the first message of a peer on a connection."""
         nonce = self._random_bytes(NONCE_BYTES)
         run = own.run or NO_RUN
         return Opening(channel, nonce, run, own.term, own.peer, target, lane, lanes)
 
     def strangers_opening(self) -> Opening:
-        """What is said first to a master by somebody who takes no part in its run."""
+        """Return the first message to a master from a process that does not join its run."""
         return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES))
 
     def masters_opening(self, run: bytes, term: int) -> Opening:
-        """What a master says first."""
+        """Return the first message of a master on a connection."""
         return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES), run, term)
 
     def dial(self, opening: Opening) -> Handshake:
-        """The handshake of the side that has dialled."""
+        """Return a handshake for the side that has dialled."""
         return Handshake.dial(opening, self._key)
 
     def accept(self, identify: Callable[[], Opening]) -> Handshake:
-        """The handshake of the side that was dialled."""
+        """Return a handshake for the side that was dialled. ``identify`` makes its opening."""
         return Handshake.accept(identify, self._key)
 
 
@@ -100,14 +100,14 @@ class Greeting:
     """One handshake on one connection.
 
     Args:
-        connection: not started yet; it is started here.
-        handshake: at its beginning.
-        clock: time.
-        deadline_ns: when it must be over.
-        on_proven: called when all is said and sent; has to start the connection anew, or end it.
-        on_failed: called instead with the reason; the connection is closed, or about to be.
-            After ``dismiss`` neither is called.
-        on_opening: called when the other side's opening is here, and is one of ours.
+        connection: a connection that is not started; the greeting starts it.
+        handshake: a handshake that has not begun.
+        clock: gives the time.
+        deadline_ns: time by which the handshake must be complete.
+        on_proven: called when the handshake is complete and sent; must restart or end the
+            connection.
+        on_failed: called instead with the error, while the connection closes; not by ``dismiss``.
+        on_opening: called when a valid opening of the other side has arrived.
     """
 
     def __init__(
@@ -131,19 +131,19 @@ class Greeting:
         self._refused: HandshakeRefused | None = None
         self._heard = False
         self.was_probe = False
-        """Whether the other side has connected and left without a word."""
+        """Whether the other side disconnected without sending a byte."""
         self._timer = clock.call_at_ns(deadline_ns, self._overdue)
         connection.start(self)
         self._flush()
 
     def dismiss(self) -> None:
-        """End it at once; nobody is told."""
+        """End the handshake and the connection at once, without calling a callback."""
         self._on_failed = None
         self._timer.cancel()
         self.connection.abort()
 
     def _overdue(self) -> None:
-        reason = "it took the connection, but did not greet as we do in time"
+        reason = "the other side did not complete the pccl handshake in time"
         self._fail(LinkError(func="handshake", reason=reason))
         self.connection.abort()
 
@@ -171,16 +171,17 @@ class Greeting:
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """Memory for the bytes of the next step, so that nothing behind the handshake is read."""
+        """Return memory for exactly the bytes of the next step of the handshake."""
         return self._buffer[: max(self._handshake.awaited_bytes, 1)]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Continue the handshake, and send the answer or the refusal."""
         self._heard = True
         if self._refused is not None:
-            return  # only our last words are still to be sent
+            return  # only the refusal is still to be sent
         if not self._handshake.awaited_bytes:
-            raise RemoteProtocolError(func="handshake", reason="went on without our answer")
+            reason = "the other side sent more before it received the answer"
+            raise RemoteProtocolError(func="handshake", reason=reason)
         try:
             self._handshake.receive(self._buffer[:nbytes])
             self._opening_bytes_missing -= nbytes
@@ -194,16 +195,17 @@ class Greeting:
         self._flush()
 
     def writable(self) -> None:
-        """Continue to send."""
+        """Continue to send the handshake."""
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report that the handshake has failed; the other side was a probe if it sent nothing."""
+        """Report that the handshake failed, and note whether the other side sent nothing."""
         self.was_probe = not self._heard
         if isinstance(error, PCCLError):
             self._fail(error)
         else:
-            self._fail(LinkError(func="handshake", reason=str(error or "closed here")))
+            reason = str(error or "this side closed the connection")
+            self._fail(LinkError(func="handshake", reason=reason))
 
 
 async def introduce(
@@ -213,27 +215,25 @@ async def introduce(
     deadline_ns: int,
     take: Callable[[Connection, Opening], None],
 ) -> None:
-    """Greet on a connection that we have dialled.
+    """Do the handshake on a connection that this process has dialled.
 
     Args:
-        connection: not started yet.
-        handshake: at its beginning.
-        clock: time.
-        deadline_ns: when it must be over.
-        take: called at the end of the handshake, with what the other side has said; has to start
-            the connection. When it has been
-            called there is no error any more, and when this is cancelled before, it never is.
+        connection: a connection that is not started.
+        handshake: a handshake that has not begun.
+        clock: gives the time.
+        deadline_ns: time by which the handshake must be complete.
+        take: called with the connection and the other side's opening after the handshake; must
+            start the connection. After this call there is no error; a cancellation prevents it.
 
     Raises:
-        HandshakeRefused: the other side cannot be worked with; to try again is of no use until
-            somebody has changed what the reason says.
-        RemoteProtocolError: what answered is none of ours.
+        HandshakeRefused: the two sides are incompatible; the reason says what to change.
+        RemoteProtocolError: the other side did not answer with a pccl handshake.
         LinkError: the connection was lost, or there was no answer in time.
     """
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def proven(remote: Opening) -> None:
-        if over.done():  # cancelled, and we are not awake yet
+        if over.done():  # the waiter was cancelled, and has not run since
             connection.abort()
         else:
             take(connection, remote)
@@ -252,16 +252,16 @@ async def introduce(
 
 
 class Reception:
-    """Where accepted connections wait until they have proven who they are.
+    """Accepted connections whose handshake is not complete.
 
     Args:
-        clock: time.
-        patience_ns: how long each may take.
-        unproven_max: how many may wait; for one more, ``SourceShares`` says which has to go.
-        credentials: what we greet with.
-        identify: gives what we say to whoever has begun.
-        on_proven: called with a connection, what its other side has said, and its deadline; has
-            to start the connection.
+        clock: gives the time.
+        patience_ns: time limit of each handshake.
+        unproven_max: how many connections may wait; ``SourceShares`` chooses which one to close.
+        credentials: makes the handshakes of this process.
+        identify: returns the opening of this side.
+        on_proven: called with a connection, the opening of its other side, and the deadline of
+            its handshake; must start the connection.
     """
 
     def __init__(
@@ -281,15 +281,15 @@ class Reception:
         self._waiting: dict[Connection, Greeting] = {}
         self._shares: SourceShares[Connection] = SourceShares(unproven_max)
         self.log = StrangerLog(clock, _log)
-        """For what strangers do at this port, now and later."""
+        """Log of errors that other processes cause at this port, also after the handshake."""
 
     def accept(self, connection: Connection) -> None:
-        """Somebody has connected to our port."""
+        """Begin the handshake of a connection to this port."""
         goes = self._shares.add(connection, connection.remote.host)
         if goes is not None:
             self._waiting.pop(goes).dismiss()
-            reason = "closed a connection from %s: too many others came before it proved itself"
-            self.log.write(logging.INFO, reason, goes.remote)
+            text = "closed a connection from %s: too many newer ones came during its handshake"
+            self.log.write(logging.INFO, text, goes.remote)
         deadline_ns = self._clock.now_ns() + self._patience_ns
 
         def proven(remote: Opening) -> None:
@@ -303,7 +303,7 @@ class Reception:
             is_ours = isinstance(error, RemoteProtocolError)
             level = logging.WARNING if is_ours else logging.INFO
             if greeting is not None and greeting.was_probe:
-                level = logging.DEBUG  # as `pccl join` does, to find out whether we are there
+                level = logging.DEBUG  # `pccl join` connects so, to test whether the port is open
             text = "closed a connection from %s: %s"
             self.log.write(level, text, connection.remote, error.reason)
 
@@ -316,7 +316,7 @@ class Reception:
         )
 
     def close(self) -> None:
-        """Send everybody away."""
+        """Close all waiting connections."""
         for connection, greeting in self._waiting.items():
             self._shares.remove(connection)
             greeting.dismiss()

@@ -1,7 +1,6 @@
-"""Keeps a peer's connection to the master: dials when told to, hands on what arrives.
+"""Keeps a peer's connection to the master: dials, and passes on received messages.
 
-It decides nothing: when to dial again, and when to give up, is the machine's business; whom to dial
-``MasterTurns`` says.
+The machine decides when to dial and when to give up; ``MasterTurns`` chooses the master to dial.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _log = logging.getLogger("pccl.peer")
 
 
 class ControlKeeper:
-    """At most one control connection, or an attempt to make one.
+    """The control connection of a peer, or an attempt to make one; there is at most one.
 
     Args:
-        masters: where a master may listen, the first choice first.
-        dial_s: time to connect, and again to greet.
-        credentials: what we greet with.
-        identify: who we are now.
-        feed: takes ControlOpened, ControlMessage and ControlClosed.
-        create_task: runs a dial.
+        masters: addresses of masters, the first choice first.
+        dial_s: time limit of connecting, and again of the handshake.
+        credentials: makes the handshakes of this peer.
+        identify: returns the current identity of this peer.
+        feed: takes ControlOpened, ControlMessage, ControlClosed and AddressTried.
+        create_task: runs a dial as a task.
     """
 
     def __init__(
@@ -63,36 +62,36 @@ class ControlKeeper:
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
         self.met_at = ""
-        """The host at which a master was reached last; empty: none was."""
+        """Host of the last master that this peer connected to; empty: none yet."""
 
     @property
     def address(self) -> Address:
-        """The master whose turn it is."""
+        """Address of the connected master, or of the next one to dial."""
         master = self._turns.turn
         return Address(master.host, master.port)
 
     @property
     def masters_count(self) -> int:
-        """How many addresses are known."""
+        """Number of known masters."""
         return len(self._turns.masters)
 
     def dial(self, delay_ns: int) -> None:
-        """Try once to connect, after a delay."""
+        """Try once to connect, after ``delay_ns``."""
         self._timer = self._clock.call_at_ns(self._clock.now_ns() + delay_ns, self._dial)
 
     def may_dial(self, own_host: str, host: str, found: str) -> bool:
-        """Whether a peer of the run may be dialled.
+        """Whether this peer may dial another peer of the run at ``found``.
 
         Args:
-            own_host: what this peer declares.
-            host: what the other one declares.
-            found: an address that it stands for. The own name may stand for loopback here.
+            own_host: host that this peer advertises.
+            host: host that the other peer advertises.
+            found: an address of ``host``; the name of this machine may resolve to loopback.
         """
         is_own = bool(own_host) and host == own_host
         return is_own or may_be_dialled(found, seen=found, by=self.met_at)
 
     def probe(self, test: TryAddress) -> None:
-        """Dial a newcomer on the master's behalf, and feed what came of it."""
+        """Dial a newcomer because the master asks for it, and feed the result."""
         self._create_task(self._probe(test))
 
     async def _probe(self, test: TryAddress) -> None:
@@ -108,12 +107,12 @@ class ControlKeeper:
         )
 
     def send(self, message: Message) -> None:
-        """Send on the connection, if there is one."""
+        """Send a message to the master; drop it if there is no connection."""
         if self._stream is not None:
             self._stream.send(message)
 
     def close(self, reason: str) -> None:
-        """Close the connection after what was sent, or stop to dial; nothing is reported."""
+        """Close the connection after sending queued messages, or stop dialling. Feed no event."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,7 +120,7 @@ class ControlKeeper:
             self._dial_task.cancel()
             self._dial_task = None
         if self._stream is not None:
-            _log.info("closing the control connection: %s", reason)
+            _log.info("closing the control connection to the master: %s", reason)
             self._stream.close()
             self._stream = None
 
@@ -140,7 +139,8 @@ class ControlKeeper:
             is_final = self._turns.failed(error, registered=bool(own.peer))
             lost_s = self._turns.lost_s_to_say(self._clock.now_ns()) if own.peer else None
             if lost_s is not None:
-                _log.warning("has been looking for a master for %d s: %s", lost_s, error.reason)
+                text = "peer %d: lost the master, retrying for %d s: %s"
+                _log.warning(text, own.peer, lost_s, error.reason)
             if is_final:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:
@@ -178,5 +178,5 @@ class ControlKeeper:
             farewell=Damaged(),
         )
         if self._turns.found():
-            _log.warning("connected to the master %s again", address)
+            _log.warning("peer %d: connected to the master %s", self._identify().peer, address)
         self._feed(ControlOpened(remote.run, remote.term))

@@ -1,4 +1,4 @@
-"""A greeting that finds out whether a peer can be dialled, and nothing else."""
+"""Tests whether a peer can be dialled: connects, does the handshake, and leaves."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ async def probe(
     patience_ns: int,
     by: str,
 ) -> AddressTried:
-    """Dial a peer, greet it and leave.
+    """Dial a peer, do the handshake and leave; return the host that answered, or the error.
 
     Args:
         transport: the network.
-        clock: time.
-        test: whom, and where.
-        greet: begins the greeting.
-        patience_ns: how long each dial and each greeting may take.
-        by: the host between this process and the master.
+        clock: gives the time.
+        test: the peer, and the hosts to try in order.
+        greet: makes a handshake.
+        patience_ns: time limit of each dial, and of each handshake.
+        by: host between this process and the master.
     """
 
     def may_dial(found: str) -> bool:
@@ -48,4 +48,4 @@ async def probe(
             why = why or error.reason
         else:
             return AddressTried(peer, host, why)
-    return AddressTried(peer, "", why or "that is an address of its own machine or network")
+    return AddressTried(peer, "", why or "its address is for its own machine or network only")

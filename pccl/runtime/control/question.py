@@ -1,4 +1,4 @@
-"""Asking a master one question, without taking part in its run."""
+"""Asks a master one question, without joining its run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _Answer = TypeVar("_Answer", StatusReport, RunIs)
 async def ask_status(
     clock: Clock, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
 ) -> StatusReport:
-    """Ask how the run stands.
+    """Ask a master for the status of its run.
 
     Args:
-        clock: time.
+        clock: gives the time.
         transport: the network.
-        master: where the master listens.
-        credentials: what we greet with.
-        timeout_s: for all of it.
+        master: address of the master.
+        credentials: makes the handshake of this process.
+        timeout_s: time limit of the whole call.
 
     Raises:
-        LinkError: nobody is there, or there was no answer in time.
-        NotAdmitted: a master is there that gives no status; the reason says why.
-        RemoteProtocolError: what is there is no master of our version, or has another token.
+        LinkError: no process listens there, or the master did not answer in time.
+        NotAdmitted: the master refused to answer; the reason says why.
+        RemoteProtocolError: no master of this version listens there, or it has another token.
     """
     question = _MasterQuestion(clock, StatusRequest(), StatusReport, "status")
     return await question.ask(transport, master, credentials, timeout_s)
@@ -48,9 +48,9 @@ async def ask_run(
     timeout_s: float,
     query: RunQuery,
 ) -> RunIs:
-    """Ask which run a master has, and who is in it; the query says what is known already.
+    """Ask a master for its run and the members; ``query`` says what the caller knows already.
 
-    Other arguments, and errors: see ``ask_status``.
+    The other arguments and the errors are those of ``ask_status``.
     """
     question = _MasterQuestion(clock, query, RunIs, "run")
     return await question.ask(transport, master, credentials, timeout_s)
@@ -60,10 +60,10 @@ class _MasterQuestion(Generic[_Answer]):
     """One question on one connection.
 
     Args:
-        clock: time.
-        words: what is sent.
-        kind: of the answer.
-        name: of what is asked for, for people.
+        clock: gives the time.
+        words: the message that asks.
+        kind: type of the answer.
+        name: name of the answer, for errors.
     """
 
     def __init__(self, clock: Clock, words: Message, kind: type[_Answer], name: str) -> None:
@@ -77,13 +77,13 @@ class _MasterQuestion(Generic[_Answer]):
     async def ask(
         self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
     ) -> _Answer:
-        """Connect, ask, and leave."""
+        """Connect, ask, return the answer, and disconnect."""
         clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
         connection = await transport.dial(master, timeout_s)
         handshake = credentials.dial(credentials.strangers_opening())
         await introduce(connection, handshake, clock, deadline_ns, self._begin)
-        overdue = LinkError(reason=f"it greeted, but gave no {self._name} in time")
+        overdue = LinkError(reason=f"the master is connected, but sent no {self._name} in time")
         timer = clock.call_at_ns(deadline_ns, self._fail, overdue)
         try:
             return await self._answer
@@ -93,14 +93,14 @@ class _MasterQuestion(Generic[_Answer]):
                 self._stream.close()
 
     def _begin(self, connection: Connection, remote: Opening) -> None:
-        """The handshake is over."""
+        """Send the question, because the handshake is complete."""
         self._stream = ControlStream(
             connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
         )
         self._stream.send(self._words)
 
     def _fail(self, error: PCCLError) -> None:
-        """There will be no answer."""
+        """End the call with ``error``, unless there is an answer."""
         if not self._answer.done():
             self._answer.set_exception(error)
 
@@ -112,9 +112,9 @@ class _MasterQuestion(Generic[_Answer]):
                 if not self._answer.done():
                     self._answer.set_result(message)
             case _:
-                what = type(message).__name__
-                raise RemoteProtocolError(func="control", reason=f"{what} is no {self._name}")
+                reason = f"the master sent {type(message).__name__}, and not the {self._name}"
+                raise RemoteProtocolError(func="control", reason=reason)
 
     def _on_closed(self, reason: str) -> None:
-        words = f"it closed the connection without a {self._name}: {reason}"
+        words = f"the master closed the connection and sent no {self._name}: {reason}"
         self._fail(LinkError(reason=words))

@@ -1,9 +1,9 @@
-"""The queue of connections that ask a master a question: one is served at a time, then a pause.
+"""The queue of connections that ask a master a question. It serves one at a time, then pauses.
 
-Sources take turns, so that nobody keeps others from an answer by asking much.
+Source addresses take turns, so that one with many questions does not delay the answers of another.
 
-The status and the list of members are the largest answers that a process without a place in the run
-can ask for. The queue keeps them from slowing down the run.
+The status and the list of members are the largest answers that a process outside the run can
+request. The queue keeps them from slowing down the run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pccl.protocol.messages import RunQuery, StatusRequest
 from pccl.runtime.clock import Clock, Timer
 
 PAUSE_NS = 20_000_000
-"""Fifty answers a second are more than people read; each costs a master of a thousand members a
-few milliseconds."""
+"""Pause after each answer. Fifty answers a second are more than people read; each costs a master
+of a thousand members a few milliseconds."""
 
 
 class StatusDesk:
-    """Connections that have asked.
+    """The connections whose question waits for an answer.
 
     Args:
-        clock: time.
-        serve: called with each connection in turn, and with its question.
+        clock: gives the time.
+        serve: called with one connection at a time, and with its question.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StatusDesk:
         self._clock = clock
         self._serve = serve
         self._waiting: dict[str, dict[int, RunQuery | StatusRequest]] = {}
-        """By source, the one whose turn it is first; none is empty."""
+        """Questions by source, then by connection. The next source is first; none is empty."""
         self._source_of: dict[int, str] = {}
         self._timer: Timer | None = None
 
@@ -41,14 +41,14 @@ class StatusDesk:
         return connection in self._source_of
 
     def ask(self, connection: int, host: str, question: RunQuery | StatusRequest) -> None:
-        """Queue a question; the caller bounds the number of connections, and so of questions."""
+        """Queue a question. The caller bounds the number of connections, and so of questions."""
         source = self._source_of[connection] = source_of(host)
         self._waiting.setdefault(source, {})[connection] = question
         if self._timer is None:
             self._serve_next()
 
     def forget(self, connection: int) -> None:
-        """It is gone, or is served in another way."""
+        """Drop the question of a connection that is closed, or has its answer already."""
         source = self._source_of.pop(connection, None)
         if source is not None:
             del self._waiting[source][connection]
@@ -56,7 +56,7 @@ class StatusDesk:
                 del self._waiting[source]
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Drop all questions."""
         self._waiting.clear()
         self._source_of.clear()
         if self._timer is not None:
@@ -67,7 +67,7 @@ class StatusDesk:
         self._timer = None
         source = next(iter(self._waiting), None)
         if source is not None:
-            questions = self._waiting[source] = self._waiting.pop(source)  # it is the last one now
+            questions = self._waiting[source] = self._waiting.pop(source)  # moved to the end
             connection, question = next(iter(questions.items()))
             self.forget(connection)
             self._timer = self._clock.call_at_ns(self._clock.now_ns() + PAUSE_NS, self._serve_next)

@@ -1,4 +1,4 @@
-"""What strangers do, in the log: a few lines, then one per interval that counts the others."""
+"""Limits the log lines that other processes can cause: a few lines, then one count per interval."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pccl.runtime.clock import Clock, Timer
 
 
 class StrangerLog:
-    """Writes lines of which anybody can cause as many as he likes.
+    """Writes log lines that any process on the network can cause, up to a quota.
 
     Args:
-        clock: time.
-        log: where to.
+        clock: gives the time.
+        log: logger that gets the lines.
     """
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
         self._clock = clock
         self._log = log
         self._quotas: dict[int, LogQuota] = {}
-        """One per level, so that what is of no interest leaves room for what is."""
+        """One quota per level, so that unimportant lines do not suppress important ones."""
         self._timers: dict[int, Timer] = {}
         self._last: dict[int, str] = {}
-        """Of the lines that were left out."""
+        """The last omitted line of each level."""
 
     def write(self, level: int, text: str, *arguments: object) -> None:
-        """Write a line, or count it."""
+        """Write a line; if the quota is used up, only count it."""
         if not self._log.isEnabledFor(level):
             return
         quota = self._quotas.setdefault(level, LogQuota())
@@ -42,7 +42,7 @@ class StrangerLog:
             self._timers[level] = self._clock.call_at_ns(when_ns, self._count, level)
 
     def close(self) -> None:
-        """Write what was counted."""
+        """Write the pending counts of omitted lines."""
         for level, timer in list(self._timers.items()):
             timer.cancel()
             self._count(level)

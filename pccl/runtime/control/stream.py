@@ -1,8 +1,8 @@
-"""Control messages on one connection, after its handshake; the master's and the peers' side use it.
+"""Control messages on one connection, after its handshake; the master and the peers use this class.
 
-Decodes strictly, and bounds both directions. From a peer that sends much, a part is read at a time;
-after each part all other connections have their turn. A peer that lets unread messages pile up is
-cut off. So is a peer that does not read the last messages of a closed connection in time.
+The stream decodes strictly, and bounds both directions. It reads large amounts of data in parts;
+after each part, other connections have their turn. It resets the connection if the other side lets
+unread messages pile up, or does not read the last messages of a closed connection in time.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pccl.transports.base import Connection
 _log = logging.getLogger("pccl.link")
 
 UNSENT_BYTES_MAX = 8 << 20
-"""Messages that the other side of a control connection has not read.
+"""Size limit of the messages that one control connection has queued.
 
-Eight of the largest messages: far more than a reader in working order lets pile up."""
+It holds eight of the largest messages: far more than a working reader lets pile up."""
 
 
 class ControlStream:
     """The receiver of a control connection.
 
     Args:
-        connection: it is started here.
+        connection: the connection; the stream starts it.
         on_message: called with each decoded message.
-        on_closed: called once with the reason; not after our own ``close``.
-        clock: time.
-        bytes_max: how large a message of a type may be now.
-        spend: told what was read, in bytes; returns for how long nothing more is to be read.
-        farewell: said before the connection is closed because what came was damaged.
-        log: takes the lines about what the other side has done wrong.
+        on_closed: called once with the reason; not after ``close`` of this side.
+        clock: gives the time.
+        bytes_max: returns how large a message of a type may be now.
+        spend: called with the cost of each read in bytes; returns how long to pause, in ns.
+        farewell: message that the stream sends before it closes because of damaged data.
+        log: writes log lines about errors of the other side.
 
     Attributes:
-        was_damaged: whether that is why it was closed.
+        was_damaged: whether the stream closed because of damaged data.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class ControlStream:
         self._buffer = memoryview(bytearray(TURN_BYTES_MAX))
         self._pause: Timer | None = None
         self._cut_off: Timer | None = None
-        """Runs from ``close`` until everything queued is handed to the network."""
+        """Timer from ``close`` until the network has accepted all queued messages."""
         self._unsent = bytearray()
         self._waiting = False
         self._closing = False
         connection.start(self)
 
     def send(self, message: Message) -> None:
-        """Queue a message."""
+        """Queue a message. If too many bytes are queued, reset the connection."""
         if self._closing:
             return
         self._unsent += encode(message)
         if len(self._unsent) > UNSENT_BYTES_MAX:
-            reason = "it does not read its control messages"
+            reason = "the other side does not read its control messages"
             self._complain(reason)
             self._end(reason)
             self.connection.abort()
@@ -89,9 +89,9 @@ class ControlStream:
             self._flush()
 
     def close(self) -> None:
-        """Close once everything queued is handed to the network; nothing is reported.
+        """Close when the network has accepted all queued messages; report nothing.
 
-        The connection is reset if the other side does not read it within ``LINGER_S``.
+        The connection is reset if the other side does not read them within ``LINGER_S``.
         """
         self._on_closed = None
         self._closing = True
@@ -99,12 +99,12 @@ class ControlStream:
             self._stop_timers()
             self.connection.close()
         elif self._cut_off is None:
-            # A pause goes on to its end: only a read shows that the other side is gone.
+            # A pause still ends: only a read shows that the other side is gone.
             when_ns = self._clock.now_ns() + round(LINGER_S * NS_PER_S)
             self._cut_off = self._clock.call_at_ns(when_ns, self.connection.abort)
 
     def read_on(self) -> bool:
-        """End a pause early, and read again; return whether there was a pause."""
+        """End a pause early, and read again. Return whether there was a pause."""
         if self._pause is None:
             return False
         self._pause.cancel()
@@ -118,7 +118,7 @@ class ControlStream:
         self._pause = self._cut_off = None
 
     def abort(self) -> None:
-        """End at once; nothing is reported."""
+        """Close the connection at once; report nothing."""
         self._on_closed = None
         self._closing = True
         self.connection.abort()
@@ -136,7 +136,7 @@ class ControlStream:
             self.connection.close()
 
     def _part(self, error: DamagedData) -> None:
-        """What comes cannot be trusted any more; what goes can."""
+        """Send the farewell and close, because received data cannot be trusted any more."""
         self._complain(error.reason)
         self.was_damaged = True
         if self._farewell is not None:
@@ -161,7 +161,7 @@ class ControlStream:
     # -- what the connection calls ---------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """The one buffer that every read fills from its start."""
+        """Return the one buffer, which every read fills from its start."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -180,7 +180,7 @@ class ControlStream:
             return
         wait_ns = self._spend(cost)
         if (wait_ns or nbytes == TURN_BYTES_MAX) and self._pause is None:
-            # It sends much: it is the turn of others and of the timers.
+            # Much data came: other connections and the timers have their turn first.
             self.connection.pause_reading()
             when_ns = self._clock.now_ns() + wait_ns
             self._pause = self._clock.call_at_ns(when_ns, self._go_on)
@@ -195,7 +195,7 @@ class ControlStream:
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Report why it ended, unless this side has closed it."""
+        """Report why the connection ended, unless this side has closed it."""
         if isinstance(error, RemoteProtocolError):
             self._complain(error.reason)
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

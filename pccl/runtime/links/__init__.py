@@ -1,7 +1,7 @@
-"""Links to other peers: dialled, kept, measured, and given their lanes.
+"""Dials, keeps and measures the links to other peers, and routes their frames.
 
 * ``listening``: opens the one port of a peer.
 * ``keeper``: dials, accepts and closes lanes as ``LinkUpkeep`` decides.
-* ``meter``: reads off the links in use what they can do. It sends nothing for that.
-* ``frame_router``: hands the frames of all lanes to whom they concern.
+* ``meter``: measures the links from the traffic that they carry. It sends nothing itself.
+* ``frame_router``: passes the frames of all lanes to the collectives or to the shared state.
 """

@@ -1,7 +1,7 @@
-"""``FrameRouter``: hands the frames of all lanes to whom they concern.
+"""``FrameRouter``: passes the frames of all lanes to the collectives or to the shared state.
 
-Collectives (``data_plane``) and shared state (``exchange``)
-share the lanes and know nothing of each other.
+Collectives (``data_plane``) and shared state (``exchange``) share the lanes, and do not know of
+each other.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from pccl.transports.sinks import Sink
 
 
 class FrameRouter:
-    """Who understands the frames of all links."""
+    """Passes frames and lane changes to the collectives and to the shared state."""
 
     def __init__(self, data_plane: DataPlane, exchange: StateExchange) -> None:
         self._data_plane = data_plane
         self._exchange = exchange
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """A header has arrived; where does the payload go?"""
+        """Return the sink for the payload of a frame whose header has arrived."""
         if header.kind in KINDS:
             return self._exchange.frame_started(lane, header)
         return self._data_plane.frame_started(lane, header)
 
     def lane_up(self, peer: PeerId) -> None:
-        """There is one more lane to ``peer``."""
+        """Report that there is one more lane to ``peer``."""
         self._data_plane.lane_up(peer)
 
     def lane_failed(self, peer: PeerId) -> None:
-        """A lane broke before it was up here; the other side may have used it already."""
+        """Report a lane that failed before it was up here. The other side may have used it."""
         self._exchange.lane_failed(peer)
 
     def lane_lost(self, lane: Lane) -> None:
-        """The lane is gone, and what it carried perhaps with it."""
+        """Report that a lane is lost. Frames that it carried may be lost too."""
         self._data_plane.lane_lost(lane)
         self._exchange.lane_lost(lane)
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether anything needs the link to ``peer`` to be alive."""
+        """Whether a collective or a synchronization needs the link to ``peer``."""
         return self._data_plane.uses(peer) or self._exchange.uses(peer)
 
     def expect_peer(self, peer: PeerId) -> None:
-        """``peer`` is a member, or about to be one."""
+        """Accept early frames from ``peer``, which is a member or a pending one."""
         self._data_plane.expect_peer(peer)
 
     def forget_peer(self, peer: PeerId) -> None:
-        """Nobody needs ``peer`` any more."""
+        """Drop the early frames of ``peer``, whose link is closed."""
         self._data_plane.forget_peer(peer)

@@ -1,7 +1,7 @@
 """Keeps the links to other peers: carries out what ``LinkUpkeep`` decides about their lanes.
 
-The handshake that opens a lane names both peers, the run, the term and the lane. When a link comes
-up or goes down, that is reported, and the master draws its conclusions.
+The handshake that opens a lane names both peers, the run, the term and the lane. The keeper reports
+when a link comes up or goes down, and the master decides what follows from it.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _log = logging.getLogger("pccl.link")
 
 
 class LinkKeeper:
-    """All links of one peer; the frame handler of all its lanes.
+    """Keeps all links of one peer, and handles the frames of all its lanes.
 
     Args:
-        clock: time.
+        clock: gives the time.
         transport: the network.
         timing: deadlines.
-        identity: who we are.
-        links: the links to keep; whoever sends frames knows them too.
-        frames: who understands the frames.
+        identity: identity of this peer.
+        links: links to keep; the collectives and the exchange of shared state send on them.
+        frames: handler of received frames.
         on_change: called with a peer and None when its link is up, or with the reason when it is
             down or cannot be made.
-        create_task: runs a dial.
-        credentials: what we greet with.
-        lanes: how many a link should have; 0: whatever the other side says, or the usual number.
-        may_dial: whether a peer that declares a host may be dialled at an address of that host.
+        create_task: runs a dial as a task.
+        credentials: makes the handshakes of this peer.
+        lanes: lanes per link; 0: the setting of the other side, or else the default.
+        may_dial: whether a peer that advertises a host may be dialled at an address of that host.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LinkKeeper:
         limits = transport.port_limits
         self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
-        """By peer and number of the lane: those that are under way, or wait."""
+        """Running dials, and timers of later ones, by peer and number of the lane."""
         self._reception = Reception(
             clock,
             timing.ns(timing.dial_s),
@@ -99,7 +99,7 @@ class LinkKeeper:
         self._closed = False
 
     def want(self, members: tuple[Member, ...]) -> None:
-        """Keep links to these peers; close those to peers that were wanted and are no longer."""
+        """Keep links to ``members``; close links to peers that are no longer among them."""
         if self._closed:
             return
         links = [self._links.to(member.peer) for member in members]
@@ -109,22 +109,22 @@ class LinkKeeper:
         self._carry_out(self._upkeep.want(self._identity.peer, members, up))
 
     def use(self, peers: Iterable[PeerId]) -> None:
-        """The links to ``peers`` are about to carry a collective: they get all their lanes."""
+        """Open all lanes to ``peers``, because these links are about to carry a collective."""
         if steps := self._upkeep.use(peers):
             self._carry_out(steps)
 
     def accept(self, connection: Connection) -> None:
-        """Somebody has connected to our port."""
+        """Begin the handshake of a connection to the port of this peer."""
         if self._closed:
             connection.abort()
         else:
             self._reception.accept(connection)
 
     def look(self, busy_ns: int) -> None:
-        """A tick: look at all lanes, and replace those that owe progress and make none.
+        """Check all lanes at a tick, and replace lanes that owe progress but make none.
 
         Args:
-            busy_ns: processor time of this thread since the call before.
+            busy_ns: processor time of this thread since the previous call.
         """
         now_ns = self._clock.now_ns()
         tick = self._ticks.note(now_ns, busy_ns)
@@ -146,7 +146,7 @@ class LinkKeeper:
                 for step in steps:
                     match step:
                         case LaneStep.REPLACE:
-                            text = "lane %d to peer %d stalls; replacing it"
+                            text = "lane %d to peer %d makes no progress; replacing it"
                             _log.warning(text, lane.number, link.peer)
                             lane.abort()
                         case LaneStep.PING:
@@ -207,7 +207,7 @@ class LinkKeeper:
             connection = await self._transport.dial(address, patience_s, may_dial)
             if self._upkeep.gives_way(peer, number):
                 del self._dials[peer, number]
-                connection.abort()  # it has said nothing yet
+                connection.abort()  # nothing was sent on it yet
                 return
             handshake = self._credentials.dial(
                 self._credentials.opening(
@@ -231,7 +231,7 @@ class LinkKeeper:
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.PROBE:
-            connection.close()  # it was answered, and that was all
+            connection.close()  # a probe ends after the handshake
             return
         peer, number = remote.source, remote.lane
         steps = self._upkeep.greeted(peer, number, connection.remote.host)
@@ -250,10 +250,10 @@ class LinkKeeper:
         lane = Lane(connection, number, link, self)
         now_ns = self._clock.now_ns()
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
-        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)  # its time begins now
+        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)
         link.add(lane)
         _log.debug(
-            "lane %d to peer %d is up, paced by %s", number, peer, connection.congestion or "?"
+            "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
         )
         if superseded is not None:
             link.remove(superseded)
@@ -273,8 +273,8 @@ class LinkKeeper:
         return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
-        """Log a protocol error, remove the lane, and carry out what its loss requires."""
-        reason = error.reason if isinstance(error, PCCLError) else str(error or "closed here")
+        """Log a protocol error, remove the lane, and do the steps that follow from its loss."""
+        reason = error.reason if isinstance(error, PCCLError) else str(error or "closed locally")
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"
             self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)

@@ -12,10 +12,10 @@ from pccl.transports.base import Address, Connection, Listener, Transport
 async def listen(
     transport: Transport, options: PeerOptions, accept: Callable[[Connection], None]
 ) -> Listener:
-    """Listen where the options say.
+    """Listen on the host and a port of ``options``, and call ``accept`` with each connection.
 
     Raises:
-        LinkError: no port there can be opened.
+        LinkError: no such port can be opened.
     """
     wanted, ports = options.listen, options.ports
     failures: list[str] = []
@@ -25,4 +25,4 @@ async def listen(
                 return await transport.listen(Address(host, port), accept)
             except LinkError as error:
                 failures.append(error.reason)
-    raise LinkError(reason=f"cannot open the own port: {failures[-1]}")
+    raise LinkError(reason=f"this peer cannot open its port: {failures[-1]}")

@@ -1,4 +1,4 @@
-"""``LinkMeter``: reads off the links in use what they can do. It sends nothing for that."""
+"""``LinkMeter``: measures the links from the traffic that they carry. It sends nothing itself."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pccl.transports.base import PathMeasure
 from pccl.transports.link import Link, Links
 
 PERIOD_NS = 2 * NS_PER_S
-"""Between two looks: a collective on a slow line is seen, and a look costs one system call a lane.
-"""
+"""Time between two looks, short enough to see a collective on a slow line. A look costs one system
+call per lane."""
 
 
 class LinkMeter:
-    """Measures of one peer's links.
+    """Measures the round trips and speeds of one peer's links.
 
     Args:
-        clock: time.
-        links: the links.
+        clock: gives the time.
+        links: the links to measure.
     """
 
     def __init__(self, clock: Clock, links: Links) -> None:
@@ -25,10 +25,10 @@ class LinkMeter:
         self._links = links
         self._looked_ns = clock.now_ns()
         self._speeds: dict[PeerId, int] = {}
-        """In bytes per second, of the links that have shown any."""
+        """Known speeds of links, in bytes per second."""
 
     def look(self) -> tuple[MeasuredLink, ...]:
-        """What the links can do, if it is time to look again; otherwise nothing."""
+        """Return the measures of all links, at most once per ``PERIOD_NS``; otherwise ``()``."""
         now_ns = self._clock.now_ns()
         if now_ns - self._looked_ns < PERIOD_NS:
             return ()
@@ -39,26 +39,26 @@ class LinkMeter:
         return tuple(measured for link in links for measured in self.look_at(link))
 
     def forget(self, peer: PeerId) -> None:
-        """The link is down: what comes up again may be another one."""
+        """Forget the speed of a link that is down. Its next connection may use another path."""
         self._speeds.pop(peer, None)
 
     def look_at(self, link: Link) -> tuple[MeasuredLink, ...]:
-        """What one link can do; nothing if nobody knows."""
+        """Return the measure of one link, or ``()`` if no lane knows its path."""
         paths = [path for lane in link.lanes if (path := lane.connection.measure()) is not None]
         if not paths:
             return ()
         rtt_ns = min((path.rtt_ns for path in paths if path.rtt_ns), default=0)
-        # Inside one machine all links share its processors and its memory: none has a speed of its
-        # own, and what they seem to have would decide by chance.
+        # Inside one machine all links share its processors and memory, so no link has a speed of
+        # its own. Measured speeds would make the choice of an algorithm random.
         speed = 0 if link.near else self._speed(link.peer, paths)
         measure = LinkMeasure(rtt_ns, speed)
         return (MeasuredLink(link.peer, measure),)
 
     def _speed(self, peer: PeerId, paths: list[PathMeasure]) -> int:
-        """Of all lanes together.
+        """Return the speed of all lanes together, in bytes per second.
 
-        Nobody sends all the time: what was seen when a lane had little to send counts only if it is
-        more than is known; a fall, half of it at each look.
+        A measure is a lower bound if a lane had little to send: it counts only if it exceeds the
+        known speed. Otherwise each look moves the known speed half-way down to a lower measure.
         """
         seen = sum(path.bytes_per_s for path in paths)
         known = self._speeds.get(peer, 0)

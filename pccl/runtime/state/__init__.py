@@ -1,18 +1,18 @@
-"""Shared state: served, compared and fetched.
+"""Shared state in the runtime: upload, comparison and download.
 
-* ``memory``: where the bytes of a shared state are, and how far they are known.
-* ``frames``: frames of shared state: sent and checked.
-* ``upload``: what one peer gives of a shared state to those who ask.
-* ``receiver``: carries out what a download decides, and tells it what comes.
-* ``comparison``: finds out how the own state differs from that of another member.
-* ``session``: one shared state that takes part in an operation: uploaded, compared, fetched.
-* ``sync``: one call about shared state, from hashing to the last byte in place.
-* ``service``: everything that a peer's engine does about shared state.
-* ``exchange``: everything that this peer gives and takes of shared state.
-* ``snapshot``: a shared state that newcomers may fetch while nobody waits for them.
-* ``prefetch``: a newcomer fetches what its group holds while the members go on working.
-* ``running_prefetch``: what a newcomer does about its state until it is admitted.
-* ``results``: what reductions have come to, shown to newcomers who replay them.
-* ``replay``: a newcomer does to its state what the members do to theirs.
-* ``progress``: how far a fetch of shared state is, for people.
+* ``memory``: the tensors of a shared state in host memory, and the pieces fetched for it.
+* ``frames``: sends frames of shared state, and checks their lengths.
+* ``upload``: sends pieces, maps and layouts of one shared state to peers that ask.
+* ``receiver``: carries out the decisions of a download, and passes received frames to it.
+* ``comparison``: finds where the own state differs from that of another member.
+* ``session``: one shared state in one operation: it is uploaded, compared and downloaded.
+* ``sync``: one call that synchronizes or compares shared state, with all its attempts.
+* ``service``: runs the calls about shared state for a peer's engine.
+* ``exchange``: owns all uploads and downloads of this peer, and routes frames to them.
+* ``snapshot``: a synchronized state that newcomers may fetch while the members keep working.
+* ``prefetch``: a newcomer's download of its group's state before the admission.
+* ``running_prefetch``: a newcomer's prefetch and replay, from registration to admission.
+* ``results``: results of reductions, which a member offers to newcomers for their replay.
+* ``replay``: applies the members' reductions to the state of a newcomer.
+* ``progress``: reports the progress of a download to the program.
 """

@@ -1,4 +1,4 @@
-"""``StateComparison``: finds out how the own state differs from that of another member."""
+"""``StateComparison``: finds where the own state differs from that of another member."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pccl.state.layout import StateLayout
 
 
 class StateComparison:
-    """Finds out how the own state differs from that of another member.
+    """Finds where the own state differs from that of another member.
 
     Args:
-        memory: the own one.
-        sender: where questions go.
+        memory: memory of the own state; its digests are up to date.
+        sender: sends the requests.
         reference: the other member.
-        now_ns: the present.
-        answer: called once with what was found.
+        now_ns: the current time in nanoseconds.
+        answer: called once with the first difference, or with the reason why there is none.
     """
 
     def __init__(
@@ -42,26 +42,26 @@ class StateComparison:
         self._now_ns = now_ns
 
     def begin(self) -> None:
-        """Ask, or fail at once."""
+        """Ask the reference for its layout, or fail at once if its link is down."""
         if self._sender.is_up(self.reference):
             self.ask()
         else:
             self.fail("there is no link to it")
 
     def ask(self) -> None:
-        """Ask, again perhaps: a question or its answer may be lost."""
+        """Send the next request; or repeat it, because it or its answer may be lost."""
         kind = FrameKind.LAYOUT_ASK if self._request is None else FrameKind.MAP_ASK
         self._sender.send(self.reference, kind)
 
     def fail(self, why: str) -> None:
-        """It can't be found out."""
+        """Answer that the comparison was impossible, and ``why``."""
         self._answer(Difference("", None, f"peer {self.reference} could not be compared: {why}"))
 
     def take_layout(self, packed: bytearray) -> None:
-        """The other one's layout is here.
+        """Compare the layout of the reference. If it is the same, ask for the map.
 
         Raises:
-            RemoteProtocolError: it is none.
+            RemoteProtocolError: ``packed`` is no layout.
         """
         try:
             theirs = StateLayout.unpack(packed)
@@ -75,10 +75,10 @@ class StateComparison:
             self.ask()
 
     def take_map(self, header: FrameHeader, digests: bytearray) -> None:
-        """Some of the other one's map is here.
+        """Store a part of the reference's map. Once all parts are here, compare the contents.
 
         Raises:
-            RemoteProtocolError: it does not belong there.
+            RemoteProtocolError: the part does not fit this layout.
         """
         if self._request is None:
             return

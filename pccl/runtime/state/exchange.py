@@ -1,7 +1,7 @@
-"""``StateExchange``: everything that this peer gives and takes of shared state.
+"""``StateExchange``: owns all uploads and downloads of this peer, and routes frames to them.
 
-Frames of shared state find the session of their operation here. Whoever asks about an operation
-that has ended here, or has none yet, is told that there is nothing to be had.
+It passes each frame of shared state to the session of its operation. It refuses requests about
+operations that have ended on this peer, or have not begun yet.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ KINDS = frozenset(
         *(FrameKind.WATCH, FrameKind.RESULT),
     }
 )
-"""Of the frames that belong here."""
+"""Kinds of the frames that this class receives."""
 
 _QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
 
 
 _UNREAD_BYTES_MAX = 16 << 10
-"""Who does not read is told no more about operations that are unknown here."""
+"""Unsent bytes on a lane above which this peer sends no refusals: the other side does not read."""
 
 
 class StateExchange:
-    """All sessions of one peer.
+    """All sessions, snapshots and prefetches of one peer.
 
     Args:
         group: the peer group.
-        links: of this peer.
-        now_ns: the present.
-        stall_ns: a source that sends nothing for so long is passed over.
-        report: given what the machine has to know of sessions.
+        links: links of this peer.
+        now_ns: returns the current time in nanoseconds.
+        stall_ns: nanoseconds without a byte after which a source counts as stalled.
+        report: receives the events of sessions for the machine.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class StateExchange:
     ) -> None:
         self.sessions: dict[OperationId, StateSession] = {}
         self.snapshots: dict[OperationId, StateSnapshot] = {}
-        """What newcomers may fetch while nobody waits for them."""
+        """States that newcomers may fetch while the members keep working."""
         self.prefetches: dict[OperationId, Prefetch] = {}
-        """Of this newcomer."""
+        """Downloads of this peer before its admission."""
         self.results = Results(self.show, self._hide)
         self._group = group
         self._links = links
@@ -79,7 +79,7 @@ class StateExchange:
         ring: tuple[PeerId, ...],
         own: PeerId,
     ) -> StateSession:
-        """Lend a shared state to an operation; whoever asks gets pieces of it from now on."""
+        """Open a session for an operation. From now on it sends pieces to members that ask."""
         session = self.sessions[operation] = StateSession(
             operation,
             memory,
@@ -94,25 +94,25 @@ class StateExchange:
         return session
 
     def begin(self, operation: OperationId, elected: Elected) -> None:
-        """This is elected."""
+        """Fetch the contents that ``elected`` names. A later call replaces the target."""
         self.sessions[operation].begin(elected)
 
     def compare(self, operation: OperationId, reference: PeerId) -> None:
-        """Find out how the own state differs from another one."""
+        """Find where the own state differs from that of ``reference``."""
         self.sessions[operation].compare(reference)
 
     def detach(self, operation: OperationId) -> None:
-        """The caller leaves; his memory is free after this."""
+        """Stop reading the tensors, because the caller of ``operation`` left."""
         self.sessions[operation].detach()
 
     def end(self, operation: OperationId) -> StateSession:
-        """The operation is over for this peer; the memory is free when this returns."""
+        """End the session of ``operation`` and return it. It no longer uses the memory."""
         session = self.sessions.pop(operation)
         session.end()
         return session
 
     def show(self, memory: StateMemory) -> None:
-        """Let newcomers fetch this state, as it is now, until another one takes its place."""
+        """Let newcomers fetch the current contents of ``memory``; replace an older snapshot."""
         operation = idle_operation(memory.layout, self._group)
         if operation in self.snapshots:
             self.snapshots[operation].renew(memory)
@@ -127,7 +127,7 @@ class StateExchange:
     def begin_prefetch(
         self, memory: StateMemory, fetched: FetchedPieces, on_ready: Callable[[], None]
     ) -> Prefetch:
-        """Fetch what the members show, until ``end_prefetch``."""
+        """Fetch the members' snapshot of ``memory``, until ``end_prefetch``."""
         operation = idle_operation(memory.layout, self._group)
         prefetch = self.prefetches[operation] = Prefetch(
             memory, fetched, operation, self._links, self._now_ns, self._stall_ns, on_ready
@@ -135,13 +135,13 @@ class StateExchange:
         return prefetch
 
     def end_prefetch(self, operation: OperationId) -> None:
-        """Fetch nothing more; what is here stays in ``fetched``."""
+        """Stop a prefetch. Its pieces stay in ``fetched``."""
         prefetch = self.prefetches.pop(operation, None)
         if prefetch is not None:
             prefetch.close()
 
     def close(self) -> None:
-        """Give and take nothing more."""
+        """End all uploads and downloads."""
         for operation in list(self.prefetches):
             self.end_prefetch(operation)
         self.results.clear()
@@ -152,23 +152,23 @@ class StateExchange:
         self.snapshots.clear()
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let downloads check their timeouts; drop snapshots of states that no longer exist."""
         for part in self._parts():
             part.tick()
         for operation in [one for one, snapshot in self.snapshots.items() if snapshot.is_over]:
             self.snapshots.pop(operation).close()
 
     def progress(self) -> tuple[Progress, ...]:
-        """How far everything is."""
+        """Return the progress of each session."""
         return tuple(session.progress for session in self.sessions.values())
 
     # -- links -------------------------------------------------------------------------------------
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """Decide where a frame goes.
+        """Return the sink that receives the payload of a frame.
 
         Raises:
-            RemoteProtocolError: the sender may not send this.
+            RemoteProtocolError: the peer may not send such a frame.
         """
         session, peer = self.sessions.get(header.operation), lane.link.peer
         if header.operation.term == 0:
@@ -178,7 +178,7 @@ class StateExchange:
         return _refuse(lane, header)
 
     def _idle_frame(self, lane: Lane, peer: PeerId, header: FrameHeader) -> Sink:
-        """The same for what belongs to no operation that members wait for."""
+        """Return the sink of a frame of term 0: for a snapshot, a prefetch, or the results."""
         operation = header.operation
         if header.kind is FrameKind.WATCH:
             self.results.watch(peer, StateSender(operation, self._links))
@@ -189,16 +189,16 @@ class StateExchange:
         return _refuse(lane, header)
 
     def lane_lost(self, lane: Lane) -> None:
-        """A lane is gone, with what was on it."""
+        """Repeat requests to the peer of a lost lane."""
         self.lane_failed(lane.link.peer)
 
     def lane_failed(self, peer: PeerId) -> None:
-        """What a peer has sent on a lane may be lost, though there was none here."""
+        """Repeat requests to ``peer``: a lane that broke in its handshake may have lost frames."""
         for part in self._parts():
             part.lane_lost(peer)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to a peer has come up, or is down."""
+        """Adapt all uploads and downloads to a link that came up or broke."""
         for part in self._parts():
             part.link_changed(peer, up=up)
         if not up:
@@ -207,7 +207,7 @@ class StateExchange:
                 snapshot.forget(peer)
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether something is expected of ``peer``, or goes to it."""
+        """Whether this peer expects shared state from ``peer``, or has pieces queued for it."""
         return any(part.uses(peer) for part in self._parts()) or any(
             snapshot.owes(peer) for snapshot in self.snapshots.values()
         )
@@ -217,7 +217,7 @@ class StateExchange:
 
 
 def _refuse(lane: Lane, header: FrameHeader) -> Sink:
-    """There is nothing to be had here; whoever asks is told so."""
+    """Refuse a request, or ignore any other frame; discard the payload."""
     if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
         lane.say(FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0))
     return Drain(header.length)

@@ -1,7 +1,6 @@
-"""Frames of shared state: sent and checked.
+"""Sends frames of shared state, and checks their lengths.
 
-What is sent belongs to one operation. Pieces are received by the ``receiver``, each straight to
-where it belongs.
+A ``StateSender`` belongs to one operation. The ``receiver`` reads pieces directly into their slots.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MAP_PIECES_MAX = 32768
 """Digests in one frame: 1 MiB."""
 
 QUEUED_PIECES_MAX = 4096
-"""Pieces that one peer has asked for and not received."""
+"""Pieces that one peer has requested and not received."""
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 
@@ -33,15 +32,15 @@ _LENGTHS_MAX = {
     FrameKind.RESULT: 64 << 10,
     **dict.fromkeys(_LISTS, 4 * QUEUED_PIECES_MAX),
 }
-"""Payloads of what is no piece, in bytes: nobody sends more at once."""
+"""Kind of a frame, except PIECE -> largest payload in bytes."""
 
 
 class StateSender:
     """Sends frames of one operation.
 
     Args:
-        operation: its id.
-        links: of this peer.
+        operation: id of the operation.
+        links: links of this peer.
     """
 
     def __init__(self, operation: OperationId, links: Links) -> None:
@@ -50,11 +49,11 @@ class StateSender:
         self._used: dict[PeerId, None] = {}
 
     def links(self) -> dict[PeerId, bool]:
-        """The peers to which there are links, and whether those are up."""
+        """Return each peer with a link, and whether the link is up."""
         return {link.peer: link.up for link in self._links.all()}
 
     def is_up(self, peer: PeerId) -> bool:
-        """Whether there is a link to ``peer``."""
+        """Whether the link to ``peer`` is up."""
         return self._links.find(peer) is not None
 
     def send(
@@ -67,63 +66,63 @@ class StateSender:
         what: int = 0,
         length: int | None = None,
     ) -> None:
-        """Queue a frame; without a lane it waits for one.
+        """Queue a frame for ``peer`` until a lane takes it.
 
         Args:
-            peer: whom to.
-            kind: of the frame.
-            payload: bytes, or what makes them when a lane is about to send them.
-            offset: for the header.
-            what: for the header.
-            length: of the payload, if it is yet to be made.
+            peer: the receiver.
+            kind: kind of the frame.
+            payload: bytes, or a function that makes them when a lane is about to send them.
+            offset: field of the header.
+            what: field of the header.
+            length: length of the payload in bytes; needed if ``payload`` is a function.
         """
         self._used[peer] = None
         if length is None:
             assert isinstance(payload, bytes)
             length = len(payload)
-        step = 1 if kind is FrameKind.PIECE else 0  # questions and news go first
+        step = 1 if kind is FrameKind.PIECE else 0  # pieces go last
         header = FrameHeader(kind, self._operation, step, offset, length, what)
         self._links.to(peer).send(header, payload, 0)
 
     def waiting_bytes(self, peer: PeerId, kind: FrameKind) -> int:
-        """Bytes of frames of this kind for ``peer``, of any operation, that no lane has taken."""
+        """Bytes of frames of this kind that wait for a lane to ``peer``, of all operations."""
         return self._links.to(peer).waiting_bytes(kind)
 
     def drop(self, peer: PeerId) -> None:
-        """Forget what waits for ``peer``."""
+        """Drop the frames of this operation that wait for a lane to ``peer``."""
         for link in self._links.all():
             if link.peer == peer:
                 link.revoke(self._operation)
 
     def end(self) -> None:
-        """Forget all that waits; no memory is read after this."""
+        """Drop all waiting frames of this operation. Their payloads are not read after this."""
         for link in self._links.all():
             if link.peer in self._used:
                 link.revoke(self._operation)
 
 
 def pack_numbers(numbers: Iterable[int]) -> bytes:
-    """Numbers of pieces, u32 each."""
+    """Encode numbers of pieces, as u32 each."""
     listed = list(numbers)
     return struct.pack(f"<{len(listed)}I", *listed)
 
 
 def numbers_of(payload: bytearray) -> list[int]:
-    """What was packed.
+    """Decode numbers of pieces.
 
     Raises:
-        RemoteProtocolError: nothing was.
+        RemoteProtocolError: the length of ``payload`` is no multiple of 4.
     """
     if len(payload) % 4:
-        raise RemoteProtocolError(func="lane", reason="not a list of pieces")
+        raise RemoteProtocolError(func="lane", reason=f"a list of pieces of {len(payload)} bytes")
     return [number for (number,) in struct.iter_unpack("<I", payload)]
 
 
 def check_length(header: FrameHeader) -> None:
-    """Check the length of a frame that is no piece.
+    """Check the length of a frame of any kind except PIECE.
 
     Raises:
-        RemoteProtocolError: nobody sends one like that.
+        RemoteProtocolError: the frame is too long for its kind.
     """
     most = _LENGTHS_MAX.get(header.kind, -1)
     if header.length > most or (header.kind in _LISTS and header.length % 4):

@@ -1,8 +1,8 @@
-"""``Prefetch``: a newcomer fetches what its group holds while the members go on working.
+"""``Prefetch``: a newcomer's download of its group's state before the admission.
 
-What it gets is advisory. The map comes from whichever member is the first to answer; a piece that
-has changed since fails its digest and is left to the synchronization that follows the admission,
-which verifies everything against what is elected, and moves only what is missing then.
+The download is advisory. Its map comes from the first member that answers. A piece that a member
+has changed since then fails its digest. The synchronization after the admission fetches such
+pieces, and verifies everything against the elected contents.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _log = logging.getLogger("pccl.peer")
 
 
 class Prefetch:
-    """What one newcomer fetches before it is admitted.
+    """One download of a newcomer before its admission: of its state, or of a result.
 
     Args:
-        memory: its state; hashed.
-        fetched: where pieces go.
-        operation: by which the members show what they hold.
-        links: of this peer.
-        now_ns: the present.
-        stall_ns: a member that sends nothing for so long is passed over.
-        on_ready: called once all is here that can be had.
+        memory: memory to fetch for; its digests are up to date.
+        fetched: stores the pieces.
+        operation: id under which the members offer their snapshots.
+        links: links of this peer.
+        now_ns: returns the current time in nanoseconds.
+        stall_ns: nanoseconds without a byte after which a member counts as stalled.
+        on_ready: called once, when the download is done or has failed.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Prefetch:
         on_ready: Callable[[], None],
     ) -> None:
         self.on_result: Callable[[PeerId, bytearray], None] | None = None
-        """Told of results that members announce; None: nobody wants to hear of any."""
+        """Receives the results that members announce; None: they are ignored."""
         self.on_complete: Callable[[], None] = lambda: None
-        """Called when all of what a member showed is here."""
+        """Called when all pieces of a member's snapshot are here."""
         self.memory = memory
         self.fetched = fetched
         self.operation = operation
@@ -67,11 +67,11 @@ class Prefetch:
 
     @property
     def content(self) -> bytes:
-        """Digest of what is here, whole, of what a member has shown; empty: nothing is."""
+        """Digest of the completely fetched snapshot; empty if there is none."""
         return self._target.content if self.download.complete else b""
 
     def watch(self, on_result: Callable[[PeerId, bytearray], None]) -> None:
-        """Hear of results from now on."""
+        """Ask the members to announce results; call ``on_result`` with each announcement."""
         self.on_result = on_result
         self._receiver.watches = True
         for peer, up in self._sender.links().items():
@@ -79,41 +79,41 @@ class Prefetch:
                 self._sender.send(peer, FrameKind.WATCH)
 
     def has_changed(self, content: bytes) -> None:
-        """The tensors hold something else by now: nothing of it need be fetched."""
+        """Record that the tensors now hold ``content``, so that the prefetch does not fetch it."""
         self._target.here = content
 
     # -- what the engine does --------------------------------------------------------------------
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to a peer has come up, or is down."""
+        """Adapt the download to a link that came up or broke."""
         if not up:
             self._sender.drop(peer)
         self._receiver.link_changed(peer, up=up)
 
     def lane_lost(self, peer: PeerId) -> None:
-        """A lane to a peer is gone, and perhaps questions and answers with it."""
+        """Repeat requests to ``peer``, because a lost lane may have lost them or their answers."""
         self._receiver.lane_lost(peer)
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether something is expected of ``peer``."""
+        """Whether this prefetch expects a map or a piece from ``peer``."""
         return self.download.uses(peer)
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the download check its timeouts."""
         self._receiver.tick()
 
     def close(self) -> None:
-        """Fetch nothing more; what is here stays in ``fetched``."""
+        """Stop the download. Its pieces stay in ``fetched``."""
         self._receiver.close()
         self._sender.end()
 
     # -- frames ----------------------------------------------------------------------------------
 
     def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
-        """Where an answer goes.
+        """Return the sink that receives the payload of a frame.
 
         Raises:
-            RemoteProtocolError: it is none.
+            RemoteProtocolError: the frame has a wrong length, or names a piece that does not exist.
         """
         awaited = header.kind is not FrameKind.MAP or self.download.awaits_map(peer)
         return self._receiver.frame_started(peer, header, self._take, awaited=awaited)
@@ -134,6 +134,6 @@ class Prefetch:
         elif not self._is_ready:
             self._is_ready = True
             if self._receiver.no_room is not None:  # the synchronization raises it
-                text = "nothing is fetched before the admission: %s"
+                text = "this peer fetches no shared state before its admission: %s"
                 _log.warning(text, self._receiver.no_room)
             self._on_ready()

@@ -1,4 +1,4 @@
-"""How far a fetch of shared state is, for people."""
+"""Reports the progress of a download of shared state to the program."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pccl.state.fetch.download import Download
 _log = logging.getLogger("pccl.peer")
 
 _SMOOTH_NS = NS_PER_S
-"""The rate that is reported is that of about the last so many nanoseconds."""
+"""The reported rate is an average over about this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncProgress:
-    """How far a synchronization is, or what a newcomer fetches before it is admitted.
+    """The progress of a synchronization, or of a newcomer's download before its admission.
 
     Attributes:
         phase: ``hashing``; ``prefetching`` (before the admission); ``waiting`` (for other members);
-            ``fetching``; ``placing`` (what was fetched is put into the tensors); ``done``.
-        done_bytes: fetched and verified so far, also by attempts before this one.
-        total_bytes: to be fetched in all; 0 as long as that is not known.
-        bytes_per_s: fetched lately.
-        sources: how many members send.
-        wrong_pieces: that came with wrong bytes, and were fetched from others.
+            ``fetching``; ``placing`` (writing fetched pieces into the tensors); ``done``.
+        done_bytes: bytes fetched and verified so far, earlier attempts included.
+        total_bytes: bytes to fetch in all; 0 until this is known.
+        bytes_per_s: download rate of about the last second.
+        sources: number of members that this peer can ask for pieces.
+        wrong_pieces: number of pieces that came with wrong bytes; this peer fetches them again.
     """
 
     phase: str
@@ -39,19 +39,19 @@ class SyncProgress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Time left at this rate, in seconds; None: it is not known."""
+        """Time left at this rate, in seconds; None: unknown."""
         if not self.total_bytes or not self.bytes_per_s:
             return None
         return max(0, self.total_bytes - self.done_bytes) / self.bytes_per_s
 
 
 class ProgressMeter:
-    """Tells a listener how far a fetch is.
+    """Reports the progress of a download to a callback.
 
     Args:
-        listener: told; None: nobody wants to know.
-        fetched: what has been fetched.
-        now_ns: the present.
+        listener: callback of the program; None: report nothing.
+        fetched: the verified pieces.
+        now_ns: returns the current time in nanoseconds.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class ProgressMeter:
     def report(
         self, phase: str, download: Download | None, wanted_bytes: int = 0, wrong_pieces: int = 0
     ) -> None:
-        """Tell how far it is now.
+        """Call the listener with the current progress.
 
         Args:
             phase: see ``SyncProgress``.
-            download: that is under way; None: none is.
-            wanted_bytes: of the download before, if none is.
-            wrong_pieces: of downloads before.
+            download: the running download; None: none is running.
+            wanted_bytes: bytes that the last download had to fetch, if none is running.
+            wrong_pieces: wrong pieces of earlier downloads.
         """
         if self._listener is None:
             return
@@ -95,6 +95,6 @@ class ProgressMeter:
         )
         try:
             self._listener(progress)
-        except Exception:  # noqa: BLE001 - the caller's bug is no reason to fail
-            _log.exception("on_progress has failed, and is not called any more")
+        except Exception:  # noqa: BLE001 - a bug of the caller must not end the download
+            _log.exception("on_progress failed; this peer does not call it again")
             self._listener = None

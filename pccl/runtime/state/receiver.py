@@ -1,7 +1,7 @@
-"""``StateReceiver``: carries out what a ``Download`` decides, and tells it what comes.
+"""``StateReceiver``: carries out the decisions of a ``Download``, and passes received frames to it.
 
-Each piece is read straight to where it belongs, and hashed. While two lanes carry copies of the
-same piece, the newest one has the place and the other is discarded.
+It reads each piece directly into its slot, and hashes it. While two lanes carry copies of the same
+piece, the newer copy gets the slot; the receiver discards the older one.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from pccl.transports.sinks import Collect, Drain, Sink, discard
 
 @dataclass(slots=True)
 class _Arrival:
-    """The sink of a piece that is wanted."""
+    """The sink of a piece that is missing."""
 
     receiver: StateReceiver
     source: PeerId
     number: int
     slot: memoryview
     is_advisory: bool
-    """Whether it is of no operation that members wait for."""
+    """Whether the piece is part of a prefetch."""
     received: int = 0
 
     def memory(self, received: int) -> memoryview:
-        """The rest of its slot; discarded if a newer copy has the slot, or the piece is here."""
+        """Return the rest of the slot, or scratch memory if a newer copy has the slot."""
         self.note(received)
         if not self.receiver.is_current(self):
             return discard(len(self.slot) - received)
@@ -67,7 +67,7 @@ class _Arrival:
         return self.receiver.is_current(self) and not self.is_advisory
 
     def complete(self) -> None:
-        """Note the last bytes, and have the piece verified unless a newer copy has the slot."""
+        """Report the last bytes, and verify the piece unless a newer copy has the slot."""
         self.note(len(self.slot))
         self.receiver.complete(self)
 
@@ -76,7 +76,7 @@ class _Arrival:
         self.receiver.drop(self)
 
     def note(self, received: int) -> None:
-        """So much is here."""
+        """Report new bytes to the download; ``received`` counts all bytes of this piece."""
         if received > self.received:
             self.receiver.progressed(self.source, received - self.received)
             self.received = received
@@ -84,9 +84,9 @@ class _Arrival:
 
 @dataclass(slots=True)
 class _MapPart:
-    """The sink of a part of a map: on a slow link its last byte may be long in coming.
+    """The sink of a part of a map; it reports progress, because a slow link takes long for a part.
 
-    It calls ``progressed`` with the number of bytes that are here.
+    It calls ``progressed`` with the number of bytes received so far.
     """
 
     part: Collect
@@ -94,14 +94,14 @@ class _MapPart:
     received: int = 0
 
     def memory(self, received: int) -> memoryview:
-        """The part's memory; bytes that are new are reported as progress."""
+        """Report new bytes as progress, and return memory for the next ones."""
         if received > self.received:
             self.received = received
             self.progressed(received)
         return self.part.memory(received)
 
     def counts(self) -> bool:
-        """Always: the whole part is used."""
+        """Return True, because the download uses the whole part."""
         return self.part.counts()
 
     def complete(self) -> None:
@@ -111,20 +111,20 @@ class _MapPart:
         self.part.complete()
 
     def lost(self) -> None:
-        """Nothing to do: the download asks for the map again when a lane is lost."""
+        """Do nothing: ``StateReceiver.lane_lost`` lets the download ask for the map again."""
 
 
 class StateReceiver:
-    """The frames of one download.
+    """Connects one download with its frames and its memory.
 
     Args:
-        memory: the state; hashed.
-        fetched: where pieces go.
-        peer: this peer.
-        sender: sends questions.
-        now_ns: the present.
-        stall_ns: a source that sends nothing for so long is passed over.
-        report: told how the download ends.
+        memory: memory of the state; its digests are up to date.
+        fetched: stores the pieces.
+        peer: this peer; None: it is not a member yet.
+        sender: sends requests.
+        now_ns: returns the current time in nanoseconds.
+        stall_ns: nanoseconds without a byte after which a source counts as stalled.
+        report: receives the end of the download.
     """
 
     def __init__(
@@ -140,42 +140,42 @@ class StateReceiver:
         self.download = Download(memory.piece_map, peer, stall_ns=stall_ns)
         self.fetched = fetched
         self.no_room: OSError | MemoryError | None = None
-        """Why it was given up: there is nowhere to put what is missing."""
+        """The error that ended the download, because it found no room for the missing pieces."""
         self.watches = False
-        """Whether members are asked to announce results."""
+        """Whether each map request also asks the member to announce results."""
         self._layout = memory.layout
         self._sender = sender
         self._now_ns = now_ns
         self._report = report
         self._arrivals: dict[int, _Arrival] = {}
-        """By number of the piece: the newest copy of each."""
+        """Number of a piece -> its newest copy that is being received."""
 
     @property
     def arriving_bytes(self) -> int:
-        """Bytes that are here of pieces that are not complete."""
+        """Bytes received of incomplete pieces."""
         return sum(arrival.received for arrival in self._arrivals.values())
 
     # -- events ------------------------------------------------------------------------------------
 
     def begin(self, target: Target) -> None:
-        """Fetch this from now on."""
+        """Fetch ``target`` from now on."""
         self._arrivals.clear()
         self._carry_out(self.download.begin(target, self._present()))
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to a peer has come up, or is down."""
+        """Tell the download that a link came up or broke."""
         self._carry_out(self.download.link_changed(peer, self._present(), up=up))
 
     def lane_lost(self, peer: PeerId) -> None:
-        """A lane to a peer is gone, and perhaps questions and answers with it."""
+        """Repeat requests to ``peer``, because a lost lane may have lost them or their answers."""
         self._carry_out(self.download.lane_lost(peer, self._present()))
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the download check its timeouts."""
         self._carry_out(self.download.tick(self._present()))
 
     def close(self) -> None:
-        """Fetch nothing more; what is here stays in ``fetched``."""
+        """Stop the download. Its pieces stay in ``fetched``."""
         self.download.stop()
         self._arrivals.clear()
 
@@ -189,10 +189,10 @@ class StateReceiver:
         *,
         awaited: bool,
     ) -> Sink:
-        """Decide where a frame goes: a piece to its place, another one to ``take`` if awaited.
+        """Return the sink of a frame: a slot for a piece; other frames go to ``take`` if awaited.
 
         Raises:
-            RemoteProtocolError: there is no such piece, or nobody sends a frame like that.
+            RemoteProtocolError: the frame has a wrong length, or names a piece that does not exist.
         """
         if header.kind is FrameKind.PIECE:
             return self._place(peer, header)
@@ -209,7 +209,7 @@ class StateReceiver:
         number = header.offset
         count = self._layout.piece_count
         if number >= count or header.length != self._layout.piece(number).length:
-            raise RemoteProtocolError(func="lane", reason=f"no such piece: {number}")
+            raise RemoteProtocolError(func="lane", reason=f"piece {number} is not in the layout")
         if not self.download.expects(peer, number):
             return Drain(header.length)
         slot = self.fetched.slot(number)
@@ -218,10 +218,10 @@ class StateReceiver:
         return arrival
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        """An answer is here, or news.
+        """Pass a complete map part, refusal or announcement to the download.
 
         Raises:
-            RemoteProtocolError: it makes no sense.
+            RemoteProtocolError: the frame is malformed.
         """
         present = self._present()
         match header.kind:
@@ -241,20 +241,20 @@ class StateReceiver:
     # -- pieces on their way -----------------------------------------------------------------------
 
     def is_current(self, arrival: _Arrival) -> bool:
-        """Whether it has the place."""
+        """Whether ``arrival`` is the newest copy of its piece, so that it has the slot."""
         return self._arrivals.get(arrival.number) is arrival
 
     def drop(self, arrival: _Arrival) -> None:
-        """It will not be complete."""
+        """Forget a copy that will not be complete."""
         if self.is_current(arrival):
             del self._arrivals[arrival.number]
 
     def progressed(self, source: PeerId, nbytes: int) -> None:
-        """Bytes have come, also of a copy."""
+        """Tell the download that bytes of a piece arrived, also of an older copy."""
         self.download.progressed(source, nbytes, self._now_ns())
 
     def complete(self, arrival: _Arrival) -> None:
-        """Its last byte is here."""
+        """Verify a complete piece, if it is the newest copy and still missing."""
         if not self.is_current(arrival):
             return
         source, number = arrival.source, arrival.number
@@ -276,7 +276,7 @@ class StateReceiver:
                     send(source, FrameKind.PIECE_ASK, pack_numbers(pieces))
                 case AskMap(peer):
                     if self.watches:
-                        send(peer, FrameKind.WATCH)  # again: it may have been lost
+                        send(peer, FrameKind.WATCH)  # an earlier one may have been lost
                     send(peer, FrameKind.MAP_ASK)
                 case KeepPiece(number, digest):
                     self.fetched.put(number, digest)

@@ -1,9 +1,9 @@
-"""``Replay``: a newcomer does to its state what the members do to theirs.
+"""``Replay``: applies the members' reductions to the state of a newcomer.
 
-It puts what the members held after a synchronization into its tensors, and lets the program apply
-each result that was committed since, in order (``results``). What comes of that
-is compared with what the members hold after their next synchronization; where it differs, because
-something was missed, the difference is fetched like anything else.
+It writes the members' state after a synchronization into the tensors. Then it lets the program
+apply each result that was committed since, in order (``results``). It compares the outcome with the
+members' state after their next synchronization. If they differ, because it missed a result, it
+fetches the difference.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pccl.runtime.state.results import ResultNews, result_memory
 _log = logging.getLogger("pccl.peer")
 
 NEWS_KEPT_MAX = 256
-"""Results that were announced and not replayed; more means that something is wrong."""
+"""Announced results that wait for their replay; the newcomer ignores further announcements."""
 
 RESULT_BYTES_MIN, RESULT_STATES_MAX = 1 << 30, 8
-"""A result is replayed if it takes at most so many bytes, or as many as so many own states."""
+"""A newcomer ignores a result that is larger than both these bytes and so many of its states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class ObservedReduction:
     """A reduction that the members have committed.
 
     Attributes:
-        tag: under which they made it.
-        values: its result, shape (n,); of the dtype that they reduced. Yours to keep.
+        tag: tag of the reduction.
+        values: its result, shape (n,), in the dtype of the members' tensors. The program owns it.
         contributors: ids of the members whose values are in it.
-        view: number of the view that it belonged to.
-        n: its number among those of its tag and view.
-        weights: of a weighted average those of the contributors, in their order; otherwise empty.
+        view: number of the view of the reduction.
+        n: its number among the operations of its tag and view.
+        weights: weights of the contributors in a weighted average, in their order; else empty.
     """
 
     tag: int
@@ -57,19 +57,19 @@ class ObservedReduction:
 
     @property
     def total_weight(self) -> float | None:
-        """The sum of ``weights``; None if it is no weighted average."""
+        """The sum of ``weights``; None if the reduction is no weighted average."""
         return total_weight(self.weights)
 
 
 class Replay:
-    """What one newcomer replays before it is admitted.
+    """Replays reductions for one newcomer before its admission.
 
     Args:
-        loop: where it runs.
-        prefetch: of the state.
+        loop: event loop of the replay.
+        prefetch: download of the newcomer's state.
         exchange: fetches results.
-        hasher: hashes, copies, runs the program's function.
-        on_reduction: the program's function: applies a result to the tensors of the state.
+        hasher: hashes, copies and calls ``on_reduction``, off the event loop.
+        on_reduction: the program's function, which applies a result to the tensors of the state.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class Replay:
         states_bytes = RESULT_STATES_MAX * prefetch.memory.layout.nbytes
         self._result_bytes_max = max(RESULT_BYTES_MIN, states_bytes)
         self._news: dict[tuple[bytes, int], ResultNews] = {}
-        """By content and index."""
+        """(content, index) -> the announced result that waits for its replay."""
         self._adopted = b""
-        """What was fetched and put into the tensors last."""
+        """Digest of the last snapshot that the replay wrote into the tensors."""
         self._holds = b""
-        """What the tensors were as of, before the results that were replayed."""
+        """Digest of the members' state that the next result follows, with ``_index``."""
         self._index = 0
-        """Of the next result."""
+        """Index of the next result to replay."""
         self._ends = False
         self._gave_up = False
-        """The program's function has raised."""
+        """Whether ``on_reduction`` has raised."""
         self._turn: asyncio.Future[None] | None = None
 
     def heard(self, peer: PeerId, payload: bytearray) -> None:
-        """A member has announced a result; others announce the same.
+        """Store the result that a member announces. Each member announces the same results.
 
         Raises:
-            RemoteProtocolError: it has not.
+            RemoteProtocolError: ``payload`` is malformed.
         """
         news = ResultNews.unpack(payload)
         fits = news.count * news.dtype.itemsize <= self._result_bytes_max
@@ -118,12 +118,12 @@ class Replay:
             self._turn.set_result(None)
 
     def end(self) -> None:
-        """Replay what is known, and return."""
+        """Let ``run`` return once it has replayed all announced results."""
         self._ends = True
         self.wake()
 
     async def run(self) -> None:
-        """Replay whatever can be, until the end or until the program's function raises."""
+        """Replay results as they come, until ``end`` or until ``on_reduction`` raises."""
         while not self._gave_up:
             if await self._step():
                 continue
@@ -133,7 +133,7 @@ class Replay:
             await self._turn
 
     async def _step(self) -> bool:
-        """Do one thing, if there is any."""
+        """Adopt a snapshot or replay one result. Return False if there is nothing to do."""
         content = self._prefetch.content
         if content and content != self._adopted:
             self._prefetch.download.is_held = True
@@ -148,7 +148,7 @@ class Replay:
         return self._has_caught_up()
 
     async def _adopt(self, content: bytes) -> None:
-        """What was fetched is what the members held: it becomes what is here."""
+        """Write the fetched snapshot into the tensors; the next result is the first after it."""
         memory, prefetch = self._prefetch.memory, self._prefetch
         await self._hasher.run(partial(prefetch.fetched.apply, prefetch.download.wanted))
         await StateHashing(self._hasher).run(memory)
@@ -170,8 +170,8 @@ class Replay:
             memory.touch_all()  # first: the program may fail, having changed some of it
             try:
                 await self._hasher.run(partial(self._on_reduction, seen))
-            except Exception:  # noqa: BLE001 - the program's bug: what it has not done is fetched
-                _log.exception("on_reduction failed, and is not called any more")
+            except Exception:  # noqa: BLE001 - the program's bug: the peer fetches the difference
+                _log.exception("on_reduction failed; this peer does not call it again")
                 self._gave_up = True
             await StateHashing(self._hasher).run(memory)
         finally:
@@ -181,7 +181,7 @@ class Replay:
         return True
 
     def _has_caught_up(self) -> bool:
-        """Whether the members have synchronized, and what they held then is what is here."""
+        """Return True if the tensors equal a newer state of the members; replay from there then."""
         here = self._prefetch.memory.piece_map.digest(may_differ=False)
         if here == self._holds or (here, 0) not in self._news:
             return False
@@ -189,7 +189,7 @@ class Replay:
         return True
 
     async def _fetch(self, news: ResultNews) -> Array | None:
-        """The values of a result; None: they can't be had any more."""
+        """Fetch the values of a result. Return None if no member offers them any more."""
         values = np.empty(news.count, news.dtype.to_numpy_dtype())
         memory = result_memory(news.operation, values, news.dtype)
         fetched = FetchedPieces(memory, 0, in_place=True)

@@ -1,11 +1,11 @@
-"""``Results``: what reductions have come to, shown to newcomers who replay them.
+"""``Results``: results of reductions, which a member offers to newcomers for their replay.
 
-Between two synchronizations a state is often changed by nothing but the results of reductions. A
-newcomer who has the state as of the last one, and each result since, in order, can do what the
-members did, and has the same in the end, though everything has changed meanwhile.
+Between two synchronizations, often only the results of reductions change a state. A newcomer
+fetches the state of the last synchronization, and each result since. It applies them in order, and
+then has the same state as the members.
 
-Results are copied, and kept, only while somebody watches. They are numbered from each
-synchronization on, so that whoever came too late for one of them can see that.
+A member copies and keeps results only while a newcomer watches. Each synchronization restarts their
+numbers at 0, so a newcomer notices a result that it missed.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import piece_digest
 
 KEPT_BYTES_MAX = 1 << 30
-"""Results that a member keeps for watchers. The oldest are forgotten.
+"""Results that a member keeps for watchers. It drops the oldest.
 
 A watcher that misses one fetches the state instead."""
 
 KEPT_MAX = 4096
-"""How many they are at most: of small ones it is not the bytes that take memory."""
+"""Number of results that a member keeps: each takes memory beyond its bytes."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""News that a watcher has not read. The member forgets the watcher."""
+"""Announcements that a watcher has not read. The member forgets the watcher."""
 
 COUNT_MAX = 1 << 36
-"""Values of one result: more is malice."""
+"""Values of one result; only an attacker announces more."""
 
 _NEWS = struct.Struct("<32sIIIIQIBQ32sI?")
 _PEER = struct.Struct("<Q")
 _WEIGHED = struct.Struct("<Qd")
-"""A contributor to a weighted average."""
+"""Format of one contributor to a weighted average, with its weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultNews:
-    """That a reduction was committed.
+    """The announcement of one committed reduction.
 
     Attributes:
-        content: digest of what the last synchronization before it has elected.
-        index: how many were committed since then.
-        operation: its id.
-        dtype: of the values.
-        count: how many they are.
-        digest: of the values, all pieces together.
-        contributors: whose values are in it.
-        weights: of a weighted average those of the contributors; otherwise empty.
+        content: digest of the contents that the last synchronization before it elected.
+        index: number of reductions committed between that synchronization and this one.
+        operation: id of the reduction.
+        dtype: dtype of the values.
+        count: number of values.
+        digest: content digest of the values.
+        contributors: members whose values are in the result.
+        weights: weights of the contributors in a weighted average; otherwise empty.
     """
 
     content: bytes
@@ -71,7 +71,7 @@ class ResultNews:
     weights: tuple[float, ...] = ()
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Encode the announcement as the payload of a RESULT frame."""
         op = self.operation
         ids = (op.term, op.group, op.view, op.tag, op.n)
         head = _NEWS.pack(
@@ -85,33 +85,33 @@ class ResultNews:
 
     @staticmethod
     def unpack(packed: bytes | bytearray) -> ResultNews:
-        """What was packed.
+        """Decode the payload of a RESULT frame.
 
         Raises:
-            RemoteProtocolError: nothing was.
+            RemoteProtocolError: the payload is malformed.
         """
         try:
             *front, dtype, count, digest, peers, weighted = _NEWS.unpack_from(packed)
             content, index, *ids = front
             each = _WEIGHED if weighted else _PEER
             if len(packed) != _NEWS.size + peers * each.size or count > COUNT_MAX:
-                raise ValueError("its length is wrong")
+                raise ValueError("wrong length, or too many values")
             listed = list(each.iter_unpack(packed[_NEWS.size :]))
             weights = tuple(one[1] for one in listed) if weighted else ()
             if not all(0 <= weight <= WEIGHT_MAX for weight in weights):
-                raise ValueError("nobody has such a weight")
+                raise ValueError(f"a weight is not from 0 to {WEIGHT_MAX:g}")
             return ResultNews(
                 *(content, index, OperationId(*ids), DataType(dtype), count, digest),
                 tuple(PeerId(one[0]) for one in listed),
                 weights,
             )
         except (struct.error, ValueError) as error:
-            raise RemoteProtocolError(func="lane", reason=f"no news: {error}") from error
+            raise RemoteProtocolError(func="lane", reason=f"malformed RESULT: {error}") from error
 
 
 @dataclass(slots=True)
 class Loose:
-    """One tensor of a state that nobody but the library knows; see ``state_memory.Tensor``."""
+    """A tensor of a state that the library made itself; implements ``state_memory.Tensor``."""
 
     name: str
     tensor: Array
@@ -126,12 +126,12 @@ class Loose:
 
 
 def result_memory(operation: OperationId, values: Array, dtype: DataType) -> StateMemory:
-    """A result as a state of one tensor."""
+    """Wrap a result as a state of one tensor, named after the operation."""
     return StateMemory([Loose(str(operation), values, dtype)])
 
 
 def result_digest(memory: StateMemory) -> bytes:
-    """Of a result, hashed here and now."""
+    """Hash a result in the calling thread, and return its content digest."""
     layout = memory.layout
     for number in range(layout.piece_count):
         memory.piece_map[number] = piece_digest(memory.view(layout.piece(number)))
@@ -139,11 +139,11 @@ def result_digest(memory: StateMemory) -> bytes:
 
 
 class Results:
-    """The results that one member shows.
+    """The results that one member offers to newcomers.
 
     Args:
-        show: lets newcomers fetch a state, until it is hidden again.
-        hide: the opposite.
+        show: lets newcomers fetch a state, until ``hide``.
+        hide: ends that.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class Results:
         self._content = b""
         self._index = 0
         self._kept: deque[tuple[StateMemory, bytes]] = deque()
-        """With the news of each, the oldest first."""
+        """Each kept result with its encoded announcement, the oldest first."""
         self._kept_bytes = 0
 
     def watch(self, peer: PeerId, sender: StateSender) -> None:
-        """A newcomer wants to hear of results; told twice changes nothing.
+        """Announce kept and future results to a newcomer. A second call changes nothing.
 
-        One that does not read is refused, and may ask again.
+        A newcomer that does not read is ignored, and may ask again.
         """
         if peer not in self._watchers and not _is_behind(peer, sender):
             self._watchers[peer] = sender
@@ -171,14 +171,14 @@ class Results:
                 sender.send(peer, FrameKind.RESULT, news)
 
     def forget(self, peers: Collection[PeerId]) -> None:
-        """These don't watch any more."""
+        """Stop announcing results to ``peers``. Without watchers, drop all results."""
         for peer in peers:
             self._watchers.pop(peer, None)
         if not self._watchers:
             self.clear()
 
     def synchronized(self, content: bytes) -> None:
-        """A synchronization has elected this; results are numbered anew."""
+        """Restart the numbers of results, because a synchronization elected ``content``."""
         self._content, self._index = content, 0
 
     def committed(
@@ -189,7 +189,7 @@ class Results:
         contributors: tuple[PeerId, ...],
         weights: tuple[float, ...] = (),
     ) -> None:
-        """A reduction was committed; its values are still where the caller wants them."""
+        """Copy a committed result, and announce it, if a newcomer watches."""
         index, self._index = self._index, self._index + 1
         self.forget([peer for peer, sender in self._watchers.items() if _is_behind(peer, sender)])
         if not self._watchers or not self._content:
@@ -211,7 +211,7 @@ class Results:
             sender.send(peer, FrameKind.RESULT, news)
 
     def clear(self) -> None:
-        """Show nothing any more."""
+        """Drop all kept results."""
         while self._kept:
             self._drop_oldest()
 

@@ -1,6 +1,6 @@
-"""``RunningPrefetch``: what a newcomer does about its state until it is admitted.
+"""``RunningPrefetch``: a newcomer's prefetch and replay, from registration to admission.
 
-It fetches what the members show, and, if the program wants that, replays what they reduce.
+It fetches the members' snapshot. If the program passes ``on_reduction``, it replays their results.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import cancelled_and_settled, settled
 
 SETTLE_NS = 10 * NS_PER_S
-"""So long a newcomer that is admitted may go on replaying: the members wait for its next call. What
-is missing then is fetched in their synchronization."""
+"""Time that an admitted newcomer may still replay, while the members wait for its next call. The
+synchronization fetches the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """What a newcomer wants to fetch before it is admitted.
+    """The request of a newcomer to fetch its state before the admission.
 
     Attributes:
-        memory: of its state.
-        fetched: where pieces go.
-        on_progress: told how far it is, on the loop's thread.
-        on_reduction: applies to the state what the members have reduced, in another thread.
+        memory: memory of the state.
+        fetched: stores the pieces.
+        on_progress: receives progress reports, on the loop's thread.
+        on_reduction: applies a result of the members to the state; runs in another thread.
     """
 
     memory: StateMemory
@@ -43,14 +43,14 @@ class PrefetchRequest:
 
 
 class RunningPrefetch:
-    """One prefetch, from registration to admission.
+    """One prefetch and its replay, from registration to admission.
 
     Args:
-        request: what is wanted.
-        hasher: hashes, copies, runs the program's function.
+        request: state and callbacks of the program.
+        hasher: hashes, copies and calls ``on_reduction``, off the event loop.
         tasks: runs the replay.
-        now_ns: the present.
-        on_ready: called once all is here that can be had.
+        now_ns: returns the current time in nanoseconds.
+        on_ready: called once, when the download is done or has failed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RunningPrefetch:
         self._now_ns = now_ns
         self._on_ready = on_ready
         self._exchange: StateExchange | None = None
-        """Of the run that this peer joins."""
+        """The exchange of the run that this peer joins."""
         self._meter = ProgressMeter(request.on_progress, request.fetched, now_ns)
         self._prefetch: Prefetch | None = None
         self._replay: Replay | None = None
@@ -75,7 +75,7 @@ class RunningPrefetch:
         self._settle_by_ns: int | None = None
 
     def look(self, exchange: StateExchange, *, is_pending: bool) -> None:
-        """Begin as soon as this peer is registered; end when the members have waited enough."""
+        """Start once this peer is registered; stop a replay that outlasts ``SETTLE_NS``."""
         by_ns = self._settle_by_ns
         if self._task is not None and by_ns is not None and self._now_ns() >= by_ns:
             self._task.cancel()
@@ -92,12 +92,12 @@ class RunningPrefetch:
             self._task = self._tasks.create(replay.run())
 
     def report(self) -> None:
-        """Tell how far it is."""
+        """Report the progress to the program."""
         if self._prefetch is not None:
             self._meter.report("prefetching", self._prefetch.download)
 
     async def settle(self) -> None:
-        """This peer is admitted: finish what can be replayed."""
+        """Finish the replay after the admission, within ``SETTLE_NS``."""
         self.report()
         if self._replay is not None and self._task is not None:
             self._replay.end()
@@ -105,7 +105,7 @@ class RunningPrefetch:
             await settled(self._task)
 
     async def close(self) -> None:
-        """Fetch nothing more; nothing is written into the tensors after this has returned."""
+        """Stop the download and the replay. After this, neither of them writes into the tensors."""
         if self._prefetch is not None and self._exchange is not None:
             self._exchange.end_prefetch(self._prefetch.operation)
         if self._task is not None:

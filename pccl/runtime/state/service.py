@@ -1,6 +1,6 @@
-"""``StateService``: everything that a peer's engine does about shared state.
+"""``StateService``: runs the calls about shared state for a peer's engine.
 
-Calls come in here, and what the machine wants done about them; frames go to the exchange.
+It receives calls and the machine's effects for them; the exchange receives the frames.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from pccl.transports.link import Links
 
 
 class StateService:
-    """Shared state of one peer.
+    """Runs all calls about shared state of one peer.
 
     Args:
-        clock: time.
-        calls: of this peer.
-        feed: gives an event to the machine.
+        clock: clock of this peer.
+        calls: open calls of this peer.
+        feed: passes an event to the machine.
         group: the peer group.
-        hasher: does what takes a processor for long.
-        tasks: runs what nobody waits for.
-        stall_ns: a source that sends nothing for so long is passed over.
-        join_again: comes back to the run as a newcomer.
+        hasher: hashes and copies, off the event loop.
+        tasks: runs background tasks.
+        stall_ns: nanoseconds without a byte after which a source counts as stalled.
+        join_again: joins the run again as a newcomer.
 
     Attributes:
-        exchange: what is given and taken in the run that this peer is in now.
+        exchange: uploads and downloads in the run that this peer is in now.
     """
 
     exchange: StateExchange
@@ -76,18 +76,18 @@ class StateService:
         self._stall_ns = stall_ns
         self._join_again = join_again
         self._syncs: dict[StateSync, None] = {}
-        """Calls that are open."""
+        """Open calls."""
         self._hashing: StateHashing | None = None
-        """Of a newcomer that is about to join, or does."""
+        """The hashing before a prefetch; set until the newcomer is admitted."""
         self._all_over: asyncio.Future[None] | None = None
-        """Done when no call is open any more."""
+        """The future that ``close`` waits for: done once no call is open."""
         self._running: RunningPrefetch | None = None
-        """What this newcomer fetches before it is admitted."""
+        """The prefetch of this newcomer, until it is admitted."""
         self._fetched: FetchedPieces | None = None
-        """What it has fetched, until a call takes it."""
+        """The pieces of a prefetch, until a call takes them."""
 
     def enter_run(self, machine: PeerMachine, links: Links) -> None:
-        """Begin anew, with another machine and other links."""
+        """Switch to the machine and the links of a new run."""
         self._machine = machine
         self.exchange = StateExchange(
             self._group, links, self._clock.now_ns, self._stall_ns, self._feed
@@ -99,7 +99,7 @@ class StateService:
         """Make shared states equal, or compare them.
 
         Raises:
-            ValueError: another call uses the state; or its tensors lie elsewhere by now.
+            ValueError: another call uses the state, or the program gave a tensor other memory.
         """
         with request.state.memory.claimed():
             fetched = self._take_fetched(request.state.memory)
@@ -122,8 +122,8 @@ class StateService:
         """Make attempts until one is committed.
 
         Raises:
-            PCCLError: the call has failed; the state is what it was.
-            OSError: there is no room to stage what is to be received.
+            PCCLError: the call has failed; without ``in_place`` the state is unchanged.
+            OSError: the disk has no room for the missing pieces.
         """
         while True:
             await sync.hash()
@@ -142,14 +142,14 @@ class StateService:
         try:
             await sync.place(result, self._machine.run)
         except Exception:
-            # Some of it is in place: the others have all of it.
+            # This state may be half-written, while the other members hold all contents.
             self._feed(LeftCommitted(result.operation))
             raise
         if request.purpose is SyncPurpose.SYNC:
             self._show(request.state.memory)
 
     async def _come_back(self, sync: StateSync) -> None:
-        """Come back as a newcomer, which goes on fetching before it is admitted."""
+        """Join again as a newcomer, and keep fetching until the admission."""
         request = PrefetchRequest(sync.memory, sync.fetched, sync.on_progress)
         await self._fetch_while(request, partial(self._join_again, sync.deadline))
 
@@ -158,7 +158,7 @@ class StateService:
     async def fetch_before(
         self, request: PrefetchRequest, joins: Callable[[], Awaitable[None]]
     ) -> None:
-        """Fetch what the members show while this peer waits for its admission.
+        """Fetch the members' snapshot while ``joins`` waits for this peer's admission.
 
         Raises:
             PCCLError: the join has failed.
@@ -200,23 +200,23 @@ class StateService:
             await running.close()
 
     def _take_fetched(self, memory: StateMemory) -> FetchedPieces | None:
-        """What was fetched of this state before this peer was admitted."""
+        """Hand over the pieces that a prefetch has fetched for ``memory``; None: there are none."""
         if self._fetched is None or self._fetched.memory is not memory:
             return None
         fetched, self._fetched = self._fetched, None
         return fetched
 
     def _show(self, memory: StateMemory) -> None:
-        """Let newcomers fetch this state."""
+        """Let newcomers fetch this state, and count results from this synchronization on."""
         if memory.holds_tensors:
             self.exchange.show(memory)
             newest = self._machine.newest
-            if newest is not None:  # who was in it watches no longer
+            if newest is not None:  # its members are no newcomers any more
                 self.exchange.results.forget(newest.ring)
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
-        """A collective was committed; its values are still where the caller wants them."""
+        """Offer a committed result to newcomers, before the caller can change its memory."""
         if call.observable and call.operand is not None:
             self.exchange.results.committed(
                 result.operation,
@@ -227,10 +227,10 @@ class StateService:
             )
 
     def check_apart(self, operand: Operand) -> None:
-        """Make sure that a collective does not use memory of a state that is being synchronized.
+        """Check that a collective does not use memory of a state that is being synchronized.
 
         Raises:
-            ValueError: it does.
+            ValueError: it does; wait until the synchronization has returned.
         """
         for sync in self._syncs:
             sync.check_apart(operand)
@@ -238,7 +238,7 @@ class StateService:
     # -- what the machine wants --------------------------------------------------------------------
 
     def post(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
-        """Lend the state of a call to its operation."""
+        """Open a session for the state of a call."""
         call, own = self._calls.get(number), self._machine.peer
         assert call is not None
         assert call.sync is not None
@@ -247,7 +247,7 @@ class StateService:
         sync.session = self.exchange.post(operation, sync.memory, sync.fetched, ring, own)
 
     def partners(self, operation: OperationId, elected: Elected) -> list[PeerId]:
-        """Whom this peer exchanges pieces with."""
+        """Return the peers with which this one may exchange pieces of ``elected``."""
         own = self._machine.peer
         fetchers = {*elected.behind, *elected.outdated}
         others = (peer for peer in self.exchange.sessions[operation].ring if peer != own)
@@ -256,7 +256,7 @@ class StateService:
     # -- time --------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Check timeouts of all downloads, and report their progress."""
         self._look_at_prefetch()
         self.exchange.tick()
         for sync in self._syncs:
@@ -270,16 +270,16 @@ class StateService:
             self._running.look(self.exchange, is_pending=is_pending)
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to a peer has come up, or is down."""
+        """Adapt all uploads and downloads to a link that came up or broke."""
         self._look_at_prefetch()
         self.exchange.link_changed(peer, up=up)
 
     def break_down(self) -> None:
-        """A bug of ours: give every memory back."""
+        """Stop using the callers' memory, because the peer machine has failed with a bug."""
         self.exchange.close()
 
     def _note_end(self) -> None:
-        """A call has ended."""
+        """Wake ``close`` if no call is open any more."""
         over = self._all_over
         if over is not None and not self._is_in_use and not over.done():
             over.set_result(None)
@@ -289,7 +289,7 @@ class StateService:
         return bool(self._syncs) or self._hashing is not None
 
     async def close(self) -> None:
-        """The communicator is closed: return when no call is open, and no thread is at work."""
+        """Stop all calls; return when none is open and no thread works for them."""
         if self._is_in_use:
             self._all_over = self._tasks.loop.create_future()
             for sync in self._syncs:

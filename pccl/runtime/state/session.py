@@ -1,8 +1,8 @@
-"""``StateSession``: one shared state that takes part in an operation: uploaded, compared, fetched.
+"""``StateSession``: one shared state in one operation: it is uploaded, compared and downloaded.
 
-Peers that ask for pieces get them straight from the memory of the state, or from what was fetched
-and verified here. What is elected is fetched into memory of its own, from all members that have it
-at once. Nothing of the caller's is overwritten before the outcome is known, unless it said so.
+A session sends pieces directly from the tensors, or from the verified pieces that it has fetched.
+It fetches the elected contents into separate memory, from several members at once. It overwrites no
+tensor before the operation is committed, unless the caller has set ``in_place``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pccl.transports.link import Links
 from pccl.transports.sinks import Sink
 
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
-"""All that is elected is here; nobody gives what is missing; the answer of ``compare``."""
+"""All elected contents are here; no member sends a missing piece; the answer of ``compare``."""
 
 
 class StateSession:
-    """One operation's part in shared state on this peer.
+    """One shared state of this peer in one operation.
 
     Args:
-        operation: its id.
-        memory: of the state; hashed.
-        fetched: where fetched pieces go, with those that attempts before this one have left.
+        operation: id of the operation.
+        memory: memory of the state; its digests are up to date.
+        fetched: stores fetched pieces; may hold pieces of earlier attempts.
         ring: all members of the operation, in ring order.
         own: this peer.
-        links: of this peer.
-        now_ns: the present.
-        stall_ns: a source that sends nothing for so long is passed over.
-        report: given what the machine has to know of it.
+        links: links of this peer.
+        now_ns: returns the current time in nanoseconds.
+        stall_ns: nanoseconds without a byte after which a source counts as stalled.
+        report: receives the events for the machine.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StateSession:
     # -- what the engine does --------------------------------------------------------------------
 
     def begin(self, elected: Elected) -> None:
-        """This is elected, or has become so meanwhile."""
+        """Fetch the contents that ``elected`` names. A later call replaces the target."""
         self.elected = elected
         mine = self.memory.piece_map
         self.receiver.begin(ElectedTarget(elected, self._own, self.ring, mine))
@@ -93,7 +93,7 @@ class StateSession:
             self._report(ReduceDone(self.operation, self.elected.content))
 
     def compare(self, reference: PeerId) -> None:
-        """Find out how the own state differs from that of ``reference``."""
+        """Find where the own state differs from that of ``reference``."""
         now_ns = self._now_ns()
         self._comparison = StateComparison(
             self.memory, self._sender, reference, now_ns, self._answer_comparison
@@ -105,39 +105,39 @@ class StateSession:
         self._report(ComparisonDone(self.operation, found))
 
     def detach(self) -> None:
-        """The caller leaves: its memory is not read any more; peers that wait for it hear so."""
+        """Stop reading the tensors, because the caller left; refuse pending requests of peers."""
         self._upload.withdraw()
 
     def end(self) -> None:
-        """The operation is over: the memory is neither read nor written after this."""
+        """End the session. It neither reads nor writes the memory after this."""
         self.receiver.close()
         self._upload.close()
 
     @property
     def tx_bytes(self) -> int:
-        """Bytes of pieces given to others."""
+        """Bytes of pieces that this session has sent."""
         return self._upload.tx_bytes
 
     @property
     def progress(self) -> Progress:
-        """How far it is, in pieces; the bytes are also those of maps."""
+        """Verified pieces, and bytes received: of pieces, of incomplete ones, and of maps."""
         download = self.download
         received = len(download.wanted) - download.missing
         moved_bytes = download.map_bytes + download.rx_bytes + self.receiver.arriving_bytes
         return Progress(self.operation, received, 0, moved_bytes)
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether something is expected of ``peer``, or goes to it."""
+        """Whether this session expects data from ``peer``, or has pieces queued for it."""
         return self.download.uses(peer) or self._upload.owes(peer)
 
     def lane_lost(self, peer: PeerId) -> None:
-        """A lane to a peer is gone, and perhaps questions, answers and news with it."""
+        """Repeat requests to ``peer``, because a lost lane may have lost them or their answers."""
         self.receiver.lane_lost(peer)
         if self._compares(peer) and self._comparison is not None:
             self._comparison.ask()
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to a peer has come up, or is down."""
+        """Adapt upload, comparison and download to a link that came up or broke."""
         if not up:
             self._upload.forget(peer)
             if self._compares(peer) and self._comparison is not None:
@@ -145,22 +145,22 @@ class StateSession:
         self.receiver.link_changed(peer, up=up)
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Let the download check its timeouts."""
         self.receiver.tick()
 
     # -- frames ----------------------------------------------------------------------------------
 
     def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
-        """Where the frame goes.
+        """Return the sink that receives the payload of a frame.
 
         Raises:
-            RemoteProtocolError: the sender may not send this.
+            RemoteProtocolError: ``peer`` may not send such a frame.
         """
         awaited = self._awaits(peer, header.kind)
         return self.receiver.frame_started(peer, header, self.take, awaited=awaited)
 
     def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
-        """Whether a frame that is an answer has been asked for."""
+        """Whether this session expects a frame of this kind; for most kinds always True."""
         match kind:
             case FrameKind.MAP:
                 return self._compares(peer) or self.download.awaits_map(peer)
@@ -173,10 +173,10 @@ class StateSession:
         return self._comparison is not None and self._comparison.reference == peer
 
     def take(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
-        """A frame is here that is no piece.
+        """Process a complete frame of any kind except PIECE.
 
         Raises:
-            RemoteProtocolError: it makes no sense.
+            RemoteProtocolError: the frame is malformed.
         """
         comparison = self._comparison if self._compares(peer) else None
         match header.kind:
@@ -195,7 +195,7 @@ class StateSession:
                 self.receiver.take(peer, header, payload)
             case FrameKind.PIECE_LACK:
                 if comparison is not None and not payload:
-                    comparison.fail("it does not answer any more")
+                    comparison.fail("it has left the call")
                 self.receiver.take(peer, header, payload)
             case _:
                 self.receiver.take(peer, header, payload)
@@ -203,7 +203,7 @@ class StateSession:
     # -- uploads ---------------------------------------------------------------------------------
 
     def _holds(self, number: int) -> bool:
-        """Whether the elected piece can be had here, as far as is known."""
+        """Whether this peer can send the elected piece ``number``, as far as it knows."""
         return self._has_fetched(number) or self.download.owns(number)
 
     def _read(self, number: int) -> memoryview:
@@ -212,5 +212,5 @@ class StateSession:
         return self.memory.view(self.memory.layout.piece(number))
 
     def _has_fetched(self, number: int) -> bool:
-        """Whether the elected piece has been fetched, as far as is known."""
+        """Whether this peer has fetched and verified the elected piece ``number``."""
         return self.download.pieces is not None and number in self.fetched.verified

@@ -1,8 +1,8 @@
-"""``StateSnapshot``: a shared state that newcomers may fetch while nobody waits for them.
+"""``StateSnapshot``: a synchronized state that newcomers may fetch while the members keep working.
 
-It shows what the last synchronization has made of a state, by the digests of then. Contents are
-read from the program's tensors when a lane is about to send them; the program may be changing them
-meanwhile. Whoever fetches sees that by the digest, and nobody is to blame.
+A snapshot is no copy. It keeps the digests of the last synchronization, and reads the program's
+tensors when a lane is about to send a piece. If the program has changed the piece since, the
+newcomer sees this by its digest, and does not distrust the member.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pccl.transports.sinks import Collect, Sink
 
 
 def idle_operation(layout: StateLayout, group: int) -> OperationId:
-    """Names what is fetched of a state of this layout while no operation is under way."""
+    """Return the operation id (of term 0) for snapshots and prefetches of this layout."""
     tag = int.from_bytes(layout_digest(layout)[:8])
     return OperationId(term=0, group=group, view=0, tag=tag, n=0)
 
 
 class StateSnapshot:
-    """One state that can be had.
+    """One state that newcomers may fetch.
 
     It ends with the program's last reference to the state.
 
     Args:
-        memory: of the state; hashed.
-        operation: by which it is asked for.
-        links: of this peer.
+        memory: memory of the state; its digests are up to date.
+        operation: operation id in the frames of the snapshot.
+        links: links of this peer.
     """
 
     def __init__(self, memory: StateMemory, operation: OperationId, links: Links) -> None:
@@ -46,13 +46,13 @@ class StateSnapshot:
         self._upload = StateUpload(self._layout, digests, self._read, lambda _: True, sender)
 
     def renew(self, memory: StateMemory) -> None:
-        """Show what another synchronization has made of it; who waits for pieces goes on so."""
+        """Switch to the contents and digests of a newer synchronization; keep pending requests."""
         self._memory = weakref.ref(memory)
         self._upload.piece_map = memory.piece_map.copy()
 
     @property
     def is_over(self) -> bool:
-        """Whether the program has let go of the state."""
+        """Whether the program no longer holds the state."""
         return self._memory() is None
 
     def _read(self, number: int) -> memoryview:
@@ -60,10 +60,10 @@ class StateSnapshot:
         return memory.view(piece) if memory is not None else memoryview(bytes(piece.length))
 
     def frame_started(self, peer: PeerId, header: FrameHeader) -> Sink:
-        """Somebody asks.
+        """Return the sink that receives a request.
 
         Raises:
-            RemoteProtocolError: for what does not exist.
+            RemoteProtocolError: the frame has a wrong length.
         """
         check_length(header)
         return Collect(bytearray(header.length), partial(self._take, peer, header.kind))
@@ -75,7 +75,7 @@ class StateSnapshot:
             self._upload.send_pieces(peer, numbers_of(payload))
 
     def forget(self, peer: PeerId) -> None:
-        """The link to ``peer`` is down."""
+        """Drop the requests of ``peer``, because its link is down."""
         self._upload.forget(peer)
 
     def owes(self, peer: PeerId) -> bool:
@@ -83,5 +83,5 @@ class StateSnapshot:
         return self._upload.owes(peer)
 
     def close(self) -> None:
-        """Show nothing more; peers that wait are told."""
+        """End the snapshot, and refuse all pending requests."""
         self._upload.withdraw()

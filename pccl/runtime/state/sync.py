@@ -1,10 +1,10 @@
-"""``StateSync``: one call about shared state, from hashing to the last byte in place.
+"""``StateSync``: one call that synchronizes or compares shared state, with all its attempts.
 
-    hash what may have changed -> offer -> (fetch, verify) -> committed -> put in place
+    hash stale tensors -> offer -> (fetch, verify) -> commit -> write to the tensors
 
-An attempt that fails for want of a member is followed by another one, which goes on with the pieces
-that are here. Nothing of the caller's is overwritten unless it was committed; then all of it is,
-and the revision with it, before the call returns or raises.
+If an attempt loses a member, the call makes another one and keeps the verified pieces. Unless the
+caller has set ``in_place``, it changes tensors and revision only after the commit. It then changes
+all of them before it returns or raises.
 """
 
 from __future__ import annotations
@@ -38,43 +38,43 @@ from pccl.state.digests import layout_digest
 
 
 class State(Protocol):
-    """What a program holds: memory with a revision; ``pccl.SharedState`` is one."""
+    """The state of a program: memory with a revision. ``pccl.SharedState`` implements it."""
 
     @property
     def revision(self) -> int:
-        """As the program counts it."""
+        """The revision that the program has set."""
         ...
 
     @property
     def memory(self) -> StateMemory:
-        """The tensors."""
+        """The memory of the tensors."""
         ...
 
     @property
     def lineage(self) -> Lineage | None:
-        """Of the synchronization that they are from; None: of none."""
+        """The synchronization that elected the contents; None: there was none."""
         ...
 
     def synchronized(self, revision: int, lineage: Lineage) -> None:
-        """They are from this one now. Called in any thread."""
+        """Record that this synchronization elected the contents. Any thread may call it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """What a caller wants.
+    """The options of one call about shared state.
 
     Attributes:
-        state: his.
-        purpose: to synchronize, or to compare only.
-        strategy: whose contents count.
-        resume: what counts if nobody has the expected revision.
-        expect_unchanged: whether to fail rather than to receive anything.
-        in_place: whether pieces go straight into the tensors.
-        staging_bytes_max: more than that is staged on the disk.
-        staging_directory: where; None: where temporary files go.
-        on_progress: told how far it is, on the loop's thread.
-        timeout_s: budget of all attempts together; None: for ever.
+        state: state of the caller.
+        purpose: synchronize, or only compare.
+        strategy: whether this peer sends, receives, or adopts the most popular contents.
+        resume: which contents count if no member has the expected revision.
+        expect_unchanged: fail instead of receiving contents.
+        in_place: write received pieces directly into the tensors.
+        staging_bytes_max: bytes to stage in memory; the call stages larger downloads in a file.
+        staging_directory: directory of that file; None: the system's for temporary files.
+        on_progress: receives progress reports, on the loop's thread.
+        timeout_s: time limit for all attempts together, in seconds; None: no limit.
     """
 
     state: State
@@ -90,20 +90,20 @@ class SyncOptions:
 
 
 class StateSync:
-    """One call.
+    """One call that synchronizes or compares a shared state.
 
     Args:
-        hasher: hashes, copies.
-        request: what is wanted.
-        fetched: what was fetched of the state already; None: nothing.
-        deadline: of all attempts together.
-        now_ns: the present.
+        hasher: hashes and copies, off the event loop.
+        request: options of the call.
+        fetched: pieces that a prefetch has fetched; None: none.
+        deadline: time limit of all attempts together.
+        now_ns: returns the current time in nanoseconds.
 
     Attributes:
-        memory: what is lent.
-        fetched: what has been fetched.
-        session: of the attempt that is under way, or was last.
-        attempts: that were begun.
+        memory: memory of the state.
+        fetched: fetched pieces of all attempts.
+        session: session of the current attempt; None between attempts.
+        attempts: counts the attempts, and decides what follows a failure.
     """
 
     def __init__(
@@ -127,41 +127,41 @@ class StateSync:
         self._request = request
         self.attempts = SyncAttempts()
         self._begun_by = NOBODY
-        """The incarnation of this peer that made the attempt before."""
+        """This peer's id in the failed attempt that the next one repeats, else ``NOBODY``."""
         self._phase = "hashing"
         self._hashing = StateHashing(hasher)
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
-        """Of the attempts before."""
+        """Totals of the earlier attempts."""
         self._wanted: tuple[int, ...] = ()
-        """Pieces that are to be other ones than they were, as of the last attempt."""
+        """Pieces that the last attempt had to replace."""
         self._wanted_bytes = 0
         self._is_torn = False
-        """Whether pieces were written straight into the tensors, and not all of them."""
+        """Whether a failed attempt may have written some pieces into the tensors, but not all."""
         self._meter = ProgressMeter(request.on_progress, self.fetched, now_ns)
         self._ranges = _ranges(self.memory)
 
     @property
     def on_progress(self) -> Callable[[SyncProgress], None] | None:
-        """Who is told how far it is."""
+        """The callback that receives progress reports."""
         return self._request.on_progress
 
     def check_apart(self, operand: Operand) -> None:
-        """Make sure that a collective does not use the same memory.
+        """Check that a collective does not use memory of this state.
 
         Raises:
-            ValueError: it does.
+            ValueError: it does; wait until the synchronization has returned.
         """
         if clash((*operand.ranges, *self._ranges)) is not None:
             raise ValueError(
-                "a synchronization of shared state still uses this memory; wait for it"
+                "a synchronization of shared state still uses this memory; wait until it returns"
             )
 
     def stop(self) -> None:
-        """The communicator is closed: fail soon."""
+        """Cancel hashing and make no further attempt, because the communicator is closed."""
         self._hashing.stop()
 
     def report(self) -> None:
-        """Tell how far it is."""
+        """Report the progress to the caller."""
         download = self.session.download if self.session is not None else None
         phase = self._phase
         if download is not None and download.pieces is not None and phase == "waiting":
@@ -171,14 +171,14 @@ class StateSync:
     # -- one attempt -----------------------------------------------------------------------------
 
     async def hash(self) -> None:
-        """Know what is here, for another attempt."""
+        """Begin an attempt: update the digests of stale tensors."""
         self.attempts.count += 1
         self._enter("hashing")
         await self._hashing.run(self.memory)
         self._enter("waiting")
 
     def event(self) -> SyncCall:
-        """The call as the machine gets it, but for its number."""
+        """Return the call as an event for the machine, with 0 in place of its number."""
         request, state = self._request, self._request.state
         offer = Offer(
             purpose=request.purpose,
@@ -195,11 +195,11 @@ class StateSync:
         return SyncCall(0, offer, self._begun_by)
 
     def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
-        """An attempt has failed that this peer had begun as ``peer``.
+        """Return the next step after the failure of an attempt that this peer began as ``peer``.
 
         Raises:
-            PCCLError: no other one is to be made.
-            OSError: there is no room to stage what is to be received.
+            PCCLError: the call fails without a further attempt.
+            OSError: the disk has no room for the missing pieces.
         """
         session, starved, no_room = self.session, False, None
         if session is not None:
@@ -215,7 +215,7 @@ class StateSync:
         return found
 
     def _count(self) -> None:
-        """An attempt is over: what it has moved counts."""
+        """Add the traffic of the session to the totals, and forget the session."""
         session, self.session = self.session, None
         if session is not None:
             download = session.download
@@ -225,17 +225,17 @@ class StateSync:
             self._wanted, self._wanted_bytes = download.wanted, download.wanted_bytes
 
     def fail(self) -> None:
-        """An attempt has failed: pieces that went straight into the tensors are not undone."""
+        """Record that an attempt failed. Pieces that it wrote in place stay in the tensors."""
         self._count()
         if self._request.in_place and self._wanted:
             self._is_torn = True
             self.memory.touch_all()
 
     async def place(self, result: SyncResult, run: bytes) -> None:
-        """It is committed: put what was fetched in place.
+        """Write the fetched pieces into the tensors, because the operation is committed.
 
         Raises:
-            Exception: that could not be done, or only in part; the other members have all of it.
+            Exception: writing failed, perhaps half-way; the other members hold all contents.
         """
         self._count()
         if self._request.purpose is not SyncPurpose.SYNC:
@@ -254,7 +254,7 @@ class StateSync:
             raise
 
     def finish(self, result: SyncResult) -> SharedStateSyncInfo:
-        """All is in place."""
+        """Report the end of the call to the caller, and return its outcome."""
         self._enter("done")
         return SharedStateSyncInfo(
             tx_bytes=self._tx_bytes,
@@ -267,7 +267,7 @@ class StateSync:
         )
 
     async def _see_through(self, place: Callable[[], None]) -> None:
-        """Have it done, although the caller may leave meanwhile."""
+        """Run ``place`` to its end, even if the caller is cancelled meanwhile."""
         placed = False
         left: asyncio.CancelledError | None = None
 
@@ -279,7 +279,7 @@ class StateSync:
         while not placed:
             try:
                 await self._hasher.run(step)
-            except asyncio.CancelledError as error:  # perhaps before it has begun
+            except asyncio.CancelledError as error:  # perhaps before the step began
                 left = error
         if left is not None:
             raise left

@@ -1,7 +1,7 @@
-"""``StateUpload``: what one peer gives of a shared state to those who ask.
+"""``StateUpload``: sends pieces, maps and layouts of one shared state to peers that ask.
 
-Pieces are read when a lane is about to send them, and go from where they are. Who asks again for
-what waits for a lane already gets it once.
+It reads a piece only when a lane is about to send it, and makes no copy. A repeated request for a
+frame that still waits for a lane changes nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pccl.state.layout import StateLayout
 
 
 class StateUpload:
-    """What one peer gives.
+    """The upload side of one shared state.
 
     Args:
-        layout: of the state.
-        piece_map: of what can be had here.
-        read: gives a piece.
-        holds: whether a piece is the one that others want.
-        sender: where it goes.
+        layout: layout of the state.
+        piece_map: digests of the pieces that this peer sends.
+        read: returns the bytes of a piece.
+        holds: whether this peer has the piece that the other members need.
+        sender: queues the frames.
     """
 
     def __init__(
@@ -45,39 +45,39 @@ class StateUpload:
     ) -> None:
         self.tx_bytes = 0
         self.piece_map = piece_map
-        """Of what can be had here."""
+        """Digests of the pieces that this peer sends."""
         self._layout = layout
         self._read = read
         self._holds = holds
         self._sender = sender
         self._is_closed = False
         self._queued: dict[PeerId, dict[int, None]] = {}
-        """Pieces that peers wait for and no lane has taken yet."""
+        """Requested pieces that still wait for a lane, by peer."""
         self._answers: set[tuple[PeerId, FrameKind, int]] = set()
-        """Maps, by their first pieces, and layouts that no lane has taken yet."""
+        """Parts of maps, by their first pieces, and layouts that still wait for a lane."""
         self._lacking: Counter[PeerId] = Counter()
-        """Pieces that peers asked for in vain, and that no lane has told them yet."""
+        """Number of refused pieces whose refusals still wait for a lane."""
 
     def owes(self, peer: PeerId) -> bool:
         """Whether ``peer`` waits for pieces."""
         return bool(self._queued.get(peer))
 
     def forget(self, peer: PeerId) -> None:
-        """What waited for ``peer`` is dropped."""
+        """Drop all frames that wait for a lane to ``peer``."""
         self._sender.drop(peer)
         self._queued.pop(peer, None)
         self._answers = {answer for answer in self._answers if answer[0] != peer}
         del self._lacking[peer]
 
     def close(self) -> None:
-        """Send nothing more; no memory is read after this."""
+        """Drop all waiting frames. The upload reads no memory after this."""
         self._is_closed = True
         self._queued.clear()
         self._answers.clear()
         self._sender.end()
 
     def withdraw(self) -> None:
-        """Likewise, and peers that wait for anything are told."""
+        """Close the upload, and send a refusal to each peer that waits for a frame."""
         waiting = [peer for peer, _, _ in sorted(self._answers)]
         asked = dict.fromkeys((*self._queued, *waiting))
         self.close()
@@ -85,12 +85,12 @@ class StateUpload:
             self._sender.send(peer, FrameKind.PIECE_LACK)
 
     def send_layout(self, peer: PeerId) -> None:
-        """Send the layout."""
+        """Send the layout to ``peer``."""
         packed = self._layout.pack()
         self._answer(peer, FrameKind.LAYOUT, len(packed), lambda: packed)
 
     def send_map(self, peer: PeerId) -> None:
-        """Send the digests of all pieces."""
+        """Send the digests of all pieces to ``peer``."""
         count = self._layout.piece_count
         for first in range(0, max(count, 1), MAP_PIECES_MAX):
             numbers = range(first, min(first + MAP_PIECES_MAX, count))
@@ -108,7 +108,7 @@ class StateUpload:
         offset: int = 0,
         what: int = 0,
     ) -> None:
-        """Send what may be asked for again and again, unless it waits for a lane already."""
+        """Queue an answer, unless the same answer already waits for a lane."""
         answer = peer, kind, offset
         if answer in self._answers:
             return
@@ -121,23 +121,23 @@ class StateUpload:
         self._sender.send(peer, kind, make, offset=offset, what=what, length=length)
 
     def send_pieces(self, peer: PeerId, numbers: list[int]) -> None:
-        """Send these pieces, and say which are not here.
+        """Queue these pieces for ``peer``, and refuse pieces that this peer does not have.
 
         Raises:
-            RemoteProtocolError: there are no such pieces, or it is too much.
+            RemoteProtocolError: a number is above the last piece, or too many pieces are queued.
         """
         queued = self._queued.setdefault(peer, {})
         lacking: list[int] = []
         for number in numbers:
             if number >= self._layout.piece_count:
-                raise RemoteProtocolError(func="lane", reason=f"asks for piece {number}")
+                raise RemoteProtocolError(func="lane", reason=f"there is no piece {number}")
             if number in queued:
                 continue
             if self._is_closed or not self._holds(number):
                 lacking.append(number)
                 continue
             if len(queued) >= QUEUED_PIECES_MAX:
-                raise RemoteProtocolError(func="lane", reason="asks for too much at once")
+                raise RemoteProtocolError(func="lane", reason="it asks for too many pieces")
             queued[number] = None
             length = self._layout.piece(number).length
             payload = self._payload(peer, number)
@@ -147,7 +147,7 @@ class StateUpload:
 
     def _refuse(self, peer: PeerId, lacking: list[int]) -> None:
         if self._lacking[peer] + len(lacking) > QUEUED_PIECES_MAX:
-            raise RemoteProtocolError(func="lane", reason="asks for too much that is not here")
+            raise RemoteProtocolError(func="lane", reason="it asks for too many unavailable pieces")
         self._lacking[peer] += len(lacking)
 
         def make() -> memoryview:

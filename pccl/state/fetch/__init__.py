@@ -1,10 +1,9 @@
-"""What is fetched of a shared state, and from which source: pure.
+"""The pure decisions of a download: which pieces a peer fetches, and from which sources.
 
-* ``slots``: which pieces are missing, free and rare: sets that are searched and joined by the
-  thousand.
-* ``source``: one source of pieces: what it has, what it has been asked for, how fast it is.
-* ``pieces``: which piece is asked of which source, by who fetches pieces from several at once.
-* ``maps``: maps of other members' shared states, as far as they have come.
-* ``target``: what a download is to bring: what was elected, or what the members show.
-* ``download``: fetches a shared state from those that have it; for a sync and for a prefetch.
+* ``slots``: the sets of missing, free and rare pieces, which are fast to search and to combine.
+* ``source``: one source of pieces: what it has, its outstanding pieces, and its rate.
+* ``pieces``: spreads the requests for missing pieces over several sources.
+* ``maps``: the maps that a peer has requested, until they are complete.
+* ``target``: the contents that a download fetches: elected ones, or the members' snapshot.
+* ``download``: fetches a shared state from several sources, for a synchronization or a prefetch.
 """

@@ -1,12 +1,12 @@
-"""``Download``: fetches a shared state from those that have it; for a sync and for a prefetch.
+"""``Download``: fetches a shared state from several sources, for a synchronization or a prefetch.
 
-Pure: events in (with the ``Present`` in which they come), decisions out. Its ``Target`` says what
-is to be fetched and who has it.
+It is pure: it takes events, each with a ``Present``, and returns decisions. Its ``Target`` says
+which contents to fetch, and which peers have them.
 
-    AskMap -> StagePieces that differ -> Ask for them, KeepPiece if it is right -> DownloadDone
+    AskMap -> StagePieces that differ -> Ask for them, KeepPiece if it is valid -> DownloadDone
 
-When nobody gives what is missing, and there is no hope or none for as long as a stall, the download
-has failed. What comes after that is taken all the same.
+If no source sends missing data, the download fails: at once if no other source can be expected,
+else after ``stall_ns``. A failed download still accepts pieces that arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.state.fetch.pieces import Ask, PieceFetch
 from pccl.state.fetch.target import REFRESH_NS, Present, Target
 
 NEWS_PIECES_MAX = 64
-"""Other fetchers hear of so many new pieces at once, or at the next tick."""
+"""After so many new pieces, or at the next tick, a fetcher announces them to the other fetchers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AskMap:
 
 @dataclass(frozen=True, slots=True)
 class StagePieces:
-    """Make room for these pieces, which are to have these digests; then call ``staged``."""
+    """Reserve memory for these pieces, which must have these digests; then call ``staged``."""
 
     pieces: tuple[int, ...]
     digests: PieceMap
@@ -42,7 +42,7 @@ class StagePieces:
 
 @dataclass(frozen=True, slots=True)
 class KeepPiece:
-    """This piece is here and right."""
+    """Store the digest of this piece, which has arrived and is valid."""
 
     piece: int
     digest: bytes
@@ -50,7 +50,7 @@ class KeepPiece:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncePieces:
-    """Tell these peers, which fetch the same, that these pieces can be had here."""
+    """Tell these peers, which fetch the same contents, that this peer has these pieces."""
 
     peers: tuple[PeerId, ...]
     pieces: tuple[int, ...]
@@ -58,17 +58,17 @@ class AnnouncePieces:
 
 @dataclass(frozen=True, slots=True)
 class PiecesComplete:
-    """All pieces are here, perhaps once more."""
+    """All pieces are here. This decision may repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadDone:
-    """All pieces are here, and no map is awaited that may say otherwise. Decided once."""
+    """All pieces are here, and no pending map may change that. Returned once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadFailed:
-    """Nobody gives what is missing, or there is no room for it. Decided once."""
+    """No source sends missing data, or this peer has no room for it. Returned once."""
 
     reason: str
 
@@ -86,86 +86,86 @@ Decision = (
 
 
 class Download:
-    """What one peer fetches of one state.
+    """The download of one state by one peer.
 
     Args:
-        own: the digests of what it has; they may change.
-        peer: this peer.
-        stall_ns: a source that sends nothing for so long is passed over.
+        own: digests of the peer's own pieces; they may change.
+        peer: this peer; None: it is not a member yet.
+        stall_ns: nanoseconds without a byte after which a source counts as stalled.
     """
 
     def __init__(self, own: PieceMap, peer: PeerId | None, *, stall_ns: int) -> None:
         self.target: Target | None = None
         self.map: PieceMap | None = None
-        """The digests of what is fetched."""
+        """Digests of the contents to fetch; None: unknown."""
         self.pieces: PieceFetch | None = None
-        """None: it is not known yet what differs."""
+        """Spreads requests over the sources; None: the pieces to fetch are unknown."""
         self.wanted: tuple[int, ...] = ()
-        """Pieces that are to be other ones than they were, in order."""
+        """Pieces whose own contents differ from the contents to fetch, in order."""
         self.wanted_bytes = 0
         self.rx_bytes = 0
-        """Of pieces that came and were right."""
+        """Bytes of valid pieces that arrived."""
         self.wrong_pieces = 0
         self.is_done = False
         self.has_failed = False
         self.is_deserted = False
-        """Whether a peer has withdrawn that could be asked: it may give pieces the next time."""
+        """Whether a peer has withdrawn; it may send pieces in the next attempt."""
         self.is_held = False
-        """Whether the fetched pieces are in use: nothing else is begun then."""
+        """Whether the fetched pieces are in use; the download starts no other contents then."""
         self._own = own
         self._peer = peer
         self._stall_ns = stall_ns
         self._has_room = True
         self._maps: dict[PeerId, MapRequest] = {}
-        """Maps that were asked for and are not complete."""
+        """Requested maps that are not complete."""
         self._meter = MapMeter(own.layout)
         self._here: list[int] = []
-        """Wanted pieces that have come."""
+        """Wanted pieces that are here."""
         self._news: list[int] = []
-        """Those of which the other fetchers have not heard."""
+        """New pieces that are not announced to the other fetchers yet."""
         self._haves: dict[PeerId, list[int]] = {}
-        """What other fetchers have."""
+        """Pieces that each other fetcher has announced."""
         self._starving_since_ns: int | None = None
         self._moved_ns = 0
-        """When bytes of pieces came last."""
+        """Time of the last byte of a piece."""
         self._ended_ns = 0
-        """When it was done, had failed, or asked for maps again after that."""
+        """Time of the end, or of the last refresh of the maps after it."""
 
     # -- questions ---------------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
-        """Whether all that differs is here."""
+        """Whether all pieces to fetch are here."""
         return self.pieces is not None and self.pieces.complete
 
     @property
     def missing(self) -> int:
-        """How many pieces are still to come, as far as is known."""
+        """Number of pieces that are still missing; 0 while this is unknown."""
         return self.pieces.missing if self.pieces is not None else 0
 
     @property
     def map_bytes(self) -> int:
-        """Bytes of maps that have come."""
+        """Received bytes of maps."""
         return self._meter.bytes
 
     @property
     def source_count(self) -> int:
-        """How many peers can be asked for pieces."""
+        """Number of peers that this one can ask for pieces."""
         sources = self.pieces.sources() if self.pieces is not None else ()
         return sum(source.live for source in sources)
 
     def awaits_map(self, peer: PeerId) -> bool:
-        """Whether ``peer`` was asked for its map."""
+        """Whether a map request to ``peer`` is open."""
         return peer in self._maps
 
     def uses(self, peer: PeerId) -> bool:
-        """Whether something is expected of ``peer``."""
+        """Whether the download expects a map or a piece from ``peer``."""
         return peer in self._maps or (
             self.pieces is not None and bool(self.pieces.outstanding(peer))
         )
 
     def expects(self, source: PeerId, piece: int) -> bool:
-        """Whether a piece is missing that ``source`` was asked for."""
+        """Whether ``piece`` is missing and was requested from ``source``."""
         return self.pieces is not None and self.pieces.expects(source, piece)
 
     def wants(self, piece: int) -> bool:
@@ -173,7 +173,7 @@ class Download:
         return self.pieces is not None and self.pieces.wants(piece)
 
     def owns(self, piece: int) -> bool:
-        """Whether the own piece is the right one, as far as is known."""
+        """Whether the peer's own ``piece`` has the contents to fetch, as far as is known."""
         layout = self._own.layout
         entry = layout.entries[layout.piece(piece).entry]
         if self.target is None or not self.target.lacks(may_differ=entry.may_differ):
@@ -185,14 +185,14 @@ class Download:
     # -- beginning ---------------------------------------------------------------------------------
 
     def begin(self, target: Target, present: Present) -> list[Decision]:
-        """Fetch this from now on."""
+        """Fetch ``target`` from now on."""
         self.target = target
-        if self.is_done:  # a fetcher that is new has not heard it
+        if self.is_done:  # a new fetcher does not know the pieces that are here
             return self._announce(target.fetchers, self._here, present)
         self.pieces = self.map = self._starving_since_ns = None
         self.wanted, self.wanted_bytes = (), 0
         self._maps.clear()
-        self._news.clear()  # what others have said stays: they may have begun before this peer
+        self._news.clear()  # ``_haves`` stays: other fetchers may have begun before this peer
         self._meter.begin()
         if target.is_met:
             return self._finish(present)
@@ -202,7 +202,7 @@ class Download:
         return self._ask_maps(present) + self._conclude(present)
 
     def staged(self, here: Iterable[int], present: Present) -> list[Decision]:
-        """There is room for what ``StagePieces`` named; these pieces of it are here already."""
+        """Start to request the pieces of ``StagePieces``, except the verified ones in ``here``."""
         assert self.target is not None
         layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
@@ -220,16 +220,16 @@ class Download:
         return decisions + self._announce(fetchers, self._here, present) + self._conclude(present)
 
     def no_room(self, why: str, present: Present) -> list[Decision]:
-        """There is none for what ``StagePieces`` named: nothing is fetched, whatever follows."""
+        """Fail for good, because this peer has no room for the pieces of ``StagePieces``."""
         self._has_room = False
         self.pieces = None
         self.wanted, self.wanted_bytes = (), 0
-        return self._fail(f"no room for what it lacks: {why}", present)
+        return self._fail(f"no room for the missing pieces: {why}", present)
 
     # -- links and time ----------------------------------------------------------------------------
 
     def link_changed(self, peer: PeerId, present: Present, *, up: bool) -> list[Decision]:
-        """The link to ``peer`` has come up, or is down."""
+        """Use a link that came up, or do without one that broke."""
         if not up:
             self._maps.pop(peer, None)
         if self.target is None:
@@ -249,7 +249,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def lane_lost(self, peer: PeerId, present: Present) -> list[Decision]:
-        """A lane to a peer is gone, and perhaps questions, answers and news with it."""
+        """Repeat requests and announcements to ``peer``, which a lost lane may have lost."""
         decisions: list[Decision] = []
         if peer in self._maps:
             self._maps[peer].asked(present.now_ns)
@@ -260,7 +260,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def tick(self, present: Present) -> list[Decision]:
-        """Time has passed."""
+        """Check timeouts, and announce new pieces."""
         decisions: list[Decision] = []
         now_ns = present.now_ns
         if self.target is not None and not self._is_over:
@@ -279,14 +279,14 @@ class Download:
         return decisions + self._tell_news(present) + self._conclude(present)
 
     def stop(self) -> None:
-        """Fetch nothing more."""
+        """Stop the download."""
         self.target = self.pieces = None
         self._maps.clear()
 
     # -- what comes --------------------------------------------------------------------------------
 
     def map_progressed(self, peer: PeerId, first: int, received: int, now_ns: int) -> None:
-        """So many bytes are here of the part of a map that begins with piece ``first``."""
+        """Record ``received`` bytes of the map part that begins with piece ``first``."""
         if peer in self._maps:
             self._maps[peer].progressed(now_ns)
             self._meter.progressed(peer, first, received)
@@ -294,10 +294,10 @@ class Download:
     def map_came(
         self, peer: PeerId, first: int, count: int, digests: bytearray, present: Present
     ) -> list[Decision]:
-        """A part of a map is here.
+        """Store a part of a map. Use the map once it is complete.
 
         Raises:
-            RemoteProtocolError: it is of another state.
+            RemoteProtocolError: the part does not fit this layout.
         """
         request, target = self._maps.get(peer), self.target
         theirs = request.take(first, count, digests) if request is not None else None
@@ -321,7 +321,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def refused(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
-        """A peer does not have these pieces; none: it gives nothing any more."""
+        """Stop asking ``peer`` for these pieces, which it lacks; none: it has left the call."""
         target = self.target
         if not numbers:
             self.is_deserted = True
@@ -341,14 +341,14 @@ class Download:
         return decisions + self._conclude(present)
 
     def has(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
-        """Another fetcher says that it has these pieces.
+        """Record pieces that another fetcher announces, and request missing ones from it.
 
         Raises:
-            RemoteProtocolError: there are no such pieces.
+            RemoteProtocolError: a number is above the last piece of the state.
         """
         count = self._own.layout.piece_count
         if any(number >= count for number in numbers):
-            raise RemoteProtocolError(func="lane", reason="has pieces that nobody has")
+            raise RemoteProtocolError(func="lane", reason=f"it announced a piece above {count - 1}")
         if self._is_over:
             return []
         known = self._haves.setdefault(peer, [])
@@ -362,7 +362,7 @@ class Download:
         return [*asks, *self._conclude(present)]
 
     def progressed(self, source: PeerId, nbytes: int, now_ns: int) -> None:
-        """Bytes of pieces have come, also of copies and of pieces that are not complete."""
+        """Record that bytes of pieces arrived, also of copies and of incomplete pieces."""
         self._moved_ns = now_ns
         if self.pieces is not None:
             self.pieces.progressed(source, nbytes, now_ns)
@@ -370,7 +370,7 @@ class Download:
     def arrived(
         self, source: PeerId, number: int, digest: bytes, present: Present
     ) -> list[Decision]:
-        """A piece that is missing has come."""
+        """Verify a missing piece by its digest, and keep it if it is valid."""
         pieces, now_ns = self.pieces, present.now_ns
         assert pieces is not None
         assert self.map is not None
@@ -387,7 +387,7 @@ class Download:
         elif self.target.blames:
             self.wrong_pieces += 1
             decisions += pieces.arrived(source, number, now_ns, sound=False)
-        else:  # it is changing there
+        else:  # the member is changing this piece
             decisions += pieces.refuse(source, [number], now_ns)
         if len(self._news) >= NEWS_PIECES_MAX:
             decisions += self._tell_news(present)
@@ -397,7 +397,7 @@ class Download:
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing else will be fetched."""
+        """Whether the download is complete for good."""
         return self.is_done and self.target is not None and not self.target.lives_on
 
     def _ask_maps(self, present: Present) -> list[Decision]:
@@ -409,7 +409,7 @@ class Download:
         return [AskMap(peer) for peer in peers]
 
     def _add_source(self, pieces: PieceFetch, peer: PeerId, present: Present) -> list[Ask]:
-        """A member can be asked for what it has of all that is missing."""
+        """Add ``peer`` as a source of the missing pieces that it has."""
         target, layout = self.target, self._own.layout
         assert target is not None
         lacked = [kind for kind in (False, True) if target.lacks(may_differ=kind)]
@@ -437,7 +437,7 @@ class Download:
 
     @property
     def _awaits_maps(self) -> bool:
-        """Whether a map may come; what a target without patience awaits must not be overdue."""
+        """Whether a map may still arrive. With ``silent_stalls``, overdue maps do not count."""
         assert self.target is not None
         if self.target.silent_stalls is None:
             return bool(self._maps)
@@ -445,13 +445,13 @@ class Download:
 
     @property
     def _starves(self) -> bool:
-        """Whether something is missing that nobody gives."""
+        """Whether a piece or a map is missing that no source is expected to send."""
         if self.target is None or self._awaits_maps:
             return False
         return self.target.lacks_map if self.pieces is None else self.pieces.starved
 
     def _conclude(self, present: Present) -> list[Decision]:
-        """Check whether it is done, or has failed."""
+        """Check whether the download is complete, or has failed."""
         target = self.target
         if target is None or self._is_over:
             return []
@@ -466,16 +466,16 @@ class Download:
             waits = now_ns - since_ns < self._stall_ns
             ends = not waits or not target.has_hope(present, fetching=fetching)
         else:
-            if fetching:  # else it goes on: members that ask each other in turn for maps have none
+            if fetching:  # else keep it: members may ask each other in turn for maps that none has
                 self._starving_since_ns = None
             stalls, silent_ns = target.silent_stalls, now_ns - self._moved_ns
             ends = fetching and stalls is not None and silent_ns >= stalls * self._stall_ns
         if not ends:
             return []
-        lack = f"{self.pieces.missing} pieces" if self.pieces is not None else "a right map"
+        lack = f"{self.pieces.missing} pieces" if self.pieces is not None else "the map"
         reason = (
-            f"nobody gives {lack} of the shared state that it lacks; "
-            f"{self.wrong_pieces} pieces came with wrong bytes"
+            f"no member sends {lack} of the shared state that this peer needs; "
+            f"{self.wrong_pieces} pieces arrived with wrong bytes"
         )
         return self._fail(reason, present)
 

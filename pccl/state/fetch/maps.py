@@ -1,4 +1,4 @@
-"""Maps of other members' shared states, as far as they have come."""
+"""The maps that a peer has requested, until they are complete."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pccl.state.layout import StateLayout
 
 
 class MapRequest:
-    """A map that one peer was asked for.
+    """A request for the map of one peer.
 
-    It stays open if nothing comes for a while: other peers are asked then, and the map counts all
-    the same when it is complete.
+    If no bytes arrive for a while, the download asks other peers too. The request stays open, and
+    its map still counts once it is complete.
 
     Args:
-        layout: of the state.
-        now_ns: the present.
+        layout: layout of the state.
+        now_ns: the current time in nanoseconds.
     """
 
     def __init__(self, layout: StateLayout, now_ns: int) -> None:
         self.is_overdue = False
-        """Whether nothing has come for long."""
+        """Whether no bytes of the map have arrived for a stall time."""
         self._moved_ns = self._asked_ns = now_ns
         self._has_begun = False
-        """Whether something has come since the last question."""
+        """Whether bytes of the map have arrived since the last request."""
         self._layout = layout
         self._digests = bytearray(layout.piece_count * DIGEST_BYTES)
         self._missing = len(self._digests)
         self._here: set[int] = set()
 
     def asked(self, now_ns: int) -> None:
-        """The peer is asked again for all of it."""
+        """Record that the peer is asked for the whole map again."""
         self._asked_ns = now_ns
         self._has_begun = False
 
     def progressed(self, now_ns: int) -> None:
-        """Bytes of it have come, perhaps of a frame that is not complete."""
+        """Record that bytes of the map arrived, perhaps of an incomplete frame."""
         self._moved_ns = now_ns
         self._has_begun = True
         self.is_overdue = False
 
     def look(self, now_ns: int, stall_ns: int) -> bool:
-        """Time has passed; returns whether the question has to be repeated: nothing came of it."""
+        """Update ``is_overdue``. Return whether to repeat the request, because it had no effect."""
         self.is_overdue = now_ns - self._moved_ns >= stall_ns
         return self.is_overdue and not self._has_begun and now_ns - self._asked_ns >= stall_ns
 
@@ -58,12 +58,12 @@ class MapRequest:
             digests: digests of consecutive pieces.
 
         Raises:
-            RemoteProtocolError: the part is of another state.
+            RemoteProtocolError: the part does not fit this layout.
         """
         start = first * DIGEST_BYTES
         fits = count == self._layout.piece_count and not len(digests) % DIGEST_BYTES
         if not fits or start + len(digests) > len(self._digests):
-            raise RemoteProtocolError(func="lane", reason="a map of another state")
+            raise RemoteProtocolError(func="lane", reason="its map does not fit this state")
         if first not in self._here:
             self._here.add(first)
             self._digests[start : start + len(digests)] = digests
@@ -72,29 +72,29 @@ class MapRequest:
 
 
 class MapMeter:
-    """Counts bytes of maps as a sign of progress: a part that comes again counts once.
+    """Counts received bytes of maps as a sign of progress. A repeated part counts once.
 
     Args:
-        layout: of the state.
+        layout: layout of the state.
     """
 
     def __init__(self, layout: StateLayout) -> None:
         self._whole = layout.piece_count * DIGEST_BYTES
         self._before = 0
         self._furthest: Counter[PeerId] = Counter()
-        """How far each peer's map has ever come."""
+        """Largest number of bytes that each peer's map has reached."""
 
     @property
     def bytes(self) -> int:
-        """All together."""
+        """Bytes of all maps together."""
         return self._before + self._furthest.total()
 
     def begin(self) -> None:
-        """From now on maps are of other contents."""
+        """Count the next maps anew, because they describe other contents."""
         self._before = self.bytes
         self._furthest.clear()
 
     def progressed(self, source: PeerId, first: int, received: int) -> None:
-        """So many bytes of the part that begins with piece ``first`` are here."""
+        """Record ``received`` bytes of the part that begins with piece ``first``."""
         here = min(first * DIGEST_BYTES + received, self._whole)
         self._furthest[source] = max(self._furthest[source], here)

@@ -1,24 +1,24 @@
-"""Which piece is asked of which source, by who fetches pieces from several at once.
+"""Spreads the requests for missing pieces over several sources.
 
-Pure: the shell tells what sources have, what comes and what is wrong, and gets what to ask next.
+It is pure: callers report what sources have and what arrives, and get the next requests.
 
-* Each source has a window of bytes that it has been asked for and has not sent; the window follows
-  its rate. Whoever has room is asked for the next piece, so fast sources take more by themselves.
-* Several that fetch the same begin at different pieces and serve each other with what they have
-  (*partial* sources). Of those that have everything, a piece is asked first that no partial source
-  has: the rarest first, as in B. Cohen, "Incentives Build Robustness in BitTorrent" (2003), but
-  with only two degrees of rareness.
-* In the end, a slow source is left out if the others are done sooner, and what it has been asked
-  for is asked once more of a faster one (the *end game* of the same paper), of one at most.
-* A source that makes no progress for a while is *passed over*: its pieces are free for others, and
-  stay with it until somebody takes them. A source that was wrong is distrusted. Both are asked only
-  for what no better source has; so nothing waits for ever as long as somebody has it.
+* Each source has a window of bytes that are requested from it and not received. The window follows
+  its rate. A source with room in its window gets the next request, so fast sources send more.
+* Members that fetch the same contents begin at different pieces, and send each other their pieces
+  (*partial* sources). A full source is first asked for pieces that no partial source has: the
+  rarest first, as in B. Cohen, "Incentives Build Robustness in BitTorrent" (2003), but with only
+  two degrees of rareness.
+* At the end, a slow source gets no request if the other sources finish sooner. One faster source
+  gets a second request for its outstanding pieces (the *end game* of the same paper).
+* If a source *stalls*, other sources may take over its outstanding pieces. A source that sent a
+  wrong piece is *distrusted*. Both are asked only for pieces that no good source has. So no piece
+  waits forever while a source has it.
 
-Inside, pieces are *slots*: their numbers in the order in which this member asks for them.
+Inside, a piece is a *slot*: its number in the order in which this member requests pieces.
 
-Costs: a piece takes a few operations on integers of 1024 bits, whatever the number of pieces (up to
-a million; slowly more beyond). What concerns a whole source (its loss, distrust, a stall) takes
-time for its window, and for the blocks of 1024 pieces if it is a partial one.
+Costs: a piece takes a few operations on integers of 1024 bits, for any number of pieces up to a
+million. The loss, distrust or stall of a source takes time for its window, and for each block of
+1024 pieces if the source is partial.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from pccl.state.fetch.source import ASK_PIECES_MAX, Source
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask this source for these pieces, at most ``ASK_PIECES_MAX``."""
+    """Request these pieces from this source, at most ``ASK_PIECES_MAX``."""
 
     source: PeerId
     pieces: tuple[int, ...]
 
 
 class PieceFetch:
-    """Spreads wanted pieces over sources; every call tells what is to be asked next.
+    """Spreads wanted pieces over sources. Each event returns the next requests.
 
-    What is said of a source or a piece that is not known changes nothing.
+    Events about an unknown source or piece change nothing.
 
     Args:
-        sizes: number of each wanted piece and its bytes, 1 to ``PIECE_BYTES``.
-        rank: of this member among those that fetch the same at the same time; it begins at the
-            (rank / fetchers)-th part of the wanted pieces and wraps around.
-        fetchers: how many those are, this one included.
-        now_ns: the present; it never goes back.
-        stall_ns: a source that owes something and sends nothing for so long is passed over.
+        sizes: number of each wanted piece -> its bytes, 1 to ``PIECE_BYTES``.
+        rank: index of this member among the members that fetch these contents. It begins at the
+            (rank / fetchers)-th part of the wanted pieces, and wraps around.
+        fetchers: number of these members, this one included.
+        now_ns: the current time in nanoseconds; it never goes back.
+        stall_ns: nanoseconds without a byte after which a source with outstanding pieces stalls.
     """
 
     def __init__(
@@ -61,27 +61,27 @@ class PieceFetch:
         ordered = sorted(sizes)
         begin = len(ordered) * rank // fetchers
         self._pieces = ordered[begin:] + ordered[:begin]
-        """By slot."""
+        """Number of the piece of each slot."""
         self._board = Board([sizes[piece] for piece in self._pieces])
         self._slots = {piece: slot for slot, piece in enumerate(self._pieces)}
         self._asked: dict[int, tuple[Source, ...]] = {}
-        """Of whom a slot has been asked: nobody, one or two."""
+        """Slot -> the one or two sources from which it is requested."""
         self._sources: dict[PeerId, Source] = {}
         self._rates = 0.0
-        """Of all good sources together, as of the last look."""
+        """Sum of the rates of all good sources at the last tick."""
         self._starved: bool | None = None
-        """None: must be looked up."""
+        """Cached value of ``starved``; None: it must be computed."""
 
     # -- what is left -------------------------------------------------------------------------
 
     def wants(self, piece: int) -> bool:
-        """Whether it is still missing."""
+        """Whether ``piece`` is still missing."""
         slot = self._slots.get(piece)
         return slot is not None and slot in self._board.wanted
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether no piece is missing."""
         return not self._board.missing
 
     @property
@@ -91,7 +91,7 @@ class PieceFetch:
 
     @property
     def starved(self) -> bool:
-        """Whether something is missing that no source has that may be asked."""
+        """Whether a missing piece has no usable source."""
         if self._starved is None:
             held = [source.held for source in self._sources.values() if source.askable]
             self._starved = None not in held and any(
@@ -101,19 +101,19 @@ class PieceFetch:
         return self._starved
 
     def expects(self, source: PeerId, piece: int) -> bool:
-        """Whether a piece that is missing was asked of it, and may still come."""
+        """Whether ``piece`` is missing, was requested from ``source``, and may still arrive."""
         known, slot = self._sources.get(source), self._slots.get(piece)
         if known is None or not known.live or slot is None or slot not in self._board.wanted:
             return False
         return slot in known.outstanding or slot in known.late
 
     def outstanding(self, source: PeerId) -> tuple[int, ...]:
-        """The pieces that are expected from it, in the order in which they were asked for."""
+        """Return the pieces that are expected from ``source``, in the order of the requests."""
         known = self._sources.get(source)
         return () if known is None else tuple(self._pieces[slot] for slot in known.outstanding)
 
     def sources(self) -> tuple[Source, ...]:
-        """All that have ever been added, in that order; to look at."""
+        """Return all sources ever added, in that order. Callers must not change them."""
         return tuple(self._sources.values())
 
     # -- what happens to sources --------------------------------------------------------------
@@ -121,12 +121,12 @@ class PieceFetch:
     def add_source(
         self, source: PeerId, now_ns: int, pieces: Iterable[int] | None = None
     ) -> list[Ask]:
-        """There is a source, or one that is known has more.
+        """Add a source, or more pieces of a known one.
 
         Args:
-            source: who.
-            now_ns: the present.
-            pieces: what it has so far, or has besides; None: everything.
+            source: peer to ask.
+            now_ns: the current time in nanoseconds.
+            pieces: its first or additional pieces; None: all.
         """
         self._now_ns = now_ns
         known = self._sources.get(source)
@@ -155,7 +155,7 @@ class PieceFetch:
                 self._board.spread(slot)
 
     def lose_source(self, source: PeerId, now_ns: int) -> list[Ask]:
-        """It is gone, or refuses everything; ``add_source`` brings it back."""
+        """Drop a source that is gone or has withdrawn; ``add_source`` brings it back."""
         self._now_ns = now_ns
         known = self._sources.get(source)
         if known is None or not known.live:
@@ -167,7 +167,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def refuse(self, source: PeerId, pieces: Iterable[int], now_ns: int) -> list[Ask]:
-        """It does not have these, and is asked for them again only if ``add_source`` names them."""
+        """Stop asking ``source`` for these pieces, until ``add_source`` names them again."""
         self._now_ns = now_ns
         known = self._sources.get(source)
         if known is None or not known.live:
@@ -191,7 +191,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def ask_again(self, source: PeerId, now_ns: int) -> list[Ask]:
-        """What was on its way from it is lost: that is asked again, of it or of others."""
+        """Request the outstanding pieces of ``source`` again, from any source: they may be lost."""
         self._now_ns = now_ns
         known = self._sources.get(source)
         if known is None or not known.live:
@@ -202,7 +202,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def tick(self, now_ns: int) -> list[Ask]:
-        """Time has passed: stalls and the end game; call it a few times a second."""
+        """Handle stalls, and play the end game. Call this a few times a second."""
         self._now_ns = now_ns
         late: list[Source] = []
         for source in self._sources.values():
@@ -225,7 +225,7 @@ class PieceFetch:
     # -- what comes ---------------------------------------------------------------------------
 
     def progressed(self, source: PeerId, nbytes: int, now_ns: int) -> None:
-        """Bytes of pieces have come from it, also of pieces that are not complete."""
+        """Record bytes of pieces from ``source``, also of incomplete pieces."""
         self._now_ns = now_ns
         known = self._sources.get(source)
         if known is not None and known.live:
@@ -233,15 +233,15 @@ class PieceFetch:
             known.sent(nbytes, now_ns)
 
     def arrived(self, source: PeerId, piece: int, now_ns: int, *, sound: bool) -> list[Ask]:
-        """A piece has come from a source that was asked for it.
+        """Record that a requested piece arrived.
 
-        One that it was not asked for, or that is not missing any more, changes nothing.
+        A piece that was not requested, or is not missing any more, changes nothing.
 
         Args:
-            source: who sent it.
-            piece: its number.
-            now_ns: the present.
-            sound: whether it is what it should be. If not, the source is distrusted.
+            source: the sender.
+            piece: number of the piece.
+            now_ns: the current time in nanoseconds.
+            sound: whether the piece has the right digest. If not, the source is distrusted.
         """
         self._now_ns = now_ns
         known = self._sources.get(source)
@@ -270,7 +270,7 @@ class PieceFetch:
         return self._fill(sources)
 
     def _distrust(self, source: Source, wrong: int) -> list[Ask]:
-        """Others are asked for what it owes, as far as somebody has it."""
+        """Distrust ``source``, and move its outstanding pieces to good sources that have them."""
         source.strikes += 1
         others = [other for other in self._sources.values() if other.good and other is not source]
         for slot in list(source.outstanding):
@@ -281,7 +281,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def _heard_from(self, source: Source) -> None:
-        """It is alive; what it is still expected to send is not free any more."""
+        """Record that ``source`` is alive. If it had stalled, take its slots off the free ones."""
         source.silent_since_ns = self._now_ns
         if source.stalled:
             source.stalled = source.overdue = False
@@ -292,12 +292,12 @@ class PieceFetch:
     # -- who is asked for what ----------------------------------------------------------------
 
     def _ranked(self) -> list[Source]:
-        """Those that may be asked, the better ones first."""
+        """Return the sources that may be asked, the better ones first."""
         sources = [source for source in self._sources.values() if source.askable]
         return sorted(sources, key=lambda source: (source.strikes, source.stalled))
 
     def _fill(self, sources: Iterable[Source]) -> list[Ask]:
-        """Ask those that have room, and then those whose pieces they have taken over."""
+        """Fill the windows of these sources, then of stalled sources that lost pieces to them."""
         asks: list[Ask] = []
         queue = list(sources)
         for source in queue:
@@ -318,7 +318,7 @@ class PieceFetch:
         return asks
 
     def _next(self, source: Source) -> int | None:
-        """What it should be asked for next, if anything."""
+        """Return the slot to request next from ``source``; None: there is none."""
         if not source.good:
             return self._last_resort(source)
         held = source.held
@@ -331,7 +331,7 @@ class PieceFetch:
         return self._board.free.first_shared(held, self._board.wanted) if slot is None else slot
 
     def _last_resort(self, source: Source) -> int | None:
-        """What no good source has."""
+        """Return the first free slot that ``source`` has and no good source has."""
         good = [other.held for other in self._sources.values() if other.good]
         if None not in good:
             for block in ones(self._board.free.summary):
@@ -341,10 +341,10 @@ class PieceFetch:
         return None
 
     def _left_to_others(self, source: Source, slot: int) -> bool:
-        """Whether others would be done with everything before it were done with this.
+        """Whether other sources would send all missing pieces before ``source`` sends this one.
 
-        One of them would have this piece sooner, too; so whoever would have it first never leaves
-        it to others.
+        One of them must also be faster with this piece. So the fastest source for a piece never
+        leaves it to others.
         """
         if source.rate is None or not source.good:
             return False
@@ -365,7 +365,7 @@ class PieceFetch:
         return owed + self._board.free_bytes < needed * sum(other.rate or 0.0 for other in others)
 
     def _ask_twice(self) -> list[Ask]:
-        """The end game: who has little left to do is asked for what others will take long for."""
+        """Play the end game: ask sources with little left to send for pieces of slower sources."""
         if not self._asked:
             return []
         helpers = [
@@ -383,7 +383,7 @@ class PieceFetch:
         return asks
 
     def _relieve(self, slow: Source, helper: Source) -> list[int]:
-        """Ask a helper for the last of what a slow source has to send."""
+        """Assign the last outstanding slots of a slow source to a helper too; return the pieces."""
         pieces: list[int] = []
         ahead_bytes = slow.outstanding_bytes
         for slot, nbytes in reversed(slow.outstanding.items()):
@@ -402,7 +402,7 @@ class PieceFetch:
     # -- book-keeping -------------------------------------------------------------------------
 
     def _assign(self, source: Source, slot: int) -> tuple[Source, ...]:
-        """Ask a source; returns who has been passed over."""
+        """Assign a slot to ``source``. Return the overdue sources that had it before."""
         passed = self._asked.get(slot, ())
         for overdue in passed:
             overdue.drop(slot, self._now_ns)
@@ -413,12 +413,12 @@ class PieceFetch:
         return passed
 
     def _release(self, source: Source) -> None:
-        """Nothing is expected from it any more, but may come."""
+        """Expect no slot from ``source`` any more; its pieces may still arrive."""
         for slot in list(source.outstanding):
             self._drop(source, slot)
 
     def _drop(self, source: Source, slot: int) -> None:
-        """This is not expected from it any more, but may come."""
+        """Do not expect ``slot`` from ``source`` any more; its piece may still arrive."""
         source.drop(slot, self._now_ns)
         source.late[slot] = None
         others = tuple(other for other in self._asked.pop(slot) if other is not source)
@@ -427,18 +427,18 @@ class PieceFetch:
         self._settle(slot)
 
     def _settle(self, slot: int) -> None:
-        """A slot that is missing becomes free, unless somebody is on it."""
+        """Make a missing slot free, unless a source that is not overdue has it outstanding."""
         if all(each.overdue for each in self._asked.get(slot, ())):
             self._board.release(slot)
 
     def _reconsider(self, source: Source) -> None:
-        """It is asked for more, or less, than before."""
+        """Update rareness and starvation after ``source`` became better or worse."""
         if source.partial and source.held is not None:
             self._weigh(ones(source.held.summary))
         self._starved = None
 
     def _weigh(self, blocks: Iterable[int]) -> None:
-        """Look again what is common in these blocks."""
+        """Compute anew which slots of these blocks are rare."""
         held = [each.held for each in self._sources.values() if each.partial and each.good]
         self._board.weigh(blocks, held)
 

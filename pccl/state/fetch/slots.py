@@ -1,4 +1,4 @@
-"""Which pieces are missing, free and rare: sets that are searched and joined by the thousand.
+"""The sets of missing, free and rare pieces, which are fast to search and to combine.
 
 A *slot* is a piece's place in the order in which one member asks for pieces.
 """
@@ -14,7 +14,7 @@ _BITS = tuple(1 << bit for bit in range(_BLOCK))
 
 
 def ones(bits: int) -> Iterator[int]:
-    """The places of the ones, ascending."""
+    """Yield the positions of the one bits, ascending."""
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1
@@ -22,14 +22,14 @@ def ones(bits: int) -> Iterator[int]:
 
 
 class SlotSet:
-    """A set of numbers below ``count``, ascending: bits in blocks of 1024, and a summary of those.
+    """A set of numbers below ``count``: bits in blocks of 1024, and a summary of the blocks.
 
-    One block of two sets is joined at once; up to a million numbers the summary is no longer than
-    a block, so to find the first one takes a few operations on small integers.
+    One operation combines a block of two sets. Up to a million numbers, the summary is no longer
+    than a block. So finding the first number takes a few operations on small integers.
 
     Attributes:
         blocks: the bits.
-        summary: bit *i* tells whether block *i* has any.
+        summary: bit *i* is 1 if block *i* is not empty.
     """
 
     __slots__ = ("blocks", "summary")
@@ -46,13 +46,13 @@ class SlotSet:
         return self.blocks[slot >> _SHIFT] & _BITS[slot & _MASK] != 0
 
     def add(self, slot: int) -> None:
-        """Put it in."""
+        """Add ``slot`` to the set."""
         block = slot >> _SHIFT
         self.blocks[block] |= _BITS[slot & _MASK]
         self.summary |= 1 << block
 
     def discard(self, slot: int) -> None:
-        """Take it out, if it is in."""
+        """Remove ``slot`` from the set, if it is there."""
         block = slot >> _SHIFT
         bits = self.blocks[block]
         bit = _BITS[slot & _MASK]
@@ -63,7 +63,7 @@ class SlotSet:
                 self.summary ^= 1 << block
 
     def put(self, block: int, bits: int) -> None:
-        """Replace a block."""
+        """Replace the bits of a block."""
         self.blocks[block] = bits
         if bits:
             self.summary |= 1 << block
@@ -71,7 +71,7 @@ class SlotSet:
             self.summary ^= 1 << block
 
     def first(self) -> int | None:
-        """The smallest one."""
+        """Return the smallest number; None: the set is empty."""
         summary = self.summary
         if not summary:
             return None
@@ -80,10 +80,10 @@ class SlotSet:
         return (block << _SHIFT) + (bits & -bits).bit_length() - 1
 
     def first_shared(self, other: SlotSet, alive: SlotSet) -> int | None:
-        """The smallest one that is in ``other``, too.
+        """Return the smallest number that is also in ``other``; None: there is none.
 
-        What of ``other`` is not in ``alive`` either is forgotten on the way, so that no block is
-        looked at again for nothing.
+        Blocks without a common number also lose the numbers of ``other`` that are not in
+        ``alive``. So later calls skip such blocks.
         """
         for block in ones(self.summary & other.summary):
             bits = self.blocks[block] & other.blocks[block]
@@ -94,17 +94,17 @@ class SlotSet:
 
 
 def block_of(slot: int) -> int:
-    """Where the bit of a number is."""
+    """Return the block that holds the bit of a number."""
     return slot >> _SHIFT
 
 
 def first_of(block: int, bits: int) -> int:
-    """The smallest number in a block with these bits, at least one."""
+    """Return the smallest number in a block with these bits, of which at least one is 1."""
     return (block << _SHIFT) + (bits & -bits).bit_length() - 1
 
 
 def union(sets: Iterable[SlotSet | None], block: int) -> int:
-    """What any of them has in a block; None: everything."""
+    """Return the bits of a block that any of the sets has. None stands for a set of all numbers."""
     bits = 0
     for each in sets:
         bits |= -1 if each is None else each.blocks[block]
@@ -112,15 +112,15 @@ def union(sets: Iterable[SlotSet | None], block: int) -> int:
 
 
 class Board:
-    """What is left to do.
+    """The pieces that are still missing, and the ones of them to request next.
 
     Attributes:
         sizes: bytes of each slot.
-        wanted: what is missing.
-        free: what of it nobody is on.
-        rare: what of that no other member that fetches has.
-        missing: how many are missing.
-        free_bytes: of those that are free.
+        wanted: slots that are missing.
+        free: wanted slots that no source is expected to send.
+        rare: free slots that no other fetcher has.
+        missing: number of wanted slots.
+        free_bytes: bytes of the free slots.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -130,12 +130,12 @@ class Board:
         self.free = SlotSet(count, full=True)
         self.rare = SlotSet(count, full=True)
         self._common = SlotSet(count)
-        """Bits of slots that are not wanted mean nothing."""
+        """Slots that other fetchers have; bits of slots that are not wanted are undefined."""
         self.missing = count
         self.free_bytes = sum(sizes)
 
     def release(self, slot: int) -> None:
-        """Nobody is on it any more."""
+        """Make ``slot`` free, because no source is expected to send it."""
         if slot not in self.free:
             self.free.add(slot)
             self.free_bytes += self.sizes[slot]
@@ -143,29 +143,29 @@ class Board:
                 self.rare.add(slot)
 
     def occupy(self, slot: int) -> None:
-        """Somebody is on it."""
+        """Make ``slot`` not free, because a source is expected to send it."""
         if slot in self.free:
             self.free.discard(slot)
             self.free_bytes -= self.sizes[slot]
             self.rare.discard(slot)
 
     def done(self, slot: int) -> None:
-        """It is missing no longer."""
+        """Record that the piece of ``slot`` has arrived."""
         self.occupy(slot)
         self.wanted.discard(slot)
         self.missing -= 1
 
     def spread(self, slot: int) -> None:
-        """Another one that fetches has it now."""
+        """Record that another fetcher has ``slot``, so that it is no longer rare."""
         self._common.add(slot)
         self.rare.discard(slot)
 
     def weigh(self, blocks: Iterable[int], held: Sequence[SlotSet | None]) -> None:
-        """Look again in these blocks what others that fetch have.
+        """Compute anew which slots of these blocks are rare.
 
         Args:
             blocks: numbers of blocks.
-            held: what each of the others has.
+            held: slots of each other fetcher; None: all.
         """
         for block in blocks:
             common = union(held, block)

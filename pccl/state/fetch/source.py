@@ -1,4 +1,4 @@
-"""One source of pieces: what it has, what it has been asked for, how fast it is."""
+"""One source of pieces: what it has, its outstanding pieces, and its rate."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from pccl.state.fetch.slots import SlotSet
 
 WINDOW_MIN_BYTES = 4 << 20
 WINDOW_MAX_BYTES = 64 << 20
-"""A source has as much to send as it sends in a second, within these bounds: that covers the round
-trip of any line, and what is lost with a source stays small."""
+"""Bounds of a source's window, the bytes requested from it and not received. The window is what it
+sends in a second: that covers the round trip of any link, and little is lost with a source."""
 
 OUTSTANDING_MAX = 4096
-"""Pieces asked of one source: tiny ones would fill a window by the ten thousand."""
+"""Outstanding pieces of one source; a window could hold tens of thousands of tiny ones."""
 
 ASK_PIECES_MAX = 64
 """Pieces in one request."""
 
 STRIKES_MAX = 3
-"""Wrong pieces after which a source is asked for nothing more."""
+"""Wrong pieces after which a fetcher never asks the source again."""
 
 SAMPLE_NS = NS_PER_S // 10
-"""A rate is measured over so much time at least."""
+"""Shortest time over which a rate is measured."""
 
 SMOOTHING_NS = NS_PER_S
-"""What is older than this counts for less than half in a rate."""
+"""Smoothing time of a rate: older samples count for less than half."""
 
 SILENCE_NS = NS_PER_S
-"""So long may the first byte take before that says something about the rate."""
+"""Time without a first byte after which a source of unknown rate gets the rate 0."""
 
 UNKNOWN_S = 1.0
-"""How long a source of unknown rate is thought to need for a first piece."""
+"""Seconds that a source of unknown rate is assumed to need for its first piece."""
 
 RATE_MIN = 16 << 10
-"""In bytes per second; slower ones are treated as if they had it."""
+"""Lowest rate in bytes per second; slower sources count as if they had it."""
 
 
 class Source:
-    """What is known of one source.
+    """The state of one source.
 
     Attributes:
-        live: whether it may be asked at all.
-        held: what it has; None: everything.
-        partial: whether it has told piece by piece what it has: another one that fetches.
-        outstanding: the slots that it was asked for, in that order, with their bytes.
-        late: slots that it was asked for and then others: what comes first counts. May hold some
-            that have come or are outstanding again.
-        stalled: it has let the time go by; cleared when anything comes from it.
-        overdue: it has done so with what is outstanding.
-        probing: it gets one piece at a time until it has worked off what it has been asked for.
-        rate: bytes per second while it has something to send; None: not known yet.
-        got_bytes: of pieces that came from it and counted.
-        strikes: wrong pieces that came from it: one that has sent any is distrusted.
+        live: whether the fetcher may ask it at all.
+        held: slots that it has; None: all.
+        partial: whether it announces its slots one by one, because it is a fetcher too.
+        outstanding: requested slot -> its bytes, in the order of the requests.
+        late: slots that are no longer expected from it, but may still arrive. May hold slots
+            that have arrived or are outstanding again.
+        stalled: whether it was silent for a stall time; cleared when bytes arrive from it.
+        overdue: whether it stalled with its present outstanding slots.
+        probing: whether it gets one piece at a time, until it has sent its outstanding ones.
+        rate: bytes per second while it has outstanding slots; None: not known yet.
+        got_bytes: bytes of valid pieces that arrived from it first.
+        strikes: number of wrong pieces that it has sent; one makes it distrusted.
     """
 
     def __init__(self, peer: PeerId) -> None:
@@ -62,7 +62,7 @@ class Source:
         self.live = False
 
     def revive(self, now_ns: int, held: SlotSet | None) -> None:
-        """Begin anew; what it has done wrong, and what it has given, is remembered."""
+        """Reset the source, because it is available again. Keep ``strikes`` and ``got_bytes``."""
         self.live = True
         self.held = held
         self.partial = held is not None
@@ -77,21 +77,21 @@ class Source:
         self._sample_since_ns = now_ns
         self._sample_bytes = 0
         self._begun_bytes = 0
-        """Of what is not complete yet."""
+        """Bytes received of its incomplete piece."""
 
     @property
     def good(self) -> bool:
-        """Whether it is asked like any other: it answers, and was never wrong."""
+        """Whether the source is live, has not stalled, and has sent no wrong piece."""
         return self.live and not self.stalled and not self.strikes
 
     @property
     def askable(self) -> bool:
-        """Whether it is asked, if only for what nobody better has."""
+        """Whether the fetcher may ask the source, perhaps only for pieces that no good one has."""
         return self.live and self.strikes < STRIKES_MAX
 
     @property
     def has_room(self) -> bool:
-        """Whether more should be asked of it now: tiny pieces are not asked for one by one."""
+        """Whether the window has room for a piece, and for a whole request of tiny ones."""
         if not self.outstanding:
             return self.askable
         return (
@@ -101,7 +101,7 @@ class Source:
         )
 
     def fits(self, nbytes: int) -> bool:
-        """Whether its window has room for one more piece."""
+        """Whether the window has room for one more piece of this size."""
         if not self.outstanding:
             return True
         return (
@@ -111,15 +111,15 @@ class Source:
         )
 
     def has(self, slot: int) -> bool:
-        """Whether it has that one, as far as it has told."""
+        """Whether the source has ``slot``, as far as it has announced."""
         return self.held is None or slot in self.held
 
     def bits(self, block: int) -> int:
-        """What it has in a block."""
+        """Return the bits of a block for the slots that the source has."""
         return -1 if self.held is None else self.held.blocks[block]
 
     def take(self, slot: int, nbytes: int, now_ns: int) -> None:
-        """It is asked for this."""
+        """Record that ``slot`` is requested from the source."""
         if not self.outstanding:
             self.silent_since_ns = now_ns
             self.overdue = False
@@ -128,24 +128,24 @@ class Source:
         self.outstanding_bytes += nbytes
 
     def drop(self, slot: int, now_ns: int) -> None:
-        """This is not expected from it any more."""
+        """Record that ``slot`` is no longer outstanding."""
         self.outstanding_bytes -= self.outstanding.pop(slot)
         if not self.outstanding:
             self._idle_since_ns = now_ns
 
     def sent(self, nbytes: int, now_ns: int) -> None:
-        """So many bytes of pieces have come."""
+        """Record that bytes of pieces arrived."""
         self._begun_bytes = min(self._begun_bytes + nbytes, PIECE_BYTES)
         if self.outstanding:
             self._sample_bytes += nbytes
             self.measure(now_ns)
 
     def completed(self, nbytes: int) -> None:
-        """A piece of so many bytes is complete."""
+        """Record that a piece of this size is complete."""
         self._begun_bytes = max(self._begun_bytes - nbytes, 0)
 
     def measure(self, now_ns: int) -> None:
-        """Bring the rate up to date, if it is time."""
+        """Update rate and window, at most once in ``SAMPLE_NS``."""
         elapsed_ns = now_ns - self._sample_since_ns
         if not self.outstanding or elapsed_ns < SAMPLE_NS:
             return
@@ -162,10 +162,10 @@ class Source:
         self._sample_bytes = 0
 
     def seconds_for(self, nbytes: int) -> float:
-        """How long it needs for the first so many bytes of what it has to send.
+        """Return the seconds that the source needs for its first ``nbytes`` outstanding bytes.
 
-        Who has nothing to send has begun nothing: then the one with the highest rate has the
-        shortest time for any piece, which ``PieceFetch`` relies on.
+        An idle source has begun no piece. So of several idle sources the fastest needs the
+        shortest time for any piece; ``PieceFetch`` relies on this.
         """
         if self.rate is None:
             return UNKNOWN_S

@@ -1,4 +1,4 @@
-"""What a download is to bring: what a synchronization has elected, or what the members show."""
+"""The contents that a download fetches: elected ones, or the members' snapshot."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from pccl.state.fetch.maps import MapRequest
 from pccl.state.fetch.source import STRIKES_MAX
 
 REFRESH_NS = 2 * NS_PER_S
-"""After a prefetch is done, the members are asked this often whether they hold other contents."""
+"""Interval at which a newcomer asks the members for newer maps, once its prefetch has ended."""
 
 SILENT_STALLS = 2
-"""A prefetch gives up after so many stalls without a byte: other members were asked after the
-first, or a link came back."""
+"""A prefetch fails after so many stall times without a byte. After the first one it asks other
+members, and a link may come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The facts with which an event comes.
+    """The time and the links at the time of an event.
 
     Attributes:
-        now_ns: the time; it never goes back.
-        links: this peer's links by the other end, and whether each is up.
+        now_ns: the current time in nanoseconds; it never goes back.
+        links: each peer to which this one has a link -> whether the link is up.
     """
 
     now_ns: int
     links: Mapping[PeerId, bool]
 
     def is_up(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be asked."""
+        """Whether the link to ``peer`` is up."""
         return self.links.get(peer, False)
 
 
 class ElectedTarget:
-    """What a synchronization has elected: verified, and whoever sends anything else is distrusted.
+    """The target of a synchronization: the elected contents.
 
-    One source at a time is asked for each map that is needed.
+    A source that sends other contents is distrusted. One source at a time is asked for each map.
 
     Args:
-        elected: what every member is to have.
+        elected: contents that every member must have.
         own: this peer.
-        ring: all members of the operation.
-        mine: the own digests.
+        ring: all members of the operation, in ring order.
+        mine: digests of this peer's pieces.
     """
 
     blames = True
-    """A source that sends a wrong piece is distrusted."""
+    """Whether a wrong piece makes its source distrusted."""
     lives_on = False
-    """Nothing else is fetched after this."""
+    """Whether a complete download may continue with newer contents."""
     silent_stalls: int | None = None
-    """It waits for a source that says nothing: the master judges."""
+    """Stall times without a byte after which the download fails; None: the master decides."""
 
     def __init__(
         self, elected: Elected, own: PeerId, ring: tuple[PeerId, ...], mine: PieceMap
@@ -68,33 +68,33 @@ class ElectedTarget:
             and bool(elected.extra_sources)
             and mine.digest(may_differ=True) != elected.extra,
         }
-        """Whether the shared contents (False) are needed, and the extra ones (True)."""
+        """Whether this peer needs the shared contents (False), and the extra ones (True)."""
         self._lacks_map = dict(self._lacks)
-        """Likewise whether their digests are unknown."""
+        """Whether this peer still needs the digests of these contents, by the same keys."""
         self._map = mine.copy()
-        """Of the elected contents, as far as they are known; otherwise the own ones."""
+        """Digests of the elected pieces where they are known, else of this peer's pieces."""
         self._wrong_maps: Counter[PeerId] = Counter()
-        """How often a peer has refused a map, or given one of other contents."""
+        """How often each peer has refused its map, or a source sent one of other contents."""
         self._passed: set[PeerId] = set()
-        """Peers that are not asked for a map again before the next tick."""
+        """Peers not to ask for a map again before the next tick."""
         self.fetchers = tuple(sorted({*elected.behind, *elected.outdated}))
 
     @property
     def is_met(self) -> bool:
-        """Whether the own contents are right already."""
+        """Whether this peer already has the elected contents."""
         return not any(self._lacks.values())
 
     @property
     def lacks_map(self) -> bool:
-        """Whether the digests of the pieces are unknown."""
+        """Whether the digests of the pieces to fetch are still unknown."""
         return any(self._lacks_map.values())
 
     def lacks(self, *, may_differ: bool) -> bool:
-        """Whether contents of this kind are to be fetched."""
+        """Whether the download fetches contents of this kind."""
         return self._lacks[may_differ]
 
     def next_maps(self, requests: Mapping[PeerId, MapRequest], present: Present) -> list[PeerId]:
-        """The peers to ask for their maps now: a holder, or one that may have become one."""
+        """Return the peers to ask for their maps now: sources first, then other fetchers."""
         asked: list[PeerId] = []
         awaited = {peer for peer, request in requests.items() if not request.is_overdue}
         holders = {False: self._elected.sources, True: self._elected.extra_sources}
@@ -115,7 +115,7 @@ class ElectedTarget:
         return asked
 
     def take_map(self, peer: PeerId, theirs: PieceMap, *, idle: bool) -> PieceMap | None:
-        """A map is complete; returns the digests of all pieces once they are known."""
+        """Use a complete map. Return the digests of all pieces once they are known, else None."""
         is_right = False
         wanted = {False: self._elected.content, True: self._elected.extra}
         for may_differ, digest in wanted.items():
@@ -130,16 +130,16 @@ class ElectedTarget:
         return None if self.lacks_map else self._map
 
     def offers(self, peer: PeerId) -> tuple[bool, ...]:
-        """Whether ``peer`` has the contents that must be equal, and those that may differ."""
+        """Return whether ``peer`` has the shared contents, and whether it has the extra ones."""
         return peer in self._elected.sources, peer in self._elected.extra_sources
 
     def sources(self) -> tuple[PeerId, ...]:
-        """Peers that may have pieces: around the ring, so that not all ask the same one first."""
+        """Return the other members, the next one in the ring first, so that requests spread."""
         rank = self._ring.index(self._own)
         return self._ring[rank + 1 :] + self._ring[:rank]
 
     def has_hope(self, present: Present, *, fetching: bool) -> bool:
-        """Whether a fetcher may get what is missing, a link come back, a source find the truth."""
+        """Whether another fetcher, a returning link or a further map may bring missing data."""
         if any(present.is_up(peer) for peer in self._others):
             return True
         sources = {*self._elected.sources, *self._elected.extra_sources} - {self._own}
@@ -147,34 +147,34 @@ class ElectedTarget:
 
     @property
     def _others(self) -> list[PeerId]:
-        """Other members that fetch, or have done so, in ring order."""
+        """Other members that fetch, or have fetched, in ring order."""
         return [peer for peer in self._ring if peer in self.fetchers and peer != self._own]
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to ``peer`` has come up, or is down."""
+        """Do nothing: this target looks at the links when it needs them."""
 
     def has_no_map(self, peer: PeerId) -> None:
-        """A peer that was asked for its map refuses."""
+        """Record that ``peer`` refused to send its map."""
         self._passed.add(peer)
         self._wrong_maps[peer] += 1
 
     def withdrew(self, peer: PeerId) -> None:
-        """A peer gives nothing any more."""
+        """Do nothing: the download drops the source of a peer that withdrew."""
 
     def ticked(self, present: Present, *, looks_again: bool) -> None:
-        """Time has passed; ``looks_again``: the members are to be asked for their maps again."""
+        """Allow new map requests to peers that refused, or sent other contents."""
         if self.lacks_map:
             self._passed.clear()
 
 
 class ShownTarget:
-    """What the members show while they go on working: the first map that comes, and newer ones.
+    """The target of a prefetch: the members' snapshot. The first map that arrives defines it.
 
-    A member may change a piece while it is sent, and nobody is to blame. Contents that may differ
-    are not fetched.
+    A member may change a piece while it sends it, so a wrong piece makes no member distrusted. The
+    download does not fetch contents that may differ.
 
     Args:
-        mine: the own digests; they may change.
+        mine: digests of this peer's pieces; they may change.
     """
 
     blames = False
@@ -185,33 +185,33 @@ class ShownTarget:
 
     def __init__(self, mine: PieceMap) -> None:
         self.content = b""
-        """Digest of what is fetched."""
+        """Digest of the contents to fetch; empty until a map is complete."""
         self.here = b""
-        """Digest of what the tensors hold, if the program has changed them."""
+        """Digest of the tensors, if the program has changed them."""
         self._mine = mine
         self._shown: dict[PeerId, bytes] = {}
-        """What each member has shown last."""
+        """Digest of each member's last map."""
         self._lost: set[PeerId] = set()
-        """Members whose link has broken."""
+        """Members whose link is broken."""
         self._due: dict[PeerId, None] = {}
-        """Members that are to be asked for their maps."""
+        """Members to ask for their maps."""
 
     @property
     def lacks_map(self) -> bool:
-        """Whether the digests of the pieces are unknown."""
+        """Whether the digests of the pieces to fetch are still unknown."""
         return not self.content
 
     def lacks(self, *, may_differ: bool) -> bool:
-        """Whether contents of this kind are to be fetched."""
+        """Whether the download fetches contents of this kind."""
         return not may_differ
 
     def next_maps(self, requests: Mapping[PeerId, MapRequest], present: Present) -> list[PeerId]:
-        """The peers to ask for their maps now: every member whose turn it is."""
+        """Return the peers to ask for their maps now: all due members whose link is up."""
         due, self._due = self._due, {}
         return [peer for peer in due if peer not in requests and present.is_up(peer)]
 
     def take_map(self, peer: PeerId, theirs: PieceMap, *, idle: bool) -> PieceMap | None:
-        """A map is complete: the first one is fetched, or another one when nothing is under way."""
+        """Use a complete map. Return it if it is the first, or new while no fetch is running."""
         content = self._shown[peer] = theirs.digest(may_differ=False)
         if self.content and (not idle or content in (self.content, self.here)):
             return None
@@ -221,21 +221,21 @@ class ShownTarget:
         return theirs
 
     def offers(self, peer: PeerId) -> tuple[bool, ...]:
-        """Whether ``peer`` has the contents that must be equal, and those that may differ."""
+        """Return whether ``peer`` has the shared contents, and whether it has the extra ones."""
         return self._shown.get(peer) == self.content, False
 
     def sources(self) -> tuple[PeerId, ...]:
-        """The members that have shown anything."""
+        """Return the members that have sent a map."""
         return tuple(self._shown)
 
     def has_hope(self, present: Present, *, fetching: bool) -> bool:
-        """Whether a link may come up, again or as the first one of all."""
+        """Whether a link may still come up to a member that may have the contents."""
         if fetching:
             return any(self._shown.get(peer) == self.content for peer in self._lost)
         return bool(self._lost) or not all(present.links.values()) or not present.links
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """The link to ``peer`` has come up, or is down."""
+        """Ask ``peer`` for its map if its link came up, else record that it broke."""
         if up:
             self._due[peer] = None
             self._lost.discard(peer)
@@ -243,14 +243,14 @@ class ShownTarget:
             self._lost.add(peer)
 
     def has_no_map(self, peer: PeerId) -> None:
-        """A peer that was asked for its map refuses."""
+        """Do nothing: the next refresh asks ``peer`` again."""
 
     def withdrew(self, peer: PeerId) -> None:
-        """A peer gives nothing any more."""
+        """Forget the map of a peer that sends nothing any more."""
         self._shown.pop(peer, None)
 
     def ticked(self, present: Present, *, looks_again: bool) -> None:
-        """Time has passed; ``looks_again``: the members are to be asked for their maps again."""
+        """If ``looks_again``, ask all members for their maps again."""
         if looks_again:
             self._due.update(dict.fromkeys(present.links))
 

@@ -85,7 +85,7 @@ class Checkers:
         self._scenario = scenario
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._weights: dict[tuple[InRun, PeerId], float] = {}
-        self._entered: set[tuple[InRun, PeerId]] = set()
+        self._entered: dict[InRun, set[PeerId]] = {}
         self._results: dict[InRun, tuple[tuple[PeerId, ...], bytes]] = {}
         self._interrupted: set[InRun] = set()
         self._outcomes: dict[
@@ -116,7 +116,7 @@ class Checkers:
         self, operation: InRun, peer: PeerId, content: Array | None, weight: float | None = None
     ) -> None:
         """Record that ``peer`` began an operation with ``content``, a copy of its input."""
-        self._entered.add((operation, peer))
+        self._entered.setdefault(operation, set()).add(peer)
         if weight is not None:
             self._weights[operation, peer] = weight
         if content is not None:
@@ -156,7 +156,7 @@ class Checkers:
         committed, contributors = outcome
         if operation not in self._outcomes and operation in self._interrupted:
             self.done["repaired" if committed else "not repaired"] += 1
-        entered = {peer for entered, peer in self._entered if entered == operation}
+        entered = set(self._entered.get(operation, ()))
         if operation.operation.tag == SYNC_TAG:  # its outcome names only members that are left
             entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
@@ -261,7 +261,7 @@ class Checkers:
         """Check that all contributors had entered a barrier that returned."""
         self.done["barrier"] += 1
         for peer in contributors:
-            if (operation, peer) not in self._entered:
+            if peer not in self._entered.get(operation, ()):
                 raise Violation(f"{who}: {operation} returned before peer {peer} entered it")
 
     def failed(self, who: str, buffer: Array, original: Array) -> None:

@@ -341,23 +341,23 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
         (pack(65, [[1, "h"]], []), "Member has 3 fields, not 2"),
-        (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "str of 4097 bytes; at most 4096"),
-        (pack(67, None, "é" * 2049, 0, 0), "str of 4098 bytes; at most 4096"),
-        (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "bytes of 65; at most 64"),
-        (pack(22, [[1, [1, 1]]] * 65), "list of 65; at most 64"),
-        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list of 65; at most 64"),
+        (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text of 4097 bytes; at most 4096"),
+        (pack(67, None, "é" * 2049, 0, 0), "text of 4098 bytes; at most 4096"),
+        (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string of 65 bytes; at most 64"),
+        (pack(22, [[1, [1, 1]]] * 65), "list of 65 items; at most 64"),
+        (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list of 65 items; at most 64"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),
-        ((5, b""), "not MessagePack"),
+        ((5, b""), "not valid MessagePack"),
         ((5, b"\x01"), "malformed RoundRequest: 1 is not a list"),
-        ((5, b"\xc1"), "not MessagePack"),
+        ((5, b"\xc1"), "not valid MessagePack"),
         ((5, b"\x80"), "a dict is not a list"),
-        ((3, b"\x91\xd6\xff\x00\x00\x00\x01"), "not MessagePack"),  # a timestamp
-        ((3, b"\x91\xd4\x01\x01"), "not MessagePack"),  # an extension
-        ((10, b"\x91\x81\x01\x02"), "not MessagePack"),  # a map
-        ((1, b"\x95\x00\xa2\xff\xfe\x09\x01\x01"), "not MessagePack"),  # not UTF-8
+        ((3, b"\x91\xd6\xff\x00\x00\x00\x01"), "not valid MessagePack"),  # a timestamp
+        ((3, b"\x91\xd4\x01\x01"), "not valid MessagePack"),  # an extension
+        ((10, b"\x91\x81\x01\x02"), "not valid MessagePack"),  # a map
+        ((1, b"\x95\x00\xa2\xff\xfe\x09\x01\x01"), "not valid MessagePack"),  # not UTF-8
     ],
 )
 def test_each_breach_is_named(body: tuple[int, bytes], says: str) -> None:
@@ -567,7 +567,7 @@ def test_a_damaged_length_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("kind", [0, 7, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"kind {kind}"):
+    with pytest.raises(RemoteProtocolError, match=f"kind={kind}"):
         decode_header(seal(bytes([kind]) + bytes(51)))
 
 

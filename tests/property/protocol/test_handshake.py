@@ -211,7 +211,7 @@ def test_the_hkdf_of_this_file_is_the_real_one() -> None:
 def test_another_token(pair: tuple[Opening, Opening]) -> None:
     wire = Wire(dialler(pair[0], derive_key(TOKEN + b"!")), acceptor(pair[1], KEY)).run()
     assert reasons(wire) == (
-        "the token here differs from the one there: set PCCL_TOKEN, or token=, to the run's token; "
+        "the two sides have different tokens: set PCCL_TOKEN, or token=, to the run's token; "
         "commands of pccl take --token FILE",
         "its token is not the one of this run",
     )
@@ -305,15 +305,15 @@ def test_keys_of_different_tokens_differ(one: bytes, other: bytes) -> None:
 def test_a_token_on_one_side_only() -> None:
     wire = Wire(dialler(NEWCOMER, None), acceptor(MASTER, KEY)).run()
     assert reasons(wire) == (
-        "a token is needed there: set PCCL_TOKEN, or token=, to the run's token; commands of pccl "
-        "take --token FILE",
+        "the other side requires a token: set PCCL_TOKEN, or token=, to the run's token; commands "
+        "of pccl take --token FILE",
         "it has no token",
     )
     wire = Wire(dialler(NEWCOMER, KEY), acceptor(MASTER, None)).run()
     assert reasons(wire) == (
-        "a token is set here, and none is used there: start the master with the same token, "
-        "or unset PCCL_TOKEN here",
-        "it has a token, and none is used here",
+        "this process has a token, but the other side has none: start the master with the same "
+        "token, or unset PCCL_TOKEN here",
+        "it has a token, but this side has none",
     )
     assert [len(sent) for sent in wire.sent] == [OPENING_BYTES] * 2, "no proof for anybody"
 
@@ -322,7 +322,7 @@ def test_a_token_on_one_side_only() -> None:
 def test_another_version(key: bytes | None) -> None:
     """Whatever follows the first eight bytes there, both say the same."""
     newer = PROTOCOL_VERSION + 1
-    words = f"protocol version {newer} there, {PROTOCOL_VERSION} here: install the same"
+    words = f"protocol version {newer}, not {PROTOCOL_VERSION}: use the same"
     prefix = changed(NEWCOMER, version=newer).encode()[:PREFIX_BYTES]
     other = acceptor(MASTER, key)
     with pytest.raises(HandshakeRefused, match=words) as caught:
@@ -336,7 +336,7 @@ def test_another_version(key: bytes | None) -> None:
 
 
 def test_the_preamble_of_version_1_is_understood() -> None:
-    with pytest.raises(HandshakeRefused, match="protocol version 1 there"):
+    with pytest.raises(HandshakeRefused, match="protocol version 1, not"):
         acceptor(MASTER, KEY).receive(b"PCCL\1\0\0\0")
 
 
@@ -356,13 +356,13 @@ def test_another_protocol_is_told_nothing(data: bytes, key: bytes | None) -> Non
 def test_the_wrong_door(key: bytes | None) -> None:
     wire = Wire(dialler(NEWCOMER, key), acceptor(ELDER, key)).run()
     assert reasons(wire) == (
-        "a peer, not the master, listens there: is the address right?",
-        "it came for a control connection",
+        "a peer, not the master, listens at this address: is the address right?",
+        "it asked for a control connection",
     )
     wire = Wire(dialler(YOUNGER, key), acceptor(MASTER, key)).run()
     assert reasons(wire) == (
-        "a master listens there: is the address right?",
-        "it came for a lane connection",
+        "a master listens at this address: is the address right?",
+        "it asked for a lane connection",
     )
 
 
@@ -371,9 +371,9 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
     other_run, older = changed(MASTER, run=b"x" * 16), changed(MASTER, term=2)
     wire = Wire(dialler(MEMBER, key), acceptor(other_run, key)).run()
     assert isinstance(wire.failures[0], AnotherRun)
-    assert reasons(wire)[0] == "it coordinates another run"
+    assert reasons(wire)[0] == "the master coordinates another run"
     wire = Wire(dialler(MEMBER, key), acceptor(older, key)).run()
-    assert reasons(wire)[0] == "the master there is of term 2, the run is in term 3"
+    assert reasons(wire)[0] == "the master has term 2, but the run is in term 3"
     for master in (other_run, older, changed(MASTER, term=4)):
         assert Wire(dialler(NEWCOMER, key), acceptor(master, key)).run().passed == (True, True)
     newer = changed(MASTER, term=4)
@@ -384,19 +384,19 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("younger", "elder", "words"),
     [
-        ({"run": b"x" * 16}, {}, ("a peer of another run", "a peer of another run")),
+        ({"run": b"x" * 16}, {}, ("it is a peer of another run", "it is a peer of another run")),
         (
             {"target": PeerId(5)},
             {},
-            ("peer 4 answered instead of peer 5", "it came for peer 5, and this is peer 4"),
+            ("peer 4 answered instead of peer 5", "it asked for peer 5, but this is peer 4"),
         ),
-        ({"source": PeerId(4)}, {}, ("", "it says that it is this very peer")),
+        ({"source": PeerId(4)}, {}, ("", "it claims to be this peer itself")),
         ({"lane": LANES_MAX}, {}, ("", "there is no lane 256")),
         ({"lane": 65535}, {}, ("", "there is no lane 65535")),
         (
             {"run": NO_RUN, "term": 0, "target": NOBODY},
             {"run": NO_RUN, "term": 0, "source": NOBODY},
-            ("", "it came for peer 0, and this is peer 0"),
+            ("", "it asked for peer 0, but this is peer 0"),
         ),
     ],
 )

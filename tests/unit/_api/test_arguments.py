@@ -112,7 +112,7 @@ def test_collisions_with_other_calls() -> None:
         (lambda: (3,), TypeError, "must be a list of tensors, not int"),
         (lambda: (ones(3), 3), TypeError, "recv must be a list"),
         (lambda: ([np.ones(3), [1.0]],), TypeError, r"tensors\[1\] must be a NumPy"),
-        (lambda: (ones(1, 1), ones(1)), ValueError, "recv has 1 tensors, and there are 2"),
+        (lambda: (ones(1, 1), ones(1)), ValueError, "recv has 1 tensors, but tensors has 2"),
         (lambda: (ones(1, 2), ones(1, 3)), ValueError, r"recv\[1\] has 3 elements, tensors\[1\]"),
         (lambda: (ones(1, 2), ones(1, 0)), ValueError, r"recv\[1\] has no elements, tensors\[1\]"),
         (lambda: (ones(1, 0), ones(1, 2)), ValueError, r"recv\[1\] has 2 elements, tensors\[1\]"),

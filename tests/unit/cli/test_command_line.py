@@ -32,7 +32,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("launch", f"put -- and then the command, {EXAMPLE}"),
         ("launch -n 4 python train.py --lr 1", f"put -- and then the command, {EXAMPLE}"),
-        ("launch -n 4 --", f"name a command behind --, {EXAMPLE}"),
+        ("launch -n 4 --", f"name a command after --, {EXAMPLE}"),
         ("launch -n 0 -- true", "0 is not in the range 1<=x<=256"),
         ("launch -n 257 -- true", "257 is not in the range 1<=x<=256"),
         ("launch -n four -- true", "'four' is not a valid integer range"),

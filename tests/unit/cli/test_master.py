@@ -39,7 +39,7 @@ def test_peers_are_told_of_both_masters() -> None:
     said = greeting("192.0.2.7:1", standby="192.0.2.8:2")
     assert "    pccl join 192.0.2.7:1,192.0.2.8:2 -- python train.py" in said
     said = greeting("0.0.0.0:2", standby_of="192.0.2.7:1")
-    assert "  a standby: it begins no run, and takes over the one of 192.0.2.7:1" in said
+    assert "  a standby: it begins no run, but takes over the run of 192.0.2.7:1" in said
     assert '    or in Python: pccl.Communicator("192.0.2.7:1,HOST:2")' in said
 
 

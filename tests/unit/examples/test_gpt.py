@@ -89,7 +89,7 @@ def test_writes_so_many_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "words"),
-    [((10, 1, 3, 8), "width 10 is no multiple of 3 heads"), ((8, 0, 2, 8), "positive sizes")],
+    [((10, 1, 3, 8), "width 10 is not a multiple of 3 heads"), ((8, 0, 2, 8), "positive sizes")],
 )
 def test_impossible_shapes(sizes: tuple[int, int, int, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -167,9 +167,9 @@ def test_only_text_is_read(tmp_path: Path) -> None:
 
 
 def test_too_little_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"0 bytes are to train on; at least 9 are needed"):
+    with pytest.raises(ValueError, match=r"0 bytes for training, but the model needs at least 9"):
         load(tmp_path, 9)
-    with pytest.raises(ValueError, match="none is no folder"):
+    with pytest.raises(ValueError, match="none is not a folder"):
         load(tmp_path / "none", 9)
 
 
@@ -279,7 +279,7 @@ def test_tokens_are_steps_of_whole_batches() -> None:
     [
         ("--log run.jsonl", "--log run.jsonl is one path for 2 peers: put {peer} into it"),
         ("--mode delayed --sync-every 30s", "--sync-every 30s with --mode delayed needs --delay"),
-        ("--width 30 --heads 4", "width 30 is no multiple of 4 heads"),
+        ("--width 30 --heads 4", "width 30 is not a multiple of 4 heads"),
         ("--steps 0", "argument --steps: 0 is less than 1"),
         ("--sync-every -5", "argument --sync-every: -5 is less than 1"),
         ("--steps 5 --tokens 5", "not allowed with argument"),

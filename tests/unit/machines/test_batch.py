@@ -62,7 +62,7 @@ def test_a_failure_names_what_is_complete(error: errors.PCCLError) -> None:
     assert (named.result, named.func) == (error.result, error.func)
     assert named.completed_tags == (1, 2)  # in the order of the requests
     assert named.reason == (
-        f"{error.reason}; tags that completed: 1, 2; the other inputs are what they were"
+        f"{error.reason}; tags that completed: 1, 2; the other inputs are intact"
     )
     assert named.__cause__ is error
 

@@ -96,7 +96,7 @@ def test_what_is_no_state_is_said_with_a_remedy(tmp_path: Path, data: bytes) -> 
     path.write_bytes(data)
     with pytest.raises(LocalProtocolError) as raised:
         DirectoryStore(tmp_path).load()
-    assert raised.value.reason.startswith(f"{path}: it is no state of a master")
+    assert raised.value.reason.startswith(f"{path}: the file holds no state of a master")
     assert raised.value.reason.endswith("the members of the run know everything")
     assert path.read_bytes() == data
 
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["", " ", "\ud800"])
 def test_what_names_no_directory_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="names no directory; choose one"):
+    with pytest.raises(ValueError, match="cannot be a directory name; choose"):
         DirectoryStore(name)
 
 
@@ -147,7 +147,7 @@ def test_members_that_no_master_has_kept_are_refused(
 ) -> None:
     fields = [3, FIRST.run, FIRST.term, FIRST.incumbent, True, version, proofs]
     (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
-    with pytest.raises(LocalProtocolError, match="it is no state of a master"):
+    with pytest.raises(LocalProtocolError, match="the file holds no state of a master"):
         DirectoryStore(tmp_path).load()
 
 

@@ -75,7 +75,7 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
     contents = {r: everyone[r].content for r in ranks}
     if everyone[0].purpose is SyncPurpose.VERIFY:
         if any(contents[a] != contents[b] for a in ranks for b in ranks):
-            return differ(contents, most(contents), False, "contents that are to be equal")
+            return differ(contents, most(contents), False, "contents that must be equal")
         return Elected(expected.revision, layouts[0], contents[0], tuple(ids), (), ())
 
     standing = [r for r in ranks if everyone[r].strategy is not RECEIVE_ONLY]
@@ -152,9 +152,9 @@ def elect(  # noqa: PLR0915 - the rules, one after the other
 
     senders = {r: contents[r] for r in ranks if everyone[r].strategy is SEND_ONLY}
     if any(content != winner for content in senders.values()):
-        return differ(senders, winner, True, "contents that are only to be sent")
+        return differ(senders, winner, True, "contents of SEND_ONLY members")
     if any(everyone[r].unchanged for r in ranks if contents[r] != winner):
-        return differ(contents, winner, False, "contents that should not have changed")
+        return differ(contents, winner, False, "contents that a member expected to be unchanged")
 
     sources = [r for r in standing if contents[r] == winner]
     speaker = everyone[min(set(sources) & set(valid))]

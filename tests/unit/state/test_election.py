@@ -148,7 +148,7 @@ def test_equal_contents_are_verified_whatever_their_revisions() -> None:
 def test_nobody_is_right_in_a_verification() -> None:
     looks = [look(b"z"), look(b"y"), look(), look(), look(), look(b"z"), look()]
     assert vote(*looks, expected=AT_5) == differ(
-        "contents that are to be equal", (13, 14, 15, 17), (11, 16), (12,)
+        "contents that must be equal", (13, 14, 15, 17), (11, 16), (12,)
     )
 
 
@@ -212,14 +212,14 @@ def test_a_forgotten_push_revision_is_told() -> None:
     forgot = replace(AT, revision=4)
     late = replace(AT, revision=1, lineage=OLD)
     assert reason(forgot, late, forgot, expected=AT_5) == (
-        "nobody offers contents with revision 5: call push_revision() (or set the revision) before "
-        "each synchronization. There are: peers 11, 13: revision 4; peer 12: revision 1 of another "
-        "lineage"
+        "no member offers contents with revision 5: call push_revision() (or set the revision) "
+        "before each synchronization. Members have: peers 11, 13: revision 4; peer 12: revision 1 "
+        "of another lineage"
     )
 
 
 def test_whose_revision_is_useless_anyhow_has_not_forgotten_to_push() -> None:
-    checkpoint = "load a checkpoint of that revision, or go on with the highest that there is (res"
+    checkpoint = "load a checkpoint of that revision, or continue from the highest revision on off"
     for useless in (
         replace(AT, revision=4, lineage=OLD, stale=True),
         replace(AT, revision=4, lineage=OLD),
@@ -237,9 +237,10 @@ def test_whose_revision_is_useless_anyhow_has_not_forgotten_to_push() -> None:
 def test_a_lost_revision_is_not_replaced_unasked() -> None:
     stale = replace(AT, stale=True)
     assert reason(offer(revision=3), stale, replace(stale, content=b"b"), expected=AT_5) == (
-        "nobody offers contents with revision 5: load a checkpoint of that revision, or go on with "
-        'the highest that there is (resume="highest"). There are: peer 11: revision 3 of another '
-        "lineage; peers 12, 13: revision 5 without what others have committed since"
+        "no member offers contents with revision 5: load a checkpoint of that revision, or "
+        'continue from the highest revision on offer (resume="highest"). Members have: peer 11: rev'
+        "ision 3 of another lineage; peers 12, 13: revision 5 without a result that was committed "
+        "since"
     )
 
 
@@ -293,9 +294,9 @@ def test_a_lost_revision_is_replaced_by_the_highest() -> None:
 def test_a_beginning_is_not_gone_on_with_where_there_was_more() -> None:
     fresh = [replace(o, resume=ResumePolicy.ADVANCED) for o in (offer(b"x"), offer(b"y"))]
     assert reason(*fresh, expected=AT_5) == (
-        "nobody offers contents with revision 5: let a member come back that has it, or one with a "
-        "checkpoint, of whatever revision above 0 (a new master begins anew). There are: peers 11, "
-        "12: revision 0 of another lineage"
+        "no member offers contents with revision 5: let a peer join that has it, or a checkpoint "
+        "of any revision above 0; or start a new master, which expects no revision. Members have: "
+        "peers 11, 12: revision 0 of another lineage"
     )
     holder = replace(AT, resume=ResumePolicy.ADVANCED, content=b"h")
     verdict = elected(*fresh, holder, expected=AT_5)
@@ -383,7 +384,7 @@ def test_a_revision_that_only_a_receiver_has_is_lost() -> None:
     receiver = replace(AT, strategy=RECEIVE)
     sender = replace(BASE, strategy=SEND, revision=3, content=b"b")
     assert reason(receiver, sender, expected=AT_5).endswith(
-        "There are: peer 11: revision 5 (RECEIVE_ONLY); peer 12: revision 3 of another lineage"
+        "Members have: peer 11: revision 5 (RECEIVE_ONLY); peer 12: revision 3 of another lineage"
     )
     verdict = elected(
         *(replace(o, resume=ResumePolicy.HIGHEST) for o in (receiver, sender)), expected=AT_5
@@ -393,12 +394,12 @@ def test_a_revision_that_only_a_receiver_has_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("expected", "lack"), [
-    (FIRST, "all that the group has committed: load a checkpoint, or"),
+    (FIRST, "all results that the group has committed: load a checkpoint, or"),
     (AT_5, "revision 5: load a checkpoint of that revision, or"),
 ])  # fmt: skip
 def test_stale_contents_count_only_if_there_are_no_others(expected: Expected, lack: str) -> None:
     stale = [replace(offer(b"x", 2), stale=True), replace(offer(b"y", 3), stale=True)]
-    assert reason(*stale, expected=expected).startswith(f"nobody offers contents with {lack} go on")
+    assert reason(*stale, expected=expected).startswith(f"no member offers contents with {lack} c")
     verdict = elected(*(replace(o, resume=ResumePolicy.HIGHEST) for o in stale), expected=expected)
     assert (verdict.revision, verdict.content, verdict.sources) == (3, b"y", (12,))
     assert verdict.outdated == (11,)
@@ -407,11 +408,11 @@ def test_stale_contents_count_only_if_there_are_no_others(expected: Expected, la
 def test_what_there_is_in_words() -> None:
     stale = replace(offer(revision=2), stale=True)
     foreign, receiver = replace(stale, lineage=OLD), replace(stale, strategy=RECEIVE)
-    there = "revision 2 without what others have committed since"
-    assert reason(stale, foreign).endswith(f"There are: peers 11, 12: {there}")
+    there = "revision 2 without a result that was committed since"
+    assert reason(stale, foreign).endswith(f"Members have: peers 11, 12: {there}")
     there = there.replace("2", "2 of another lineage")
     assert reason(replace(foreign, strategy=SEND), receiver, expected=AT_5).endswith(
-        f"There are: peer 11: {there}; peer 12: {there} (RECEIVE_ONLY)"
+        f"Members have: peer 11: {there}; peer 12: {there} (RECEIVE_ONLY)"
     )
 
 
@@ -419,8 +420,8 @@ def test_what_there_is_in_words() -> None:
 def test_somebody_has_to_send(resume: ResumePolicy) -> None:
     receiver = replace(AT, strategy=RECEIVE, resume=resume)
     assert reason(receiver, receiver, expected=AT_5) == (
-        "nobody offers contents: all members are RECEIVE_ONLY, and at least one of them has to be "
-        "SEND_ONLY"
+        "no member offers contents, because all of them are RECEIVE_ONLY; make at least one of "
+        "them SEND_ONLY"
     )
 
 
@@ -461,7 +462,7 @@ def test_receivers_have_no_vote_and_are_no_sources() -> None:
 
 # -- rule 6: SEND_ONLY -----------------------------------------------------------------------
 
-WHAT_SENT = "contents that are only to be sent"
+WHAT_SENT = "contents of SEND_ONLY members"
 
 
 def sends(content: bytes, revision: int = 5) -> Offer:
@@ -524,7 +525,7 @@ def test_contents_that_should_not_have_changed() -> None:
     drifted = replace(AT, content=b"x", unchanged=True)
     third = replace(AT, content=b"y")
     assert vote(drifted, third, AT, AT, drifted, AT, expected=AT_5) == differ(
-        "contents that should not have changed", (13, 14, 16), (11, 15), (12,)
+        "contents that a member expected to be unchanged", (13, 14, 16), (11, 15), (12,)
     )
 
 

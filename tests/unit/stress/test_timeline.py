@@ -69,7 +69,7 @@ def test_newcomers_take_the_numbers_that_follow() -> None:
     )
     assert Timeline.from_json(given).processes == 5
     given["faults"][1]["at_s"] = 0.5
-    with pytest.raises(TimelineError, match=r"faults\[0\].peer: there is no process 4 at 0.5 s"):
+    with pytest.raises(TimelineError, match=r"faults\[0\].peer: no process 4 exists at 0.5 s"):
         Timeline.from_json(given)
 
 
@@ -78,7 +78,7 @@ def test_newcomers_take_the_numbers_that_follow() -> None:
     [
         ([], "scenario: must be an object, not list"),
         ({"seed": 1, "peers": 3}, "scenario.duration_s: is missing"),
-        (scenario(pers=3), "scenario.pers: no such field; there are seed, peers, duration_s"),
+        (scenario(pers=3), "scenario.pers: no such field; known are seed, peers, duration_s"),
         (scenario(peers=1), "peers: must be a whole number from 2 to 64, not 1"),
         (scenario(peers=True), "peers: must be a whole number"),
         (scenario(seed=1.5), "seed: must be a whole number"),
@@ -91,15 +91,15 @@ def test_newcomers_take_the_numbers_that_follow() -> None:
         (scenario(faults={}), "faults: must be a list"),
         (fault(), r"faults\[1\].kind: is missing"),
         (fault(kind="explode"), r"faults\[1\].kind: 'explode' is none of kill, restart, freeze"),
-        (fault(kind="kill", when=3), r"faults\[1\].when: no such field; there are at_s, kind"),
+        (fault(kind="kill", when=3), r"faults\[1\].when: no such field; known are at_s, kind"),
         (fault(kind="kill"), r"faults\[1\].peer: kill needs the index of a peer"),
-        (fault(kind="kill", peer=3), r"faults\[1\].peer: there is no process 3 at 2 s; .* 0 to 2"),
-        (fault(kind="kill", peer=1, other=2), r"faults\[1\].other: kill is not about two"),
-        (fault(kind="kill", peer=1, duration_s=2), r"faults\[1\].duration_s: kill takes no time"),
-        (fault(kind="kill", peer=1, amount=2), r"faults\[1\].amount: kill has none"),
+        (fault(kind="kill", peer=3), r"faults\[1\].peer: no process 3 exists at 2 s; .* 0 to 2"),
+        (fault(kind="kill", peer=1, other=2), r"faults\[1\].other: kill affects one process"),
+        (fault(kind="kill", peer=1, duration_s=2), r"faults\[1\].duration_s: kill has no duration"),
+        (fault(kind="kill", peer=1, amount=2), r"faults\[1\].amount: kill has no amount"),
         (fault(kind="freeze", peer=1), r"faults\[1\].duration_s: must be a number from 0.001"),
-        (fault(kind="reset", peer=1, other=1), r"faults\[1\].other: must not be peer"),
-        (fault(kind="reset", peer=1, other=9), r"faults\[1\].other: there is no process 9"),
+        (fault(kind="reset", peer=1, other=1), r"faults\[1\].other: must differ from peer"),
+        (fault(kind="reset", peer=1, other=9), r"faults\[1\].other: no process 9 exists"),
         (fault(kind="reset", peer=1.5), r"faults\[1\].peer: must be a whole number"),
         (
             fault(kind="bandwidth", peer=1, duration_s=1, amount=3),
@@ -110,7 +110,7 @@ def test_newcomers_take_the_numbers_that_follow() -> None:
             r"faults\[1\].amount \(a share of a CPU\): must be a number from 0.01 to 0.99",
         ),
         (fault(kind="joiners", amount=1.5), r"faults\[1\].amount: must be a whole number"),
-        (fault(kind="standby", peer=1), r"faults\[1\].peer: standby is not about a peer"),
+        (fault(kind="standby", peer=1), r"faults\[1\].peer: standby has no peer"),
         (scenario(faults=[{"at_s": 31, "kind": "standby"}]), r"at_s: 31 is after the end"),
         (scenario(faults=[{"at_s": -1, "kind": "standby"}]), r"at_s: must be a number from 0"),
     ],
@@ -125,7 +125,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
         Timeline.load(tmp_path / "missing.json")
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    with pytest.raises(TimelineError, match=r"broken.json: is no JSON: .*line 1"):
+    with pytest.raises(TimelineError, match=r"broken.json: is not JSON: .*line 1"):
         Timeline.load(broken)
 
 

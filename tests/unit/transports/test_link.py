@@ -434,7 +434,7 @@ def test_only_what_has_the_hash_that_was_sent_came_intact(wanted: bool) -> None:
     assert lane.intact_bytes == 44
     changed = whole[:-1] + b"\1"
     if wanted:
-        with pytest.raises(DamagedData, match="44 bytes of payload were damaged"):
+        with pytest.raises(DamagedData, match="payload of 44 bytes was damaged"):
             connection.deliver(changed)
     else:
         connection.deliver(changed)

@@ -1,6 +1,6 @@
-"""``pccl bench state``: fetching and joining.
+"""``pccl bench state`` measures downloads of shared state, and joins.
 
-* ``command``: ``pccl bench state`` as click knows it.
-* ``figures``: from what the processes of ``pccl bench state`` have seen to figures. Pure.
-* ``peer``: one process of ``pccl bench state``: has contents that others fetch, or fetches them.
+* ``command``: the click command ``pccl bench state``.
+* ``figures``: computes figures from the measurements of all processes. Pure.
+* ``peer``: one process of ``pccl bench state``: a source of the state, or a joiner.
 """

@@ -1,4 +1,4 @@
-"""``pccl bench state`` as click knows it."""
+"""The click command ``pccl bench state``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SIZE_MIN = 4 << 10
 JOIN_MEMBERS = 2
 
 LEGEND = """\
-sync: from the call to the return of the last joiner; all contents differ. extra: peak memory beyond
-the state itself. tx_mib: what each source and each joiner has sent
-join: by how much all steps of a member together were longer while somebody joined"""
+sync: from call to return of the last joiner, which lacks all contents. extra: peak memory beyond
+the state itself. tx_mib: upload of each source and each joiner
+join: time that all steps of a member together took longer while a peer joined"""
 
 
 @click.command(
     epilog="Example: pccl bench state --only sync,join --size 64MiB --emulate rate=200mbit",
     context_settings={"show_default": True},
 )
-@click.option("--size", type=Size(), default="256MiB", help="Of the state.")
+@click.option("--size", type=Size(), default="256MiB", help="Size of the state.")
 @click.option(
     "--only",
     "parts",
@@ -43,26 +43,26 @@ join: by how much all steps of a member together were longer while somebody join
     type=ListOf(click.Choice(PARTS)),
     metavar="PART,...",
     default=",".join(PARTS),
-    help="What to measure.",
+    help="Parts to measure.",
 )
 @click.option(
     "--sources",
     type=ListOf(click.IntRange(1, SOURCES_MAX)),
     metavar="COUNT,...",
     default="1,2,3",
-    help="From how many members a state is fetched; 1 is measured in any case.",
+    help="Numbers of members to download from; 1 is always measured.",
 )
+@click.option("--rounds", type=click.IntRange(1, ROUNDS_MAX), default=5, help="Measured rounds.")
 @click.option(
-    "--rounds", type=click.IntRange(1, ROUNDS_MAX), default=5, help="Rounds that are measured."
+    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=1, help="Rounds before the measured."
 )
-@click.option("--warmup", type=click.IntRange(0, ROUNDS_MAX), default=1, help="Rounds before that.")
 @click.option(
     "--emulate",
     metavar="LINK",
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay with this link, its uplink, before every process: "rate=200mbit".',
+    help='Put a relay before every process, with this link as its uplink: "rate=200mbit".',
 )
 @click.option(
     "--compute",
@@ -70,7 +70,7 @@ join: by how much all steps of a member together were longer while somebody join
     type=click.FloatRange(0.0, 60.0),
     metavar="SECONDS",
     default=0.5,
-    help="What a member does between two synchronizations, for join.",
+    help="For join: time that a member computes between two synchronizations.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @logs.verbose_option(logging.ERROR)
@@ -84,10 +84,10 @@ def state(
     compute_s: float,
     as_json: bool,
 ) -> None:
-    """Measure shared state: fetching from several members, and joins.
+    """Measure shared state: downloads from several members, and joins.
 
-    Starts masters and processes of this machine, and ends them. Every value of every round is
-    checked. The exit code is 1 if any value was wrong.
+    Starts masters and peers on this machine, and ends them. The peers check every value of every
+    round. The exit code is 1 if any value was wrong.
     """
     if size % 4 or size < SIZE_MIN:
         raise click.UsageError(
@@ -114,7 +114,7 @@ def state(
 def measure(
     crew: Crew, screen: Screen, parts: tuple[str, ...], sources: tuple[int, ...], base: StateTask
 ) -> Iterator[tuple[StateTask, Figures]]:
-    """Measure one part after another, each number of processes with fresh ones.
+    """Measure the parts one after another, with new processes for each task.
 
     Raises:
         click.ClickException: a process failed.

@@ -1,4 +1,4 @@
-"""From what the processes of ``pccl bench state`` have seen to figures. Pure."""
+"""Computes figures from the measurements of all processes of ``pccl bench state``. Pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pccl.cli.bench.machine import GIB, MIB
 from pccl.cli.bench.statistics import Figures
 
 PARTS = ("sync", "join")
-"""What can be measured: a synchronization in which all contents are new for the joiner, and what
-members of a run lose while somebody joins."""
+"""Parts of the benchmark: a synchronization in which the joiner lacks all contents, and the time
+that members lose while a peer joins."""
 
 NEWCOMER = ("connect_s", "first_sync_s", "first_sync_mib")
 
 
 @dataclass(frozen=True, slots=True)
 class StateTask:
-    """What one process does.
+    """The task of one process.
 
     Attributes:
-        part: of ``PARTS``.
-        bytes: of the state.
-        rounds: how many are measured.
-        warmup: how many before that are not.
-        emulate: what the uplink of each process is like; empty: loopback.
-        sources: how many processes have the contents.
-        joiners: how many have not.
-        compute_s: of a join: what a member does between synchronizations.
-        prefetches: of a join: whether the joiner fetches in the background.
-        number: which of the processes this is; those that join come last.
+        part: one of ``PARTS``.
+        bytes: size of the state.
+        rounds: number of measured rounds.
+        warmup: number of rounds before the measured ones.
+        emulate: emulated uplink of each process, as relays parse it; empty: loopback.
+        sources: number of processes that begin with the contents.
+        joiners: number of processes that download the contents.
+        compute_s: for a join: seconds that a member computes between synchronizations.
+        prefetches: for a join: whether the joiner downloads in the background.
+        number: number of this process, from 0; joiners come after the sources.
     """
 
     part: str
@@ -47,23 +47,23 @@ class StateTask:
 
     @property
     def joins(self) -> bool:
-        """Whether this process begins with other contents."""
+        """Whether this process is a joiner, which begins with other contents."""
         return self.number >= self.sources
 
 
 @dataclass(slots=True)
 class Played:
-    """One process's part of the synchronizations. All times are of every round that counts.
+    """The measurements of one process in all synchronizations; times of each measured round.
 
     Attributes:
-        joins: whether it is one that fetched.
-        seconds: from this process's call to its return.
+        joins: whether the process is a joiner.
+        seconds: time from this process's call to its return.
         cpu_s: user and system time of the whole process, likewise.
-        phases: of ``seconds``, until the own contents were known; then, until all was there and all
-            members had it; then, until it was in the tensors.
-        tx_bytes: what others fetched from it in the last round.
-        extra_bytes: peak of resident memory beyond what was there before, tensors included.
-        fault: the first wrong value; empty: there was none.
+        phases: parts of ``seconds``: until the digests of the own contents were known; then until
+            all members had all pieces; then until the pieces were in the tensors.
+        tx_bytes: upload of the process in the last round.
+        extra_bytes: peak of resident memory minus the resident memory before the call.
+        fault: description of the first wrong value; empty: none.
     """
 
     joins: bool
@@ -77,16 +77,16 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class JoinPart:
-    """One process's part of one join.
+    """The measurements of one process in one join.
 
     Attributes:
-        steps: of a member: when each ended, by the machine's clock, and how long it kept the member
-            from computing.
-        began_s: of the joiner: when it began to connect, by the same clock.
-        connect_s: until it was admitted.
-        sync_s: its first synchronization.
-        rx_bytes: that it fetched in it.
-        fault: the first wrong value; empty: there was none.
+        steps: for a member: end of each step, on the machine's clock, and the seconds of the step
+            in which the member did not compute.
+        began_s: for the joiner: when it began to connect, on the same clock.
+        connect_s: seconds until it was admitted.
+        sync_s: seconds of its first synchronization.
+        rx_bytes: bytes downloaded in the first synchronization.
+        fault: description of the first wrong value; empty: none.
     """
 
     steps: tuple[tuple[float, float], ...] = ()
@@ -98,7 +98,7 @@ class JoinPart:
 
 
 def sync_figures(task: StateTask, parts: Sequence[Played]) -> Figures:
-    """Of all rounds, each of which takes as long as its last joiner."""
+    """Return the figures of all rounds. The time of a round is that of its slowest joiner."""
     sources = [each for each in parts if not each.joins]
     joiners = [each for each in parts if each.joins]
     seconds = [max(each) for each in zip(*(one.seconds for one in joiners), strict=True)]
@@ -119,7 +119,7 @@ def sync_figures(task: StateTask, parts: Sequence[Played]) -> Figures:
 
 
 def join_figures(task: StateTask, parts: Sequence[JoinPart]) -> Figures:
-    """Of one join; its seconds are by how much a member's steps were longer than usual, in all."""
+    """Return the figures of one join; its time is the extra time of the worst member's steps."""
     [joiner] = [each for each in parts if not each.steps]
     values: Figures = dict.fromkeys(("longest_s", "usual_s", "steps"), 0)
     lost_s = 0.0
@@ -136,7 +136,7 @@ def join_figures(task: StateTask, parts: Sequence[JoinPart]) -> Figures:
 
 
 def median_of(joins: Sequence[Figures]) -> Figures:
-    """Of several joins of one kind."""
+    """Return the medians of the figures of several joins of one kind."""
     found = dict(joins[0])
     for name in ("seconds_median", "longest_s", "usual_s", "steps", *NEWCOMER):
         found[name] = statistics.median(each[name] for each in joins)
@@ -149,7 +149,7 @@ def median_of(joins: Sequence[Figures]) -> Figures:
 def _figures(
     task: StateTask, case: str, seconds: Sequence[float], values: Figures, faults: Sequence[str]
 ) -> Figures:
-    """One object of ``--json``."""
+    """Return the figures of one case as an object of ``--json``."""
     found = [fault for fault in faults if fault]
     return {
         "state": task.part,
@@ -166,7 +166,7 @@ def _figures(
 
 
 def to_line(found: Figures) -> str:
-    """The same for people."""
+    """Return figures as a line for people."""
     median, low, high = (found[f"seconds_{name}"] for name in ("median", "min", "max"))
     line = f"{found['state']:<10}{found['case']:<26}{_seconds(median):>9}"
     line += f"  ({_seconds(low)} to {_seconds(high)})" if high > low else ""
@@ -176,7 +176,7 @@ def to_line(found: Figures) -> str:
 
 
 def _cpu_s(processes: Sequence[Played]) -> float:
-    """Mean over the rounds of what all of them together have used."""
+    """Return the mean over the rounds of the CPU seconds of all ``processes`` together."""
     return statistics.fmean(map(sum, zip(*(each.cpu_s for each in processes), strict=True)))
 
 

@@ -1,8 +1,8 @@
-"""One process of ``pccl bench state``: has contents that others fetch, or fetches them.
+"""One process of ``pccl bench state``: a source of the state, or a joiner.
 
-All of them are members of one run, meet before and after each round, and tell each other what they
-have seen; that of rank 0 reports. Its argument is a :class:`StateTask`, the run is in its
-environment.
+All processes are members of one run, wait at a barrier before and after each round, and gather
+their measurements. Rank 0 reports the figures. The argument of the program is a
+:class:`StateTask`, and its environment names the run.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from pccl.cli.bench.values import Array, Pattern, pattern
 from pccl.cli.processes.reports import Doing, WorkerReport, say, work
 
 TENSORS = 8
-"""Of a state; they are about equally long."""
+"""Number of tensors of a state; they have about the same length."""
 
 PAUSE_S = 0.01
-"""Between two looks whether a newcomer is there."""
+"""Seconds between two checks for a newcomer."""
 
 LARGEST = 4095
 OTHER_ROUNDS = 10_007
-"""Contents of joiners are those of rounds that are never played; each has its own."""
+"""Joiners begin with contents of rounds that are never played, at multiples of this number."""
 
 STEPS_BEFORE = 4
-"""That members take while nobody joins; the first is not counted, for it is their first."""
+"""Steps that members take before a peer joins. The first one is a warm-up, and is not counted."""
 
 CONTENTS, CHANGING = 1, 0
-"""In a join: the round whose values tensors hold, and the tensor that changes at every step."""
+"""In a join: round whose values the tensors hold, and number of the tensor that changes."""
 
 
 class Contents:
-    """The memory of a state of so many bytes, float32, and what is in it."""
+    """A shared state of ``nbytes`` bytes, float32, with known contents."""
 
     def __init__(self, nbytes: int) -> None:
         buffer = new_buffer(nbytes, np.dtype(np.float32))
@@ -58,16 +58,16 @@ class Contents:
         self.state = pccl.SharedState(infos)
 
     def fill(self, round_number: int) -> None:
-        """Fill all tensors with the patterns of a round."""
+        """Fill all tensors with the values of a round."""
         for number in range(TENSORS):
             self.fill_one(number, round_number)
 
     def fill_one(self, number: int, round_number: int) -> None:
-        """Fill tensor ``number`` with the pattern of a round."""
+        """Fill tensor ``number`` with its values of a round."""
         self._pattern.fill(self._tensors[number], TENSORS * round_number + number)
 
     def fault(self, round_number: int, *, changing: int | None = None) -> str:
-        """The first value that is not of a round, in words; that of the tensor that changes."""
+        """Describe the first wrong value; empty: none. ``changing``: round of tensor CHANGING."""
         for number, tensor in enumerate(self._tensors):
             of = round_number if number != CHANGING or changing is None else changing
             if wrong := self._pattern.compare(tensor, TENSORS * of + number):
@@ -76,7 +76,7 @@ class Contents:
 
 
 class StatePeer:
-    """What this process is and has: one of the members, or one that joins."""
+    """The peer of this process: a source or a joiner."""
 
     def __init__(self, task: StateTask, comm: pccl.Communicator) -> None:
         self._task = task
@@ -84,7 +84,7 @@ class StatePeer:
         self._contents = Contents(task.bytes)
 
     def measure_sync(self) -> None:
-        """Meet all others, play, and report. Joiners come last, so that it is they who dial."""
+        """Play all rounds, and report. Joiners connect last, so joiners dial the sources."""
         task, comm = self._task, self._comm
         comm.connect(min_peers=1 if task.joins else task.sources)
         tell(comm, SourcesReady())
@@ -98,7 +98,7 @@ class StatePeer:
         tell(comm, CaseDone(sync_figures(task, gather(comm, log))))
 
     def _play(self, number: int, log: Played) -> None:
-        """Whoever begins with which revision does not matter."""
+        """Play one round: fill, barrier, timed synchronization, barrier, check."""
         task, comm, contents = self._task, self._comm, self._contents
         right = number + task.warmup
         contents.fill(right + (OTHER_ROUNDS * (1 + task.number) if task.joins else 0))
@@ -159,7 +159,7 @@ class StatePeer:
         return replace(found, fault=fault or self._fault())
 
     def _step(self) -> tuple[float, float]:
-        """Compute, and synchronize; when it ended, and seconds of what is not computing."""
+        """Compute, then synchronize; return the end of the step, and seconds of the second part."""
         state = self._contents.state
         time.sleep(self._task.compute_s)
         self._contents.fill_one(CHANGING, state.revision + 1)
@@ -176,13 +176,13 @@ class StatePeer:
 
 
 def tell(comm: pccl.Communicator, report: WorkerReport) -> None:
-    """WorkerReport, as the one for all."""
+    """Send ``report`` to the command if this peer has rank 0."""
     if comm.rank == 0:
         say(report)
 
 
 def run(task: StateTask) -> None:
-    """Do a task and report it."""
+    """Measure the part of ``task``, and report the figures."""
     with pccl.Communicator() as comm:
         peer = StatePeer(task, comm)
         (peer.measure_sync if task.part == "sync" else peer.measure_join)()

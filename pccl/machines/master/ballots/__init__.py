@@ -1,10 +1,10 @@
-"""What the members of a run vote on, and what came of it until everybody has it.
+"""The votes of members over operations, and the outcomes until every member has them.
 
 * ``ballot``: the vote over one operation.
-* ``collective_ballot``: over a collective; also what becomes of it when a member is lost.
-* ``sync_ballot``: over a synchronization of the shared state.
-* ``open_ballots``: all that are not decided: who may ask for which.
-* ``stalls``: those that cannot go on.
-* ``kept``: messages, until everybody has them.
-* ``finals``: what was decided, in one sequence.
+* ``collective_ballot``: the vote over a collective, also after a member is lost.
+* ``sync_ballot``: the vote over a synchronization of the shared state.
+* ``open_ballots``: all undecided operations, and which peer may request which.
+* ``stalls``: finds operations that cannot continue.
+* ``kept``: messages that some members have not acknowledged.
+* ``finals``: all outcomes and answers, in one sequence.
 """

@@ -1,13 +1,12 @@
-"""The master's ballot over one operation, whatever it is for.
+"""The base class of the master's ballots: the vote over one operation.
 
-An operation is committed if and only if every member that has not been lost reported the same
-digest; it is aborted as soon as that can no longer happen. Both are final and the same for all.
-After a loss it goes on if the members that are left can complete the result. The life cycle:
-:mod:`~pccl.protocol.operation`.
+A ballot commits an operation if and only if every remaining member reports the same digest. It
+aborts the operation as soon as that is impossible. Each outcome is final and the same for all.
+After a loss, the operation continues if the remaining members can complete the result. The life
+cycle: :mod:`~pccl.protocol.operation`.
 
-A ballot decides; the master announces. There is one kind for collectives
-(``collective_ballot``), and one for shared state
-(``sync_ballot``).
+A ballot decides, and ``OpenBallots`` announces. ``collective_ballot`` is for collectives, and
+``sync_ballot`` for shared state.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ from pccl.topology.ring_order import Pair
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """All members asked for the same thing."""
+    """The operation starts, because all members have requested the same."""
 
     weights: tuple[float, ...] = ()
-    """Of a weighted average those of all members, in ring order."""
+    """The weights of all members in ring order, for a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All members that are left hold the same result."""
+    """The operation is committed, because all remaining members hold the same result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """There will be no result."""
+    """The operation ends without a result."""
 
     cause: AbortCause
     reason: str
     difference: Difference | None = None
-    """Of states that must not differ."""
+    """How shared states that must be equal differ."""
 
     @property
     def told_reason(self) -> str:
-        """What members are told; what members have said is cut, since a master keeps it."""
+        """The reason that members receive; cut if it quotes members, since a master keeps it."""
         cuts = self.cause in QUOTES_MEMBERS
         return shortened(self.reason, REASON_BYTES_MAX) if cuts else self.reason
 
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """The others go on without these members."""
+    """The master removes these members, and the rest continues without them."""
 
     peers: tuple[PeerId, ...]
     cause: RemovalCause
@@ -70,7 +69,7 @@ Decision = Start | Commit | Abort | Tell | Expel
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What could go from one member to its neighbour in the ring, and does not arrive."""
+    """Segments that one member could send to another one, and that do not arrive."""
 
     upstream: PeerId
     downstream: PeerId
@@ -81,7 +80,7 @@ class Stall:
 
     @property
     def backlog(self) -> int:
-        """How many segments are stuck; not above 0: none."""
+        """How many segments are stuck; 0 or less if none is."""
         return self.ready - self.received
 
     def __str__(self) -> str:
@@ -97,9 +96,9 @@ class Ballot(ABC):
     Args:
         operation: its id.
         members: all members of its view, in ring order.
-        opener: who was the first to speak of it.
+        opener: the member that sent the first message about it.
         now_ns: the present.
-        inherited: whether a master before this one may have started it.
+        inherited: whether an earlier master may have started it.
     """
 
     def __init__(
@@ -113,43 +112,43 @@ class Ballot(ABC):
     ) -> None:
         self.operation = operation
         self.opener = opener
-        """Who was the first to speak of it."""
+        """The member that sent the first message about the operation."""
         self.members = members
-        """All members of the view, in ring order; also those that were lost since."""
+        """All members of the view in ring order, lost members included."""
         self.phase = Phase.REQUESTED
         self.opened_ns = now_ns
-        """When it was first heard of."""
+        """When the first message about the operation arrived."""
         self.progress_ns = now_ns
-        """When progress was last seen."""
+        """When the operation last made progress."""
         self._inherited = inherited
         self._loss = ""
-        """Who was lost last, and why."""
+        """The members that were lost last, and why."""
         self._present = list(members)
         self._digests: dict[PeerId, bytes] = {}
         self._progress: dict[PeerId, Progress] = {}
         self._reported_ns: dict[PeerId, int] = {}
         self._moved_bytes: dict[PeerId, int] = {}
-        """The most that each has received so far."""
+        """Member -> the highest number of received bytes that it has reported."""
 
     # -- what it is about ------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """How its callers know it."""
+        """The call, as its callers know it."""
 
     @property
     @abstractmethod
     def outlives_view(self) -> bool:
-        """Whether it goes on although a member is lost, and its view is closed."""
+        """Whether the operation continues after a loss, although its view is closed."""
 
     @abstractmethod
     def _has_asked(self, peer: PeerId) -> bool:
-        """Whether a member has asked for it."""
+        """Whether a member has requested the operation."""
 
     @abstractmethod
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
-        """What a member may have missed while its connection was lost."""
+        """Yield what a member may have missed while its connection was lost."""
 
     @property
     def survivors(self) -> list[PeerId]:
@@ -158,21 +157,21 @@ class Ballot(ABC):
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
-        """Whose part is in what was committed, in ring order."""
+        """The members whose contributions are in a committed result, in ring order."""
         return self.members
 
     def requested_by(self) -> list[PeerId]:
-        """The members that have asked for it and have not been lost."""
+        """Return the remaining members that have requested the operation."""
         return [peer for peer in self._present if self._has_asked(peer)]
 
     def waiting_for(self) -> list[PeerId]:
-        """The members whose request (or, once started, done report) is missing."""
+        """Return the members whose request (or, once started, done report) is missing."""
         if self.phase is Phase.REQUESTED:
             return [peer for peer in self._present if not self._has_asked(peer)]
         return [peer for peer in self._present if peer not in self._digests]
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """Without whom it cannot go on; nothing moves if nothing has since ``still_ns``."""
+        """Return members that the operation waits for; more if it is stuck since ``still_ns``."""
         return self.waiting_for()
 
     @property
@@ -184,79 +183,79 @@ class Ballot(ABC):
         return len(self._present) > 1
 
     def wait(self) -> Wait:
-        """What waits, and for whose calls."""
+        """Return the operation as a ``Wait`` for the members whose requests are missing."""
         missing = self.waiting_for() if self.phase is Phase.REQUESTED else ()
         return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
     def wait_for_start(self) -> list[PeerId]:
-        """The members that do nothing before they are told of the start."""
+        """Return the members that do nothing before they receive the start."""
         return list(self._present)
 
     # -- what members do -------------------------------------------------------------------------
 
     @abstractmethod
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
-        """A member holds the complete result."""
+        """Record that a member holds the complete result."""
 
     @abstractmethod
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """Members are lost: commit if everyone left has the result, or find out if they can."""
+        """Drop lost members; commit if the rest has the result, or find out if it can get it."""
 
     def withdraw(self, peer: PeerId, reason: str) -> Decision:
-        """A member's caller has left before it was done."""
+        """Abort, because a member's caller left before its result was complete."""
         return self._end(Abort(AbortCause.WITHDRAWN, f"peer {peer} withdrew: {reason}"))
 
     def get_stuck(self, reason: str) -> Decision:
-        """The members wait for different things."""
+        """Abort, because the members wait for different things."""
         return self._end(Abort(AbortCause.LOCKSTEP, reason))
 
     def close_view(self, reason: str) -> Decision:
-        """The members go on in another view; nobody is lost."""
+        """Abort, because the members continue in another view; no member is lost."""
         return self._end(Abort(AbortCause.VIEW_CLOSED, reason))
 
     def report(self, peer: PeerId, progress: Progress, now_ns: int) -> None:
-        """A member says how far it is."""
+        """Record the progress that a member reports."""
         if progress.received_bytes > self._moved_bytes.get(peer, -1):
-            # More than ever: parts of a segment that begin anew on another lane are none.
+            # Only a new maximum is progress: a segment may begin again on another lane.
             self._moved_bytes[peer] = progress.received_bytes
             self.progress_ns = now_ns
         self._progress[peer] = progress
         self._reported_ns[peer] = now_ns
 
     def received_bytes(self, peer: PeerId) -> int:
-        """The most that a member is known to have received."""
+        """Return the highest number of received bytes that a member has reported."""
         return self._moved_bytes.get(peer, 0)
 
     # -- time, and links ---------------------------------------------------------------------------
 
     @abstractmethod
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """A tick: is it over for a reason that lies in itself?"""
+        """Return a decision, at a tick, if a deadline of the operation itself has passed."""
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: nothing has stood still for so long."""
+        """Shift the time of progress by ``gap_ns``, because this process slept for so long."""
         self.progress_ns = min(self.progress_ns + gap_ns, now_ns)
 
     def separated(self, broken: Collection[Pair]) -> list[Pair]:
-        """The pairs of members that have to talk for this, and cannot."""
+        """Return the pairs of members that need a link for this operation, but have none."""
         return []
 
     def stall(self, since_ns: int) -> Stall | None:
-        """Where the data is stuck, as far as reports since then tell."""
+        """Return where the data is stuck, by reports since ``since_ns``; None if it is not."""
         return None
 
     @property
     def follows_ring(self) -> bool:
-        """Whether its data goes from each member to the next one, as far as is known."""
+        """Whether data goes from each member to the next one, by the requests so far."""
         return False
 
     @property
     def is_forced(self) -> bool:
-        """Whether its callers have named the algorithm."""
+        """Whether the callers have named the algorithm."""
         return False
 
     def cannot_talk(self, reason: str) -> Decision:
-        """Members that have to talk for the algorithm that was asked for cannot."""
+        """Abort, because members lack a link that the named algorithm needs."""
         return self._end(Abort(AbortCause.LINK_BROKEN, reason))
 
     # -- decisions -----------------------------------------------------------------------------
@@ -272,7 +271,7 @@ class Ballot(ABC):
         return self._end(
             Abort(
                 AbortCause.DIGEST_MISMATCH,
-                f"results differ: {name_peers(minority)} computed something else than the others",
+                f"results differ: {name_peers(minority)} computed another result than the rest",
             )
         )
 

@@ -1,10 +1,10 @@
-"""The master's ballot over a collective: it starts, goes on after a loss, is committed or aborted.
+"""The master's ballot over a collective, from its first request to its commit or abort.
 
-What is lost with a member may be here already (``repair``).
+After a loss, the remaining members may have the lost member's data already (``repair``).
 
-Of a small all-reduce the data goes ahead of the start (``eager``). Nobody is done
-with one before all have asked for the same. So whoever is done shows that it has started, also
-while the request of another one is still on its way to the master.
+Members send the data of a small all-reduce before its start (``eager``). A member can only be done
+with it if all members have requested the same. So a done report proves the start, even while
+another member's request is on its way to the master.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class CollectiveBallot(Ballot):
     ) -> None:
         super().__init__(operation, members, opener, now_ns, inherited=inherited)
         self.repair: RingRepair | None = None
-        """Since a member was lost while data moved."""
+        """The repair; None before a member is lost while data moves."""
         self._what = ""
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
-        """Of a weighted average; also of members that were lost since."""
+        """Member -> its weight in a weighted average; also of lost members."""
         self._eager: dict[PeerId, None] = {}
-        """Those who do not wait for the start."""
+        """The members that do not wait for the start."""
         self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
-        """What waits, and what it was found from: phase, how many have asked, how many are left."""
+        """The last ``Wait``, and its origin: phase, number of requests, number of survivors."""
         self._untold = False
-        """Whether they have yet to be told of it."""
+        """Whether members in ``_eager`` have yet to receive the start."""
 
     @property
     def outlives_view(self) -> bool:
-        """Whether its repair after a loss has begun."""
+        """Whether the repair after a loss has begun."""
         return self.repair is not None
 
     def _has_asked(self, peer: PeerId) -> bool:
@@ -60,10 +60,10 @@ class CollectiveBallot(Ballot):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of a weighted average those of all members, in ring order.
+        """The weights of all members in ring order, for a weighted average.
 
-        Some may be unknown if a master before this one has started it; then all members have been
-        told of all.
+        Some may be unknown if an earlier master started the operation. Then all members have
+        received all of them.
         """
         return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
 
@@ -76,14 +76,14 @@ class CollectiveBallot(Ballot):
         eager: bool = False,
         weight: float = 0.0,
     ) -> Decision | None:
-        """A member asks for the operation. A second request of the same member changes nothing.
+        """Record a member's request. A second request of the same member changes nothing.
 
         Args:
-            peer: who.
-            descriptor: what it asks for.
+            peer: the member.
+            descriptor: what the member requests.
             now_ns: the present.
-            eager: whether its data goes ahead.
-            weight: of its contribution to a weighted average.
+            eager: whether the member sends its data before the start.
+            weight: the weight of its contribution to a weighted average.
         """
         if self.phase.ended or peer in self._descriptors:
             return None
@@ -96,14 +96,14 @@ class CollectiveBallot(Ballot):
         if descriptor != next(iter(self._descriptors.values())):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
-            self._untold = self._untold or eager  # it was not there when the others were told
+            self._untold = self._untold or eager  # its request came after the start
             return None
         return self._start_if_complete()
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
-        """A member holds the complete result."""
+        """Record that a member holds the complete result."""
         if self.phase is Phase.REQUESTED and (self._inherited or self._is_ahead(peer)):
-            # Nobody is done before all have asked, so it was started; not all may have heard that.
+            # All members have requested it, so it has started; some may not have received that.
             self._digests[peer] = digest
             self.progress_ns = now_ns
             return self._start()
@@ -120,42 +120,42 @@ class CollectiveBallot(Ballot):
 
     @property
     def follows_ring(self) -> bool:
-        """Whether its data goes from each member to the next one, as far as is known."""
+        """Whether data goes from each member to the next one, by the requests so far."""
         return all(asked.follows_ring for asked in self._descriptors.values())
 
     @property
     def is_repairable(self) -> bool:
-        """Whether what is left of it after a loss can be used, as far as is known."""
+        """Whether the rest can continue with its data after a loss, by the requests so far."""
         return all(asked.is_repairable for asked in self._descriptors.values())
 
     @property
     def what(self) -> str:
-        """How its callers know it."""
-        if self._descriptors and not self._what:  # asked for at every tick
+        """The call, as its callers know it."""
+        if self._descriptors and not self._what:  # the master needs it at every tick
             asked = next(iter(self._descriptors.values()))
             self._what = f"tag {self.operation.tag} ({asked})"
         return self._what or f"tag {self.operation.tag}"
 
     def wait(self) -> Wait:
-        """What waits, and for whose calls; kept, because the master asks at every tick."""
+        """Return the operation as a cached ``Wait``, because the master needs it at every tick."""
         known = (self.phase, len(self._descriptors), len(self._present))
         if self._wait is None or self._wait[0] != known:
             self._wait = known, super().wait()
         return self._wait[1]
 
     def started(self) -> OperationStarted:
-        """What a member is told of the start that has missed it."""
+        """Return the start message for a member that missed it."""
         return OperationStarted(self.operation, self.weights)
 
     def wait_for_start(self) -> list[PeerId]:
-        """The members that do nothing before they are told of the start."""
+        """Return the members that do nothing before they receive the start."""
         return [peer for peer in self._present if peer not in self._eager]
 
     def take_untold(self) -> list[PeerId]:
-        """The members whose data went ahead, if nobody has told them yet that it has started.
+        """Return, once, the members that sent data before the start and have not received it.
 
-        While all goes well they need not know. If it takes longer, they do: from then on a lane
-        that brings nothing is suspect.
+        They need the start only if the operation takes long: from the start on, a member suspects
+        a lane that brings nothing.
         """
         if not self._untold or self.phase is not Phase.STARTED:
             return []
@@ -163,10 +163,10 @@ class CollectiveBallot(Ballot):
         return [peer for peer in self._present if peer in self._eager]
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """Members are lost: commit if everyone left has the result, or find out if they can.
+        """Drop lost members; commit if the rest has the result, or find out if it can get it.
 
-        Before it has started there is nothing that they could have. Only what travels from one
-        member to the next, as it is, can be repaired.
+        Before the start, there is no result to complete. Only data that each member forwards to
+        the next one unchanged can be repaired.
         """
         self._drop(peers, reason)
         if self.phase is not Phase.STARTED or not self._present:
@@ -181,7 +181,7 @@ class CollectiveBallot(Ballot):
         return self.repair.begin()
 
     def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
-        """A member behind a gap says whether it can go on. What was asked before is void."""
+        """Record whether a member behind a gap can continue; ignore answers from before a loss."""
         if self.phase is not Phase.STARTED or self.repair is None:
             return None
         if not self.repair.waits_for(peer, lost_count):
@@ -189,14 +189,14 @@ class CollectiveBallot(Ballot):
         return self.repair.agrees(peer) if complete else self._give_up()
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
-        """What a member may have missed while its connection was lost."""
+        """Yield what a member may have missed while its connection was lost."""
         if peer in self._present and self.phase is Phase.STARTED:
             yield self.started()
             if self.repair is not None:
                 yield from self.repair.owed_to(peer)
 
     def separated(self, broken: Collection[Pair]) -> list[Pair]:
-        """The pairs of members that have to talk for this, and cannot."""
+        """Return the pairs of members that need a link for this operation, but have none."""
         if self.follows_ring:
             return broken_neighbours(self._present, broken)
         star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
@@ -206,18 +206,18 @@ class CollectiveBallot(Ballot):
 
     @property
     def is_forced(self) -> bool:
-        """Whether its callers have named the algorithm."""
+        """Whether the callers have named the algorithm."""
         return any(asked.forced for asked in self._descriptors.values())
 
     def stall(self, since_ns: int) -> Stall | None:
-        """Where the data is stuck: at a neighbour that lacks what could have been sent to it.
+        """Return where the data is stuck: at a receiver that lacks what a member could send to it.
 
-        In a ring each member receives from its predecessor, in a mesh from all. One that waits for
-        its own inputs has nothing to send: what it was given is all on its way further. So once
-        nothing moves any more, the links with a backlog are the stuck ones, and the largest counts.
+        In a ring each member receives from its predecessor, in a mesh from all members. A member
+        that waits for its own inputs has nothing to send. So once nothing moves any more, the links
+        with a backlog are stuck, and the largest backlog counts.
 
-        Reports from before ``since_ns`` prove nothing: a member that has fallen silent may be the
-        cause, and neither neighbour pays for that. Its silence is judged for itself.
+        Reports from before ``since_ns`` prove nothing. A silent member may be the cause, and its
+        neighbours are not charged for that: the master judges silence separately.
         """
         found: Stall | None = None
         ready = {upstream: self._ready_at(upstream) for upstream in self._present}
@@ -231,7 +231,7 @@ class CollectiveBallot(Ballot):
         return found
 
     def _flows(self) -> Iterator[tuple[PeerId, PeerId, int]]:
-        """All (sender, receiver, segments received) that receivers have reported."""
+        """Yield (sender, receiver, segments received) as receivers have reported it."""
         present = set(self._present)
         for rank, peer in enumerate(self._present):
             mine = self._progress.get(peer)
@@ -245,7 +245,7 @@ class CollectiveBallot(Ballot):
                     yield flow.peer, peer, flow.received
 
     def _ready_at(self, upstream: PeerId) -> dict[PeerId, int]:
-        """How many segments a member could have sent, by receiver."""
+        """Return how many segments a member could have sent to each receiver."""
         theirs = self._progress.get(upstream)
         if theirs is None:
             return {}
@@ -255,7 +255,7 @@ class CollectiveBallot(Ballot):
         return {flow.peer: flow.ready for flow in theirs.flows}
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """No decision: members and links are at fault, not the collective."""
+        """Return None, because members and links are at fault, not the collective."""
         return None
 
     # -- decisions -----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class CollectiveBallot(Ballot):
         return Start(self.weights)
 
     def _is_ahead(self, peer: PeerId) -> bool:
-        """Whether a member may be done of which others are not known to have asked."""
+        """Whether a member may be done before the requests of other members have arrived."""
         return peer in self._eager and len(self._eager) == len(self._descriptors)
 
     def _who_asked_what(self) -> str:

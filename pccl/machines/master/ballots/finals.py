@@ -1,4 +1,4 @@
-"""What was decided, in one sequence, until everybody concerned has it: outcomes and answers."""
+"""Outcomes and answers in one sequence, kept until every member concerned has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pccl.protocol.types import OperationId, PeerId, RoundId
 
 
 class Finals:
-    """The outcomes of operations and the answers to rounds that somebody may yet lack."""
+    """The outcomes of operations and the answers to rounds that a member may still lack."""
 
     def __init__(self, membership: Membership, ratification: Ratification, outbox: Outbox) -> None:
         self._membership = membership
@@ -28,23 +28,23 @@ class Finals:
         self.outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
         self.answers: Kept[RoundId, msg.RoundClosed] = Kept()
         self._sequence = 0
-        """Place of what was decided last."""
+        """The place of the last decision."""
 
     def next_sequence(self) -> int:
-        """The place of what is decided now."""
+        """Return the place of a new decision."""
         self._sequence += 1
         return self._sequence
 
     @property
     def settled(self) -> int:
-        """Everybody has whatever was decided before this place in the sequence."""
+        """The first place in the sequence whose decision a member may still lack."""
         outcome, answer = self.outcomes.oldest(), self.answers.oldest()
         return min(
             self._sequence + 1 if outcome is None else outcome.sequence,
             self._sequence + 1 if answer is None else answer.sequence,
         )
 
-    # -- telling -------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------
 
     def end(
         self,
@@ -54,13 +54,13 @@ class Finals:
         *,
         follows: bool,
     ) -> None:
-        """Tell the outcome of an operation.
+        """Keep the outcome of an operation, and send it.
 
         Args:
             ended: the outcome.
-            concerned: who has to have it.
-            expected: of the group's shared state from now on.
-            follows: whether any master that a majority follows comes to it by itself.
+            concerned: the members that have to receive the outcome.
+            expected: the group's expected shared state from now on.
+            follows: whether every master that a majority follows reaches this outcome by itself.
         """
         self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])
         if concerned and not follows:
@@ -71,7 +71,7 @@ class Finals:
     def answer(
         self, answer: msg.RoundClosed, members: Sequence[RegisteredPeer], *, proposes: bool
     ) -> None:
-        """Tell the answer to a round; with ``proposes``, another master might contradict it."""
+        """Keep and send the answer to a round; ``proposes``: another master could contradict it."""
         self.answers.keep(answer.round, answer, [peer.id for peer in members])
         if proposes:
             self._ratification.propose(answer)
@@ -79,9 +79,9 @@ class Finals:
             self._ratification.tell(peer, answer)
 
     def tell_rosters(self, peers: Iterable[RegisteredPeer]) -> None:
-        """The membership has changed.
+        """Send the new rosters after a change of the membership.
 
-        Before a view is closed for them, members hear what was committed in it.
+        Before that, propose the commits in views that these rosters close.
         """
         ring = self._membership.ring
         for outcome in self.outcomes:
@@ -93,12 +93,12 @@ class Finals:
         for peer in peers:
             self._outbox.send(peer, msg.RosterChanged(self._membership.roster(peer.group)))
 
-    # -- what is owed --------------------------------------------------------------------------
+    # -- what members lack ---------------------------------------------------------------------
 
     def acknowledge(
         self, peer: PeerId, operations: Iterable[OperationId], rounds: Iterable[RoundId]
     ) -> None:
-        """A member has these."""
+        """Record that a member has these outcomes and answers."""
         for operation in operations:
             self.outcomes.acknowledge(operation, peer)
             if operation not in self.outcomes:
@@ -109,16 +109,16 @@ class Finals:
                 self._ratification.acknowledged(round_id)
 
     def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
-        """What a member may lack."""
+        """Yield the outcomes and answers that a member may lack."""
         yield from self.outcomes.owed_to(peer)
         yield from self.answers.owed_to(peer)
 
     def are_acknowledged_by(self, peer: PeerId) -> bool:
-        """Whether a member acknowledges what it gets, or at least has not got too much yet."""
+        """Whether a member has at most ``OWED_MAX`` unacknowledged outcomes and answers."""
         return self.outcomes.count_owed_to(peer) + self.answers.count_owed_to(peer) <= OWED_MAX
 
     def forget(self, gone: Iterable[PeerId]) -> None:
-        """These members were removed: nothing is owed to them."""
+        """Forget which outcomes and answers removed members lack."""
         for peer in gone:
             self.outcomes.forget(peer)
             self.answers.forget(peer)
@@ -132,7 +132,7 @@ class Finals:
     # -- a master before this one ----------------------------------------------------------------
 
     def take_up(self, recovered: Recovered) -> list[OperationId]:
-        """Keep what the members of a run know; return the operations that have an outcome."""
+        """Keep the finals of a recovered run; return the operations that have an outcome."""
         self.outcomes, self.answers = Kept(), Kept()
         self._sequence = recovered.sequence
         told = {
@@ -166,12 +166,12 @@ class Finals:
         for kind, count in recovered.counts.items():
             last = RoundId(kind, count - 1)
             lacking = [peer for peer in members if taken.get((peer, kind), 0) < count]
-            if lacking and last not in recovered.answers:  # nobody who came back can tell it
+            if lacking and last not in recovered.answers:  # no returning member knows the answer
                 self.answers.keep(last, self._closed(last), lacking)
         return [operation for operation, _ in outcomes]
 
     def close_again(self, round_id: RoundId, peer: PeerId) -> msg.RoundClosed:
-        """Answer a member that asks for a round of a master before, which did not tell it."""
+        """Answer a member's request for a round that an earlier master closed."""
         answer = self.answers.get(round_id) or self._closed(round_id)
         self.answers.keep(round_id, answer, [peer])
         return answer
@@ -181,10 +181,10 @@ class Finals:
         return msg.RoundClosed(round_id, version, pending=False, sequence=sequence)
 
     def check(self, history: History) -> None:
-        """Assert that something is owed of each, and to members only.
+        """Assert that each final is kept for at least one member, and for members only.
 
         Raises:
-            InvariantViolation: it is not.
+            InvariantViolation: a final is kept for no member, or for another peer.
         """
         members = {peer.id for peer in self._membership.members()}
         for owed in (*self.outcomes.everybody_owed(), *self.answers.everybody_owed()):

@@ -1,4 +1,4 @@
-"""Final messages (outcomes, answers), kept until everybody concerned has acknowledged them."""
+"""Finals (outcomes and answers), kept until every member concerned has acknowledged them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Message = TypeVar("_Message")
 class _KeptFinal(Protocol):
     @property
     def sequence(self) -> int:
-        """Its place among everything that the run has decided."""
+        """The place of the final among all decisions of the run."""
         ...
 
 
@@ -28,14 +28,14 @@ def affordable(
     told: Iterable[Collection[int]],
     concerned: Callable[[_AnyFinal], int],
 ) -> list[tuple[_Key, _AnyFinal]]:
-    """Of the finals that returning members report, in their order, those that can be kept.
+    """Return the reported finals that the master can keep, in their order.
 
-    All of them, unless somebody has made many up. What most members have goes before what few have.
+    These are all, unless a peer has invented many. Finals that most members have are preferred.
 
     Args:
-        finals: by key.
-        told: of each member that came back, the places of those that it has.
-        concerned: how many members must have one.
+        finals: the reported finals by key.
+        told: for each returning member: the places of the finals that it has.
+        concerned: tells how many members must have a final.
     """
     having = Counter(sequence for sequences in told for sequence in sequences)
     lacking = {key: max(0, concerned(f) - having[f.sequence]) for key, f in finals.items()}
@@ -52,11 +52,11 @@ def affordable(
 
 
 class Kept(Generic[_Key, _Message]):
-    """What is owed to whom, in the order in which it was decided."""
+    """Messages that some members have not acknowledged, in the order of their decision."""
 
     def __init__(self) -> None:
         self._kept: dict[_Key, tuple[_Message, dict[PeerId, None]]] = {}
-        """Key -> the message, and who has not acknowledged it."""
+        """Key -> the message, and the members that have not acknowledged it."""
         self._counts: Counter[PeerId] = Counter()
 
     def __contains__(self, key: _Key) -> bool:
@@ -66,40 +66,40 @@ class Kept(Generic[_Key, _Message]):
         return iter([message for message, _ in self._kept.values()])
 
     def keep(self, key: _Key, message: _Message, peers: list[PeerId]) -> None:
-        """Keep ``message`` for these peers, to whom it is not owed yet."""
+        """Keep ``message`` for ``peers``, none of which has an entry for it yet."""
         if peers:
             _, owed = self._kept.setdefault(key, (message, {}))
             owed.update(dict.fromkeys(peers))
             self._counts.update(peers)
 
     def get(self, key: _Key) -> _Message | None:
-        """The message of that key, if somebody lacks it."""
+        """Return the message of a key; None if no member lacks it."""
         kept = self._kept.get(key)
         return kept[0] if kept is not None else None
 
     def oldest(self) -> _Message | None:
-        """What was decided first of all that somebody has not acknowledged."""
+        """Return the oldest message that a member has not acknowledged; None if there is none."""
         return next((message for message, _ in self._kept.values()), None)
 
     def owed(self, key: _Key, peer: PeerId) -> _Message | None:
-        """The message of that key, if it is kept for ``peer``."""
+        """Return the message of a key, if it is kept for ``peer``."""
         kept = self._kept.get(key)
         return kept[0] if kept is not None and peer in kept[1] else None
 
     def owed_to(self, peer: PeerId) -> list[_Message]:
-        """Everything that ``peer`` has not acknowledged."""
+        """Return the messages that ``peer`` has not acknowledged."""
         return [message for message, peers in self._kept.values() if peer in peers]
 
     def count_owed_to(self, peer: PeerId) -> int:
-        """How much that is."""
+        """Return how many messages ``peer`` has not acknowledged."""
         return self._counts[peer]
 
     def everybody_owed(self) -> Iterator[list[PeerId]]:
-        """Who has not acknowledged, message by message."""
+        """Yield, for each message, the members that have not acknowledged it."""
         return (list(peers) for _, peers in self._kept.values())
 
     def acknowledge(self, key: _Key, peer: PeerId) -> None:
-        """``peer`` has it; a second acknowledgement changes nothing."""
+        """Record that ``peer`` has a message; a second acknowledgement changes nothing."""
         kept = self._kept.get(key)
         if kept is not None and peer in kept[1]:
             del kept[1][peer]
@@ -108,7 +108,7 @@ class Kept(Generic[_Key, _Message]):
                 del self._kept[key]
 
     def forget(self, peer: PeerId) -> None:
-        """``peer`` is gone: nothing is owed to it."""
+        """Drop everything that is kept for ``peer``, which was removed."""
         for key in list(self._kept):
             self.acknowledge(key, peer)
         del self._counts[peer]

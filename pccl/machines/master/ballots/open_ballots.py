@@ -1,4 +1,4 @@
-"""The operations that are not decided: who may ask for which, and what becomes of each."""
+"""The undecided operations: which peer may request which, and how each one ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
 
 
 class OpenBallots:
-    """The votes over operations that go on."""
+    """The ballots over all undecided operations."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class OpenBallots:
         self._outbox = outbox
         self.open: dict[OperationId, Ballot] = {}
         self.expected: dict[int, Expected] = {}
-        """Of each group's shared state; also of groups without members."""
+        """Group -> its expected shared state; also of groups without members."""
         self._commits: Counter[int] = Counter()
-        """Group -> collectives that it has committed here since its last synchronization."""
+        """Group -> collectives committed at this master since the group's last synchronization."""
         self._opened: Counter[PeerId] = Counter()
-        """How many of them were opened by each member."""
+        """Member -> how many undecided operations it has opened."""
         self.next_n: dict[tuple[int, int, int], int] = {}
-        """(group, open view, tag) -> number of the next operation that may be asked for."""
+        """(group, open view, tag) -> number of the next operation that a member may request."""
 
     def take_up(self, recovered: Recovered, ended: Iterable[OperationId]) -> None:
-        """Know of no operation but those of a run that have ``ended``."""
+        """Continue a recovered run without open operations, numbered on from ``ended``."""
         self.open = {}
         self.expected = dict(recovered.expected)
         self._commits = Counter()
@@ -65,10 +65,10 @@ class OpenBallots:
     # -- what members say ----------------------------------------------------------------------
 
     def take(self, peer: RegisteredPeer, message: msg.Message) -> Expel | None:
-        """A member says something about an operation; return whom the others go on without.
+        """Handle a member's message about an operation; return a removal that follows from it.
 
         Raises:
-            RemoteProtocolError: ``peer`` may not say so.
+            RemoteProtocolError: ``peer`` may not send this message.
         """
         now_ns = self._outbox.now_ns
         match message:
@@ -76,7 +76,7 @@ class OpenBallots:
                 return self._on_operation_request(peer, message)
             case msg.SyncRequest(operation, offer):
                 if operation.tag != SYNC_TAG:
-                    raise RemoteProtocolError(reason="shared state under the tag of a collective")
+                    raise RemoteProtocolError(reason=f"tag {operation.tag} is not for shared state")
                 ballot = self._find(peer, operation, opens=True)
                 if isinstance(ballot, SyncBallot):
                     return self.decide(ballot, ballot.request(peer.id, offer, now_ns))
@@ -99,11 +99,11 @@ class OpenBallots:
             case msg.OutcomeQuery(operation):
                 self._find(peer, operation, opens=False)
             case _:
-                raise RemoteProtocolError(reason=f"unexpected {type(message).__name__}")
+                raise RemoteProtocolError(reason=f"{type(message).__name__} is unexpected")
         return None
 
     def note_progress(self, peer: PeerId, reports: Iterable[msg.Progress]) -> None:
-        """A member says how far it is."""
+        """Record the progress that a member reports."""
         for progress in reports:
             ballot = self.open.get(progress.operation)
             if ballot is not None and peer in ballot.survivors:
@@ -113,7 +113,7 @@ class OpenBallots:
         self, peer: RegisteredPeer, message: msg.OperationRequest
     ) -> Expel | None:
         if message.operation.tag == SYNC_TAG:
-            raise RemoteProtocolError(reason="a collective under the tag of shared state")
+            raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
         ballot = self._find(peer, message.operation, opens=True)
         if not isinstance(ballot, CollectiveBallot):
             return None
@@ -129,47 +129,47 @@ class OpenBallots:
         return self.decide(ballot, decision)
 
     def repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
-        """A member may not have heard of the start."""
+        """Send a member the start of an operation, which it may have missed."""
         if ballot.phase is Phase.STARTED:
             self._ratification.tell(peer, ballot.started())
 
     def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
-        """What a member may have missed while its connection was lost."""
+        """Yield what a member may have missed while its connection was lost."""
         for ballot in self.open.values():
             yield from ballot.owed_to(peer)
 
     # -- which operation -----------------------------------------------------------------------
 
     def _find(self, peer: RegisteredPeer, operation: OperationId, *, opens: bool) -> Ballot | None:
-        """The ballot that a member's message is about; a new one if that message ``opens`` it.
+        """Return the ballot of an operation; make a new one if the member's message ``opens`` it.
 
-        None if the operation has ended; ``peer`` is told how. A withdrawal too may be the first
-        that is heard of an operation (its request got lost with a connection), and it must end for
-        everybody: all members have to count the same numbers.
+        If the operation has ended, send ``peer`` the outcome and return None. A withdrawal opens a
+        ballot too, because the request may be lost with a connection. Then the operation ends for
+        all members, since they have to count the same numbers.
 
         Raises:
-            RemoteProtocolError: ``peer`` has no part in it, or it is not the next of its tag.
+            RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong.
         """
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)
             if outcome is None:
-                raise RemoteProtocolError(reason=f"the outcome of {operation} was acknowledged")
+                raise RemoteProtocolError(reason=f"the peer acknowledged {operation} before")
             self._ratification.tell(peer, outcome)
             return None
         term, membership = self._incarnation.term, self._membership
         if not peer.admitted or operation.term > term or operation.group != peer.group:
-            raise RemoteProtocolError(reason=f"operation {operation} is not of this run")
+            raise RemoteProtocolError(reason=f"the peer has no part in {operation}")
         if operation.view > membership.newest_view(operation.group):
-            raise RemoteProtocolError(reason=f"operation {operation} of a future view")
+            raise RemoteProtocolError(reason=f"{operation} is of a future view")
         known = self.open.get(operation)
         if known is not None and known.outlives_view and peer.id in known.survivors:
-            return known  # its view is closed
+            return known  # it continues although its view is closed
         view = membership.view(operation.group, operation.view)
         if view is None:
             self._ratification.tell(peer, self._ended_by_closed_view(operation))
             return None
         if peer.id not in view.ring:
-            raise RemoteProtocolError(reason=f"not a member of view {operation.view}")
+            raise RemoteProtocolError(reason=f"the peer is not in view {operation.view}")
         if operation.term != view.term:
             raise RemoteProtocolError(reason=f"view {operation.view} is of term {view.term}")
         if known is not None:
@@ -177,12 +177,12 @@ class OpenBallots:
         tag = (operation.group, operation.view, operation.tag)
         inherited = view.term < term
         next_n = self.next_n.get(tag)
-        if next_n is None:  # the master before may have counted; its members go on from there
+        if next_n is None:  # if an earlier master opened the view, its members count on
             next_n = operation.n if inherited else 0
         if not opens or operation.n != next_n:
-            raise RemoteProtocolError(reason=f"operation {operation} is not the next one")
+            raise RemoteProtocolError(reason=f"{operation} is not the next of its tag")
         if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
-            raise RemoteProtocolError(reason="too many operations are open")
+            raise RemoteProtocolError(reason=f"the peer has {OPERATIONS_OPEN_MAX} open operations")
         self._opened[peer.id] += 1
         ballot = self._make(operation, view.ring, peer.id, inherited=inherited)
         self.open[operation] = ballot
@@ -216,7 +216,7 @@ class OpenBallots:
     # -- decisions -----------------------------------------------------------------------------
 
     def decide(self, ballot: Ballot, decision: Decision | None) -> Expel | None:
-        """Announce what a ballot has decided, if anything; return whom the others go on without."""
+        """Announce a ballot's decision, if there is one; return it if it is a removal."""
         peers = self._membership.peers
         match decision:
             case Start(weights):
@@ -264,10 +264,10 @@ class OpenBallots:
         self._finals.end(ended, concerned, expected or NOTHING_EXPECTED, follows=follows)
 
     def _would_follow(self, ballot: Ballot, decision: Commit | Abort) -> bool:
-        """Whether any master that a majority follows comes to this outcome by itself.
+        """Whether every master that a majority follows reaches this outcome by itself.
 
-        What all members of a view have reported done stays done. In a view that is closed for a
-        majority nothing is committed that was not proposed before.
+        The done reports of all members of a view are final. In a view that is closed for a
+        majority, a master commits nothing that was not proposed before.
         """
         if isinstance(decision, Abort):
             return not self._is_in_open_view(ballot.operation)
@@ -275,31 +275,31 @@ class OpenBallots:
         return is_whole and isinstance(ballot, CollectiveBallot)
 
     def lose(self, gone: Sequence[PeerId], why: str) -> None:
-        """These members were removed; the others know."""
+        """Decide about operations of removed members, after the rest has got the new roster."""
         for ballot in list(self.open.values()):
             lost = [peer for peer in ballot.survivors if peer in gone]
             if lost:
                 expel = self.decide(ballot, ballot.lose(lost, why, self._outbox.now_ns))
-                assert expel is None, "a loss has made a ballot expel others"
+                assert expel is None, "a ballot removes members after a loss"
 
     def forget(self, gone: Iterable[PeerId]) -> None:
-        """These members were removed, and all has been concluded from that."""
+        """Forget removed members, after all decisions that follow from their loss."""
         for peer in gone:
             del self._opened[peer]
 
     def shift(self, gap_ns: int) -> None:
-        """This process slept: nothing has stood still for so long."""
+        """Shift the times of progress by ``gap_ns``, because this process slept for so long."""
         for ballot in self.open.values():
             ballot.shift(gap_ns, self._outbox.now_ns)
 
     # -- views ---------------------------------------------------------------------------------
 
     def busy_views(self) -> set[tuple[int, int]]:
-        """The views with undecided operations: (group, number)."""
+        """Return the views with undecided operations: (group, number)."""
         return {(operation.group, operation.view) for operation in self.open}
 
     def groups_with_many_numbers(self) -> set[int]:
-        """The groups whose newest view has seen so many tags that a new one should begin."""
+        """Return the groups whose newest view has used too many tags, and needs a successor."""
         if len(self.next_n) <= TAGS_PER_VIEW_MAX:
             return set()
         counts: Counter[tuple[int, int]] = Counter((group, view) for group, view, _ in self.next_n)
@@ -311,15 +311,15 @@ class OpenBallots:
         }
 
     def forget_numbers(self) -> None:
-        """Nothing is counted any more in views that are closed."""
+        """Forget the operation numbers of closed views."""
         ring = self._membership.ring
         self.next_n = {tag: n for tag, n in self.next_n.items() if ring(tag[0], tag[1])}
 
     def check(self, history: History) -> None:
-        """Assert that every open operation can still be decided, and is not.
+        """Assert that every open operation is undecided, and can still be decided.
 
         Raises:
-            InvariantViolation: it is decided, or its view is closed.
+            InvariantViolation: an open operation is decided, or its view is closed.
         """
         members = {peer.id for peer in self._membership.members()}
         for operation, ballot in self.open.items():

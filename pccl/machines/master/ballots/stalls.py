@@ -1,4 +1,4 @@
-"""Operations that cannot go on: members have to talk and cannot, or their data stands still."""
+"""Finds operations that cannot continue: members lack a link, or their data does not move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
 
 
 class StallWatch:
-    """Looks at all open operations from time to time."""
+    """Examines all open operations at each tick."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class StallWatch:
         self._outbox = outbox
 
     def look(self) -> Iterator[Expel]:
-        """A tick. The caller removes each peer that it gets before it asks for the next one."""
+        """Yield removals, at a tick. The caller carries out each before it asks for the next."""
         ballots = self._ballots
         for group in sorted({ballot.operation.group for ballot in ballots.open.values()}):
             yield from self._mend_ring(group)
         for ballot in list(ballots.open.values()):
             if ballot.phase is Phase.REQUESTED and isinstance(ballot, CollectiveBallot):
-                continue  # of many that wait for calls each would cost something at every tick
+                continue  # many may wait for calls, and each would take time at every tick
             if ballot.operation in ballots.open:
                 expel = ballots.decide(ballot, ballot.look(self._timing, self._outbox.now_ns))
                 if expel is not None:
@@ -53,11 +53,11 @@ class StallWatch:
                     ballots.repeat_start(self._membership.peers[peer], ballot)
 
     def _mend_ring(self, group: int) -> Iterator[Expel]:
-        """If an operation waits for members that cannot talk, go on in a view that needs it not.
+        """If an operation needs a link that is down, open a view that does not need this link.
 
-        Its ring has others as neighbours, and with them known to be apart no mesh is chosen.
-        Their lanes are redialled all the time; a pair that has no link for as long as a lost
-        control connection may take to come back counts as one that cannot talk.
+        In that view, the members have other neighbours, and the algorithm table avoids a mesh.
+        Peers redial a lost lane all the time. A link counts as down after ``resume_s``, the time
+        in which a lost control connection may come back.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)
@@ -70,7 +70,7 @@ class StallWatch:
         for ballot in started:
             pairs = ballot.separated(broken) if broken else []
             if pairs and ballot.is_forced and not ballot.follows_ring:
-                # Another view would not help: nobody chooses what the caller has named.
+                # Another view would not help, because the callers have named the algorithm.
                 reason = f"{apart(pairs[0], broken)}; leave algorithm out, or name the ring"
                 ballots.decide(ballot, ballot.cannot_talk(reason))
         started = [ballot for ballot in started if ballot.operation in ballots.open]
@@ -96,12 +96,12 @@ class StallWatch:
             still_stuck = ballot in started and ballot.separated(broken)
             if still_stuck or (operation.group == group and operation.view in closed):
                 mended = (
-                    "another view was opened" if across else "the ring was put in another order"
+                    "the master opened another view" if across else "the ring has another order"
                 )
                 ballots.decide(ballot, ballot.close_view(f"{why}; {mended}"))
 
     def _silent(self, group: int) -> list[PeerId]:
-        """Members of whom a heartbeat is overdue, though the master reads what they send."""
+        """Return members whose heartbeat is overdue, though the master reads what they send."""
         since_ns = self._outbox.now_ns - self._timing.ns(1.5 * self._timing.heartbeat_s)
         peers = self._membership.peers
         return [
@@ -121,6 +121,6 @@ class StallWatch:
         if stall is None or ballot.operation not in self._ballots.open:
             return None
         seconds = stalled_ns / 1e9
-        reason = f"{ballot.operation} has stood still for {seconds:.1f} s, and {stall}"
+        reason = f"{ballot.operation} made no progress for {seconds:.1f} s, and {stall}"
         charged = self._membership.worse_linked(stall.upstream, stall.downstream)
         return Expel((charged.id,), RemovalCause.NO_PROGRESS, reason)

@@ -1,11 +1,11 @@
-"""The master's ballot over shared state: one content is elected, whoever is behind fetches it.
+"""The master's ballot over shared state: it elects one content, which all members then have.
 
     requested ──all have offered──> elected ──all hold it──> committed
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
-        └── a member is lost, and not all others have offered: aborted, and called again
+        └── a member is lost before the rest has offered: aborted, and called again
 
-It does not matter to the others if a member is lost: they elect among themselves, or go on while
-one of them has what is elected. Nothing that was fetched is lost with an attempt.
+After a loss, the remaining members elect among themselves, or continue while one of them has the
+elected content. After an abort, members keep the pieces that they have fetched.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SyncBallot(Ballot):
     Args:
         operation: its id.
         members: all members of its view, in ring order.
-        opener: who was the first to speak of it.
+        opener: the member that sent the first message about it.
         now_ns: the present.
-        expected: tells what is expected of the group's shared state now, and how many collectives
-            the group has committed since its last synchronization.
-        inherited: whether a master before this one may have started it.
+        expected: returns the group's expected shared state, and how many collectives the group has
+            committed since its last synchronization.
+        inherited: whether an earlier master may have started it.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class SyncBallot(Ballot):
         self._elected: Elected | None = None
         self._started_ns = now_ns
         self._early: dict[PeerId, bytes] = {}
-        """Who was done under the master before, as far as is known."""
+        """Members that were done under an earlier master -> their digests."""
         self._conflict: Differ | None = None
         self._compared: dict[PeerId, Difference | None] = {}
-        """Who was asked how its state differs -> the answer."""
+        """Members that were asked how their state differs -> their answers."""
         self._compared_ns = now_ns
 
     # -- what it is about ------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class SyncBallot(Ballot):
 
     @property
     def outlives_view(self) -> bool:
-        """Whether a member was lost: then the others go on."""
+        """Whether a member was lost: then the rest continues."""
         return len(self._present) < len(self.members)
 
     @property
@@ -93,12 +93,12 @@ class SyncBallot(Ballot):
         return peer in self._offers
 
     def waiting_for(self) -> list[PeerId]:
-        """The members whose offer, comparison or done report is missing."""
+        """Return the members whose offer, comparison or done report is missing."""
         silent = [peer for peer, answer in self._compared.items() if answer is None]
         return super().waiting_for() or silent
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
-        """The result of the election, or the question how the member's state differs."""
+        """Yield the result of the election, or the question how the member's state differs."""
         if peer not in self._present:
             return
         if self._elected is not None:
@@ -107,7 +107,7 @@ class SyncBallot(Ballot):
             yield self._question(self._conflict)
 
     def expected_after(self, run: bytes) -> Expected | None:
-        """What is expected of the group's shared state once this is committed; None: no news."""
+        """Return the group's expected shared state after a commit; None if it does not change."""
         assert self._elected is not None
         if next(iter(self._offers.values())).purpose is SyncPurpose.VERIFY:
             return None
@@ -116,7 +116,7 @@ class SyncBallot(Ballot):
     # -- what members do -------------------------------------------------------------------------
 
     def request(self, peer: PeerId, offer: Offer, now_ns: int) -> Decision | None:
-        """A member offers what it has. A second request of the same member changes nothing."""
+        """Record a member's offer. A second request of the same member changes nothing."""
         if self.phase.ended or peer in self._offers:
             return None
         self._offers[peer] = offer
@@ -124,9 +124,9 @@ class SyncBallot(Ballot):
         return self._hold_election(now_ns)
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
-        """A member holds what is elected, or held it under the master before."""
+        """Record that a member holds the elected content, or held it under an earlier master."""
         if self.phase is Phase.REQUESTED and self._inherited:
-            self._early[peer] = digest  # all had offered; they do so again
+            self._early[peer] = digest  # all members offer again
             return None
         if self.phase is not Phase.STARTED or peer in self._digests:
             return None
@@ -135,7 +135,7 @@ class SyncBallot(Ballot):
         return self._outcome_if_complete()
 
     def compared(self, peer: PeerId, difference: Difference, now_ns: int) -> Decision | None:
-        """A member says how its state differs from that of another one."""
+        """Record how a member's state differs from that of another member."""
         if self._conflict is None or self._compared.get(peer, _UNKNOWN) is not None:
             return None
         self._compared[peer] = difference
@@ -144,7 +144,7 @@ class SyncBallot(Ballot):
         return self._judge_conflict(self._conflict)
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """Members are lost: commit, elect anew, go on with other sources, or give up."""
+        """Drop lost members; then commit, elect again, continue with other sources, or abort."""
         self._drop(peers, reason)
         self.progress_ns = now_ns
         for lost in peers:
@@ -153,7 +153,7 @@ class SyncBallot(Ballot):
             return self._give_up()
         if self.phase is Phase.REQUESTED:
             if len(self._offers) < len(self._present) or self._early:
-                return self._give_up()  # the others will call in the next view; nothing is lost
+                return self._give_up()  # the rest calls again in the next view
             self._conflict = None
             self._compared.clear()
             return self._hold_election(now_ns)
@@ -163,7 +163,7 @@ class SyncBallot(Ballot):
         return self._go_on()
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """Also the sources, if nothing moves: members that fetch wait for them."""
+        """Return the missing members and, without progress since ``still_ns``, the sources."""
         waiting = self.waiting_for()
         if self._elected is None or self.progress_ns > still_ns:
             return waiting
@@ -181,13 +181,13 @@ class SyncBallot(Ballot):
             return None
         late = self.waiting_for()
         others = [peer for peer in self._present if peer not in late]
-        is_first = self._expected()[0].lineage is None  # of the group: nobody is a newcomer
+        is_first = self._expected()[0].lineage is None  # then no member is a newcomer
         newcomers = not is_first and all(peer in self._elected.outdated for peer in late)
         held_s = (now_ns - self._started_ns) / 1e9
         if newcomers and others and held_s >= timing.hold_s:
             reason = (
-                f"it kept the others waiting for {held_s:.0f} s while it received the shared "
-                "state; it keeps what it has"
+                f"it kept other members waiting for {held_s:.0f} s while it received the shared "
+                "state; it keeps the pieces that it has"
             )
             return Expel(tuple(late), RemovalCause.TOO_SLOW, reason)
         still_s = (now_ns - self.progress_ns) / 1e9
@@ -197,7 +197,7 @@ class SyncBallot(Ballot):
         return None
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: move the times of progress, start and comparison forward."""
+        """Shift the times of progress, start and comparison, because this process slept."""
         super().shift(gap_ns, now_ns)
         self._started_ns = min(self._started_ns + gap_ns, now_ns)
         self._compared_ns = min(self._compared_ns + gap_ns, now_ns)
@@ -219,7 +219,7 @@ class SyncBallot(Ballot):
             self._elected = verdict
             holders = {p: d for p, d in self._early.items() if p in self._present}
             if any(digest != verdict.content for digest in holders.values()):
-                reason = "another content was elected under the master before"
+                reason = "an earlier master elected another content"
                 return self._end(Abort(AbortCause.MEMBER_LOST, reason))
             self._digests.update(holders)
             return self._outcome_if_complete() or self._tell()
@@ -232,7 +232,7 @@ class SyncBallot(Ballot):
         return CompareStates(self.operation, conflict.sets[0][0])
 
     def _judge_conflict(self, conflict: Differ) -> Decision:
-        """The answers are here, or don't come."""
+        """Decide a conflict, with the answers that have arrived in time."""
         answers = [answer for answer in self._compared.values() if answer is not None]
         difference = next((answer for answer in answers if answer.tensor), _UNKNOWN)
         reference, *others = conflict.sets
@@ -254,7 +254,7 @@ class SyncBallot(Ballot):
         return Tell(tuple(self._present), SyncStarted(self.operation, self._elected))
 
     def _go_on(self) -> Decision | None:
-        """A member is lost; is there somebody left from whom everything can be had?"""
+        """Continue after a loss, if a remaining member has the elected content; else abort."""
         assert self._elected is not None
         holders = [
             peer for peer in self._present if peer in self._elected.sources or peer in self._digests
@@ -273,7 +273,7 @@ class SyncBallot(Ballot):
         return self._tell()
 
     def _with_other_extra(self, elected: Elected, done: list[PeerId]) -> Elected:
-        """Those who had it are lost: newcomers that are done have it too; otherwise any will do."""
+        """Replace lost sources of ``extra``: by newcomers that are done, else by any source."""
         heirs = tuple(peer for peer in done if peer in elected.outdated)
         if heirs:
             return replace(elected, extra_sources=heirs)
@@ -288,7 +288,7 @@ class SyncBallot(Ballot):
 
 
 def _agree(offers: list[Offer]) -> bool:
-    """Whether these are the same call, with strategies that go together."""
+    """Whether all offers are of the same call, with compatible strategies."""
     popular = SharedStateSyncStrategy.ENFORCE_POPULAR
     calls = {(offer.purpose, offer.resume, offer.strategy is popular) for offer in offers}
     return len(calls) == 1

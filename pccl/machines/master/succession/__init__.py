@@ -1,15 +1,15 @@
-"""How a master takes up a run that had another one, and what of several masters' words counts.
+"""How a master takes up the run of an earlier one, and which of several masters may move a run.
 
-* ``restart``: ``Succession``: a master that begins, waits for members to return, and goes on.
-* ``origin``: what it begins with, and as whom it coordinates.
-* ``standby``: which run a standby stands by for, as its masters say.
+* ``restart``: ``Succession``: a master starts, waits for members to return, and continues.
+* ``origin``: what a master knows when it starts, and its identity.
+* ``standby``: which run a standby may take up, as its masters say.
 * ``vouched``: the members that a master has named.
-* ``report``: what one returning peer says.
-* ``footprint``: how much memory that takes.
+* ``report``: the report of one returning peer.
+* ``footprint``: how much memory a report takes.
 * ``recovered``: the run that follows from all reports.
-* ``recovery``: collects them, and knows when they are enough.
-* ``revival``: peers as they were.
+* ``recovery``: collects the reports, and knows when they are enough.
+* ``revival``: registers returning peers as they were.
 * ``majority``: whether enough members follow this master.
-* ``proposals``: what is told once a majority has stored it.
-* ``ratification``: ``Ratification``: what a master with standbys holds back until then.
+* ``proposals``: finals that a majority has to store before the master sends them.
+* ``ratification``: ``Ratification``: what a master with standbys holds back for a majority.
 """

@@ -1,7 +1,7 @@
-"""About how much memory a decoded message takes: in it is counted what a peer makes a master keep.
+"""How much memory a decoded message takes, to limit what a peer can make a master store.
 
-Bytes on the wire would say too little: a list of small numbers takes ten times as much when it is
-decoded. Lists of things that are all of one size are multiplied, not walked.
+The size on the wire is a bad measure: a decoded list of small numbers takes ten times as much.
+Lists of items of one size are not walked: the size of an item is multiplied by the length.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 _NUMBER_BYTES = 32
 _TEXT_BYTES = 56
-"""Of an empty one."""
+"""Memory of an empty text or byte string."""
 _OBJECT_BYTES = 48
-"""Of a dataclass without fields, or an empty tuple."""
+"""Memory of a dataclass without fields, or of an empty tuple."""
 _SLOT_BYTES = 8
 
 _Measure = int | Callable[[Any], int]
-"""The size of all values of a type, or how to find out the size of one."""
+"""The size of all values of a type, or a function from a value to its size."""
 
 
 def footprint(message: object) -> int:

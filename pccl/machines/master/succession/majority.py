@@ -1,22 +1,22 @@
 """Which of several masters may move a run: the one that a majority of its members follows.
 
-With one master there is nothing to decide. With a standby there may be two that think the other one
-dead, each with some of the members. So nothing that a change of the membership brings about is told
-to anybody before a majority of the members before that change has acknowledged it, and with it the
-master's term: from then on they take nothing from a master of a lower one, and two majorities have
-a member in common. A change that was told and not acknowledged by enough may count all the same, as
-far as anybody else knows; so whoever takes over needs a majority of each of these as well.
+With one master there is nothing to decide. With a standby, two masters may think each other dead,
+and each have some of the members. So a change of the membership needs acknowledgements, which name
+the master's term, by a majority of the members before it. Until then the master sends no decision
+that follows from the change. From then on these members ignore lower terms, and two majorities have
+a member in common. A change with too few acknowledgements may still count for another master. So a
+successor needs a majority of each of these memberships as well.
 
-The same holds for finals that another master could contradict while the membership stays as it is:
-they are told once such a majority has also stored them (``proposals``).
+The same holds for finals that another master could contradict in an unchanged membership: the
+master sends them once such a majority has also stored them (``proposals``).
 
-With exactly half of the members the incumbent may go on, the master that told them of that
+With exactly half of the members the *incumbent* may continue: the master that sent them this
 membership. So a run of two survives the loss of one member, or of its master, but not of both at
-once; and a run of one ends with its member, for he may be with the other master. Goodbyes are no
-loss: whoever says one follows nobody any more. (Vertical Paxos II, Lamport, Malkhi & Zhou, PODC
+once. A run of one ends with its member, which may be with the other master. A goodbye is no loss,
+because its sender follows no master any more. (Vertical Paxos II, Lamport, Malkhi & Zhou, PODC
 2009, section 4, is the general case; the term is the ballot.)
 
-Pure state: ``Ratification`` holds back and tells.
+Pure state: ``Ratification`` holds messages back and sends them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId
 
 HELD_BACK = (msg.OperationStarted, msg.SyncStarted, msg.OperationEnded, msg.RoundClosed)
-"""What moves the run. Rosters don't: callers see them when one of these comes. Nor do admissions:
-a newcomer alone can decide nothing, and has to know the roster to acknowledge it."""
+"""Messages that move the run. Rosters do not, because callers see them only with such a message.
+Admissions do not: a newcomer alone decides nothing, and acknowledges the roster that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Basis:
     """A membership whose consent counts.
 
     Attributes:
-        members: as far as they are known.
-        size: how many there are.
-        is_ours: whether the master that asks has told it.
+        members: the members that are known.
+        size: how many members there are.
+        is_ours: whether this master has sent this membership.
     """
 
     members: frozenset[PeerId]
@@ -49,35 +49,35 @@ class Basis:
     is_ours: bool
 
     def consents(self, agreed: Collection[PeerId]) -> bool:
-        """Whether those who agree are enough of them."""
+        """Whether the peers in ``agreed`` are enough of the members."""
         twice = 2 * len(self.members.intersection(agreed))
         return twice > self.size or (twice == self.size and self.is_ours)
 
     def without(self, left: Collection[PeerId]) -> Basis:
-        """These members said goodbye."""
+        """Return the membership without members that said goodbye."""
         members = self.members.difference(left)
         return Basis(members, self.size - len(self.members) + len(members), self.is_ours)
 
 
 class Majority:
-    """The members whose consent counts, and what waits for it.
+    """The members whose consent counts, and the messages that wait for it.
 
     Args:
-        bases: all of which have to consent to the next change.
+        bases: the memberships that all have to consent to the next change.
     """
 
     def __init__(self, bases: Sequence[Basis] = (), ratified: int = 0) -> None:
         self._bases = tuple(bases)
         self._held: dict[tuple[PeerId, msg.MasterMessage], None] = {}
-        """In order; what is asked for again is held once."""
+        """The messages that wait, in order; a repeated one is held once."""
         self._lacking_since_ns: int | None = None
         self.proposals = Proposals()
-        """What they have to store before it is told."""
+        """The finals that members have to store before the master sends them."""
         self.ratified = ratified
-        """The newest roster that had consent."""
+        """The version of the newest roster that had consent."""
 
     def consents(self, membership: Membership) -> bool:
-        """Whether enough are connected, know the present membership, and have stored proposals."""
+        """Whether enough connected members know the present roster and have stored proposals."""
         proposed = self.proposals.last
         agreed = [
             peer.id
@@ -89,15 +89,15 @@ class Majority:
         return all(basis.consents(agreed) for basis in self._bases)
 
     def leave(self, peer: PeerId) -> None:
-        """A member said goodbye: it follows nobody any more, and is not asked."""
+        """Stop counting a member that said goodbye, because it follows no master any more."""
         self._bases = tuple(basis.without({peer}) for basis in self._bases)
 
     def hold(self, peer: PeerId, message: msg.MasterMessage) -> None:
-        """Keep a message until there is consent."""
+        """Hold a message back until there is consent."""
         self._held[peer, message] = None
 
     def settle(self, membership: Membership) -> list[tuple[PeerId, msg.MasterMessage]]:
-        """There is consent: the present members are asked from now on. Returns what was held."""
+        """Record consent; the present members have to give the next one. Return held messages."""
         members = frozenset(peer.id for peer in membership.members())
         self._bases = (Basis(members, len(members), is_ours=True),)
         self._lacking_since_ns = None
@@ -106,12 +106,12 @@ class Majority:
         return held
 
     def lacks_for_ns(self, now_ns: int) -> int:
-        """For how long consent has been lacking, now included."""
+        """Return for how long consent has been lacking; the first call starts this clock."""
         if self._lacking_since_ns is None:
             self._lacking_since_ns = now_ns
         return now_ns - self._lacking_since_ns
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: the others have so much more time."""
+        """Shift the deadline for consent by ``gap_ns``, because this process slept for so long."""
         if self._lacking_since_ns is not None:
             self._lacking_since_ns = min(self._lacking_since_ns + gap_ns, now_ns)

@@ -1,4 +1,4 @@
-"""What a master knows when it is started, and as whom it coordinates a run."""
+"""What a master knows when it starts, and its identity in a run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pccl.protocol.messages import MasterAddress
 
 
 class Origin(enum.Enum):
-    """What a master knows when it is started."""
+    """What a master knows when it starts."""
 
     BLANK = "blank"
-    """Nothing: it begins a run, unless members of another one return."""
+    """Nothing. The master begins a run, unless members of another run return."""
     RESTARTED = "restarted"
-    """Which run it had: the members return."""
+    """The run that the master coordinated before. It waits for the members to return."""
     STANDBY = "standby"
-    """That it coordinates none: it waits for the members of its master's run."""
+    """That the master coordinates no run. It waits for the members of its master's run."""
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """As whom a master coordinates a run; another one is taken up under the same object.
+    """The identity of a master in its run. The object stays when the master takes up another run.
 
     Attributes:
         run: the run's id.
-        term: number of this incarnation.
-        incumbent: id of the master.
-        standbys: where other masters of the run listen.
+        term: the number of this incarnation.
+        incumbent: the id of the master.
+        standbys: addresses of the run's other masters.
     """
 
     run: bytes

@@ -1,24 +1,24 @@
-"""Finals that a majority of the members has to store before anybody is told them.
+"""Finals that a majority of the members has to store before the master sends them.
 
-With one master there are none. With a standby, the members that follow it may have reached a state
-from which it decides otherwise, while the first master has not heard that they are gone. So a final
-that another master could contradict is *proposed* to all members first, and told once a majority
-follows the term in which it was proposed and has stored it (``majority`` counts).
+With one master there are none. With a standby, members that follow it may lead it to another
+decision, while the first master has not noticed their loss. So the master first *proposes* to all
+members each final that another master could contradict. It sends the final once a majority follows
+the term of the proposal and has stored it (``majority`` counts).
 
 That gives one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) and in Paxos:
 
-* Whoever takes over hears a majority, and so at least one member that has stored each final that
-  was told. It adopts every proposal that it hears of. If it hears of none, none was told; nor will
-  one be, because this majority takes nothing from the lower term any more.
-* A member of which it has not heard is removed, so no older proposal comes to light later.
-* Whoever knows a roster knows every proposal that was not settled when it was made: proposals are
-  sent before rosters and admissions, on every connection. So the same holds after any change of
-  the membership.
-* Not proposed is what follows from the members' own state, for any master that a majority follows:
-  a commit of a collective that all members of its view have reported done (done is never taken
-  back), and an abort in a view that a ratified roster has closed. Once a roster closes the view,
-  nothing follows from done reports any more; so commits that are not settled then are proposed
-  before that roster is told.
+* A successor needs a majority. So for each final that was sent, at least one member reports the
+  proposal, and the successor adopts it. If no member reports a proposal, its final was not sent,
+  and will not be: the majority ignores the lower term from now on.
+* The successor removes members that have not reported, so no older proposal appears later.
+* A member that knows a roster knows every proposal that was not settled when the roster was made.
+  For that, proposals precede rosters and admissions on every connection. So the same holds after
+  any change of the membership.
+* A final needs no proposal if it follows from the members' own state. One such final is the commit
+  of a collective that all members of its view have reported done, because done reports are final.
+  The other one is an abort in a view that a ratified roster has closed. Once a roster closes a
+  view, done reports prove nothing any more. So the master proposes unsettled commits before it
+  sends that roster.
 
 State only: ``Ratification`` sends and counts.
 """
@@ -33,7 +33,7 @@ from pccl.protocol.types import OperationId, RoundId
 
 
 class Proposals:
-    """What was proposed in this term and is not settled, in order."""
+    """The proposals of this term that are not settled, in order."""
 
     def __init__(self) -> None:
         self._open: dict[OperationId | RoundId, msg.Proposed] = {}
@@ -45,7 +45,7 @@ class Proposals:
     def add(
         self, final: msg.OperationEnded | msg.RoundClosed, expected: Expected = NOTHING_EXPECTED
     ) -> None:
-        """Propose a final; ``expected``: of the group's shared state, once it is told."""
+        """Propose a final; ``expected``: the group's expected shared state after it."""
         self._last += 1
         if isinstance(final, msg.OperationEnded):
             proposed = msg.Proposed(self._last, final, None, expected)
@@ -54,15 +54,15 @@ class Proposals:
             self._open[final.round] = msg.Proposed(self._last, None, final)
 
     def settle(self, key: OperationId | RoundId) -> None:
-        """Everybody concerned has acknowledged it: nobody will ask."""
+        """Drop a proposal, because every member concerned has acknowledged its final."""
         self._open.pop(key, None)
 
     def after(self, place: int) -> list[msg.Proposed]:
-        """What a member lacks that has stored everything up to that place."""
+        """Return the proposals that a member lacks if it has stored all up to ``place``."""
         newest_first = reversed(self._open.values())
         return list(takewhile(lambda proposed: proposed.place > place, newest_first))[::-1]
 
     @property
     def last(self) -> int:
-        """The place that a member has to have stored to lack nothing."""
+        """The place of the last proposal; a member that has stored it lacks none."""
         return next((proposed.place for proposed in reversed(self._open.values())), 0)

@@ -1,8 +1,8 @@
-"""Who has to consent before the run moves, and what members are told no sooner.
+"""The consent of members that a master needs to move the run, and the messages that wait for it.
 
-Where nobody else can coordinate the run, that is nobody. Otherwise it is a majority
-(``majority``): what moves the run is held back until it is there, and a final that
-another master could contradict until a majority has stored it (``proposals``).
+A sole master needs none. Otherwise a majority has to consent (``majority``): the master holds back
+messages that move the run until then. It also holds back a final that another master could
+contradict, until a majority has stored the final (``proposals``).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pccl.protocol.types import OperationId, PeerId, RoundId
 
 
 class Ratification:
-    """Tells members what moves the run, once enough of them agree.
+    """Sends messages that move the run, once enough members consent.
 
     Args:
-        membership: who is in the run.
-        outbox: what has to be done.
-        is_sole: whether nobody else can coordinate the run.
+        membership: the peers of the run.
+        outbox: collects the effects.
+        is_sole: whether no other master can coordinate the run.
     """
 
     def __init__(self, membership: Membership, outbox: Outbox, *, is_sole: bool) -> None:
@@ -39,26 +39,26 @@ class Ratification:
 
     @property
     def has_consent(self) -> bool:
-        """Whether the run may move as its membership is."""
+        """Whether the master may move the run with its present membership."""
         return self.is_sole or self._majority.consents(self._membership)
 
     @property
     def ratified(self) -> int:
-        """The newest roster to which enough members have consented."""
+        """The version of the newest roster to which enough members have consented."""
         return self._membership.version if self.is_sole else self._majority.ratified
 
     def vouched(self) -> Vouched:
-        """The members, for another master, and for this one when it is started again.
+        """Return the members of the run, for a standby and for the next start of this master.
 
-        Those that were removed are among them as long as no majority has acknowledged that: it may
-        go on with them.
+        Removed members are included until a majority has acknowledged their removal, because
+        another master may still continue with them.
         """
         now = self._membership.digests()
         before = {} if self.is_sole else self._acknowledged
         return Vouched(self._membership.version, {**before, **now})
 
     def settle(self) -> None:
-        """After each event: if there is consent now, tell what was held back."""
+        """Send what was held back, after an event, if there is consent now."""
         if self.is_sole or not self.has_consent:
             return
         if self._majority.ratified != self._membership.version:
@@ -69,47 +69,47 @@ class Ratification:
                 self._outbox.send(known, message)
 
     def lacks_consent_for_ns(self) -> int | None:
-        """For how long consent has been lacking, now included; None: it is there."""
+        """Return for how long consent has been lacking; None if there is consent."""
         return None if self.has_consent else self._majority.lacks_for_ns(self._outbox.now_ns)
 
     def leave(self, peer: PeerId) -> None:
-        """A member said goodbye: it follows nobody any more, and is not asked."""
+        """Stop counting a member that said goodbye, because it follows no master any more."""
         self._majority.leave(peer)
 
     def note_masters(self, newcomers: Sequence[RegisteredPeer]) -> None:
-        """These newcomers become members now: from now on it counts if they know another master."""
+        """Require consent from now on, if one of these new members knows another master."""
         if self.is_sole and any(peer.masters > 1 for peer in newcomers):
             self.is_sole = False
             self._acknowledged = self._membership.digests()
             self._majority.settle(self._membership)
 
     def shift(self, gap_ns: int) -> None:
-        """This process slept: the others have so much more time."""
+        """Shift the deadline for consent by ``gap_ns``, because this process slept for so long."""
         self._majority.shift(gap_ns, self._outbox.now_ns)
 
     def take_up(self, bases: Sequence[Basis], ratified: int, vouched: Vouched) -> None:
-        """Go on with a run: these memberships have to consent to what comes now."""
+        """Continue a recovered run, in which ``bases`` have to consent to the next change."""
         self._acknowledged = dict(vouched.digests or {})
         self._majority = Majority(bases, ratified)
 
-    # -- what members are told -----------------------------------------------------------------
+    # -- messages to members -------------------------------------------------------------------
 
     def tell(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
-        """Send to a peer; what moves the run is held back until there is consent."""
+        """Send a message to a peer; if it moves the run, hold it back until there is consent."""
         if isinstance(message, HELD_BACK) and not self.has_consent:
             self._majority.hold(peer.id, message)
         else:
             self._outbox.send(peer, message)
 
     def tell_resumed(self, peer: RegisteredPeer, message: msg.Resumed) -> None:
-        """Send to a peer that is back; a member gets what it has not stored."""
+        """Send ``message`` to a resumed peer, and to a member all proposals that it lacks."""
         self._outbox.send(peer, message)
         peer.sent_place = peer.stored_place
         if peer.admitted:
             self._send_proposals(peer)
 
     def tell_admitted(self, peer: RegisteredPeer, message: msg.Admitted) -> None:
-        """Send to a new member; before any roster it gets what is proposed, so it knows both."""
+        """Send all proposals to a new member, and then its admission, which names a roster."""
         self._send_proposals(peer)
         self._outbox.send(peer, message)
 
@@ -122,9 +122,9 @@ class Ratification:
         *,
         sends: bool = True,
     ) -> None:
-        """Let a majority store a final that another master could contradict, before it is told.
+        """Propose a final that another master could contradict, so that a majority stores it first.
 
-        A sole master tells it at once. Without ``sends``, members get it when they are resumed.
+        A sole master proposes nothing. Without ``sends``, members get it when they resume.
         """
         if not self.is_sole:
             self._majority.proposals.add(final, expected)
@@ -137,13 +137,13 @@ class Ratification:
             peer.sent_place = proposed.place
 
     def has_proposed(self, operation: OperationId) -> bool:
-        """Whether the outcome of an operation was proposed, and somebody may yet ask for it."""
+        """Whether the outcome of an operation was proposed and is not settled."""
         return operation in self._majority.proposals
 
     def proposed(self) -> list[msg.Proposed]:
-        """All that somebody may yet ask for."""
+        """Return all proposals that are not settled."""
         return self._majority.proposals.after(0)
 
     def acknowledged(self, key: OperationId | RoundId) -> None:
-        """Everybody concerned has acknowledged what was proposed: nobody will ask."""
+        """Drop a proposal, because every member concerned has acknowledged its final."""
         self._majority.proposals.settle(key)

@@ -1,9 +1,9 @@
-"""The run that follows from what returning peers report.
+"""The run that follows from the reports of returning peers.
 
-Of rosters the newest one counts, because every change was told before anything that was decided
-because of it; who is not in the newest one of his group was removed. Outcomes and answers that
-anybody has seen are adopted; so are those that were proposed to anybody (``proposals``). What was
-decided and reached nobody who came back may be decided anew.
+The newest roster of a group counts, because masters send a change before decisions that follow from
+it. A peer that is not in this roster was removed. The master adopts outcomes and answers that any
+member has received, and proposals that any member has stored (``proposals``). It may decide again
+what no returning member knows.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundId, Ro
 
 @dataclass(slots=True)
 class Recovered:
-    """The run as it is known.
+    """The run as the reports describe it.
 
     Attributes:
-        term: the highest that anybody has followed.
-        last_peer: the highest id that anybody knows.
-        version: of the newest roster that anybody knows.
-        groups: their views and rosters, by number.
-        members: all members of the newest views, also those that did not come back.
-        returned: reports of the members that came back, in order of id.
-        newcomers: reports of those that were registered, but not admitted.
-        strangers: reports of those that the run went on without.
-        outcomes: what became of operations; whoever is concerned may not know it.
-        answers: of rounds; likewise.
+        term: the highest term that a reporting peer has followed.
+        last_peer: the highest id in the reports that a master can have given out.
+        version: version of the newest roster that a report names.
+        groups: by number: the views and rosters of the group.
+        members: all members of the newest views, missing members included.
+        returned: reports of the members that returned, in order of id.
+        newcomers: reports of peers that were registered, but not admitted.
+        strangers: reports of peers that were removed from the run.
+        outcomes: outcomes of operations, which some members may lack.
+        answers: answers to rounds, which some members may lack.
         counts: how many rounds of each kind were closed.
-        sequence: the highest place of anything decided.
-        expected: what is known of each group's shared state.
-        states: what each of the outcomes makes of that.
+        sequence: the highest place of a decision.
+        expected: the expected shared state of each group.
+        states: by operation: the expected shared state after its outcome.
     """
 
     term: int
@@ -55,23 +55,23 @@ class Recovered:
     expected: dict[int, Expected]
     states: dict[OperationId, Expected]
     left: set[PeerId]
-    """Who came back and said goodbye."""
+    """The peers that returned and then said goodbye."""
 
     @property
     def missing(self) -> list[PeerId]:
-        """The members that did not come back, or not to stay."""
+        """The members that did not return, or said goodbye since."""
         present = {report.peer for report in self.returned}
         return [peer for peer in self.members if peer not in present]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeUp:
-    """The run as it was: the machine goes on with it.
+    """A recovered run, with which the machine continues.
 
     Attributes:
-        recovered: what its members know.
-        connections: on which anybody has reported.
-        waiting: the newcomers that have waited for it, by connection.
+        recovered: the run as the reports describe it.
+        connections: the connections on which peers have returned.
+        waiting: by connection: newcomers that have waited meanwhile.
     """
 
     recovered: Recovered
@@ -88,15 +88,15 @@ def recovered_run(
     ratified: int,
     promised: bool,
 ) -> Recovered:
-    """The run, as complete reports tell of it.
+    """Return the run that complete reports describe.
 
     Args:
-        reports: all of them, in order of id.
-        believed: those that count, in order of id.
-        left: who came back and said goodbye.
-        version: of the newest roster that anybody knows.
-        ratified: the newest roster of which anybody knows that a majority had it.
-        promised: whether members that don't follow the master that asks count as missing.
+        reports: all complete reports, in order of id.
+        believed: the reports that count, in order of id.
+        left: the peers that returned and then said goodbye.
+        version: version of the newest roster that a report names.
+        ratified: version of the newest roster that a majority is known to have acknowledged.
+        promised: whether members that do not follow this master count as missing.
     """
     groups = _groups(believed, ratified)
     members: dict[PeerId, tuple[int, Member]] = {}
@@ -111,7 +111,7 @@ def recovered_run(
     returned = [r for r in reports if _is_member(r, members)]
     known = {report.peer for report in (*returned, *newcomers)}
     returned = [r for r in returned if r.promised or not promised]
-    # Of others the last master may never have heard, and have decided without them.
+    # The last master may have removed other members, and decided without them.
     back = {report.peer for report in returned}
     heard = [r for r in believed if not promised or r.peer in back]
     finals = sorted((o for report in heard for o in report.outcomes), key=age)
@@ -141,9 +141,9 @@ def recovered_run(
 
 
 def _groups(reports: list[Report], ratified: int) -> dict[int, RecoveredGroup]:
-    """Of each group what is known; the newest first, and none that does not fit beside it.
+    """Return the known groups, without groups that contradict a newer one.
 
-    No master makes a peer a member of two groups, or has more than so many members.
+    No master makes a peer a member of two groups, or has more than ``PEERS_MAX`` members.
     """
     known: dict[int, RecoveredGroup] = {}
     told = [roster for report in reports for roster in report.rosters.values()]
@@ -159,7 +159,7 @@ def _groups(reports: list[Report], ratified: int) -> dict[int, RecoveredGroup]:
         taken |= ring
         groups[number] = group
         for roster in group.rosters.values():
-            # Whoever loses a member closes its views: what is open has members of now.
+            # The loss of a member closes its views, so an open view has present members only.
             is_open = roster.view in newest.open_views and roster.view <= newest.view
             if is_open and ring.issuperset(roster.ring):
                 group.views[roster.view] = View(roster.ring, roster.term, roster.algorithms)
@@ -169,12 +169,12 @@ def _groups(reports: list[Report], ratified: int) -> dict[int, RecoveredGroup]:
 def _newest_first(
     known: dict[int, RecoveredGroup], ratified: int
 ) -> list[tuple[int, RecoveredGroup]]:
-    """The groups that returning peers know, by number, without those that are gone.
+    """Return (number, group), the newest first, without groups that have lost all members.
 
-    Every change is told to all groups. So where the rosters of all groups are known of one version,
-    a group of which only older ones are known had lost all its members by then. Versions above
-    ``ratified`` say nothing of that: they had no consequences, and the members of the groups before
-    are still needed for consent.
+    Masters send every change to all groups. If the reports contain the rosters of all groups for
+    one version, a group with only older rosters had lost all its members by then. Versions above
+    ``ratified`` prove nothing: no decision has followed from them, and the members of an older
+    group are still needed for consent.
     """
     told: dict[int, list[Roster]] = {}
     for group in known.values():
@@ -189,10 +189,10 @@ def _newest_first(
 def _ids_given_out(
     reports: list[Report], told: list[Roster], members: Iterable[PeerId]
 ) -> set[PeerId]:
-    """The ids that anybody knows of and that a master can have given out.
+    """Return the reported ids that a master can have given out.
 
-    Each master begins a jump above those that it was told of. What is further away is invented, and
-    must not drive all later ids to where no number is left.
+    Each master begins a jump above the ids that it knows. A higher id is invented; it must not
+    raise all later ids until no number is left.
     """
     ids = {report.peer for report in reports}
     ids.update(peer for roster in told for peer in roster.ring)
@@ -203,6 +203,6 @@ def _ids_given_out(
 
 
 def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
-    """Whether this is the process that the others know as a member: by its group and its port."""
+    """Whether a report is from a member: rosters name the peer, with the same group and port."""
     known, said = members.get(report.peer), report.header.registration
     return known is not None and (known[0], known[1].port) == (said.group, said.port)

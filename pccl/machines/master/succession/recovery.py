@@ -1,12 +1,12 @@
-"""What returning peers report to a restarted master, and whether that is enough to go on.
+"""The reports of returning peers, and whether they are enough to continue the run.
 
-A master's state is soft: everything that it has told anybody is known to somebody. What follows
-from the reports: ``recovered``.
+A master's state is soft: peers know everything that the master has sent. ``recovered`` rebuilds the
+run from their reports.
 
-Any process with the token can send a report. If the master before has named the members of the run
-(``vouched``), only their reports count; the rosters in them can name more members.
+Any process with the token can send a report. If an earlier master has named the members of the run
+(``vouched``), only their reports count. The rosters in these reports can name more members.
 
-Pure state: ``Succession`` collects and carries out.
+Pure state: ``Succession`` passes the messages in, and closes connections.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from pccl.protocol.limits import (
 from pccl.protocol.types import PeerId, Roster
 
 _LOOKS_MAX = 8
-"""Between two ticks. Each goes through all reports, and a crowd could cause one by each word."""
+"""Searches for missing members between two ticks. Each takes time; any message may cause one."""
 
 
 class Recovery:
-    """Collects reports for a while.
+    """Collects the reports of returning peers for a while.
 
     Args:
-        timing: ``recovery_s`` is how long it waits for everybody.
-        run: the run's id; None: whichever the first one to return belongs to.
-        incumbent: id of the master that asks.
+        timing: the master waits ``recovery_s`` for all members.
+        run: the run's id; None: the run of the first peer that returns.
+        incumbent: id of this master.
         now_ns: the present.
-        ratified: the newest roster that a majority had under this master; 0: it knows of none.
+        ratified: the newest roster that a majority acknowledged to this master; 0: none is known.
         vouched: the members of the run, as its master has named them.
     """
 
@@ -68,26 +68,26 @@ class Recovery:
         self._since_ns = now_ns
         self._reports: dict[PeerId, Report] = {}
         self._named: dict[PeerId, Report] = {}
-        """Of them, those of peers that the run's master has named."""
+        """The reports of peers that the run's master has named."""
         self._by_connection: dict[int, Report] = {}
         self._said_goodbye: set[tuple[bytes, PeerId, bytes]] = set()
-        """By run, for a standby may hear members of several; and the digest of the token."""
+        """(run, peer, digest of its token); a standby may hear members of several runs."""
         self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
-        """What all reports hold of rosters: equal ones once."""
+        """The rosters in all reports; equal rosters are stored once."""
         self._nbytes = 0
         """About how much memory all reports take."""
         self._newest_known: Roster | None = None
-        """In the complete reports that count."""
+        """The newest roster in the complete reports that count."""
         self._has_newest = True
-        """Whether that is known."""
+        """Whether ``_newest_known`` is up to date."""
         self._came = 0  # complete reports of peers that were members
         self._is_whole: bool | None = None
-        """Whether all members are back; None: that has to be found out."""
+        """Whether all members are back; None if that is unknown."""
         self._looks = 0
-        """How often they were not, since the last tick."""
+        """How often a search has found members missing since the last tick."""
 
     def learn(self, run: bytes, vouched: Vouched, now_ns: int) -> list[int]:
-        """The run is known now: only its members may return. No effect while some of another do.
+        """Record the run and members that a master names; the run stays while there are reports.
 
         Returns:
             Connections to close: of processes that returned under a member's id without its token.
@@ -109,9 +109,9 @@ class Recovery:
         return connections
 
     def believes(self, report: Report) -> bool:
-        """Whether what a report says of the run counts.
+        """Whether the rosters, outcomes and answers in a report count.
 
-        It does if the run's master has named this peer, or has named no members at all. It does as
+        They do if the run's master has named this peer, or has named no members at all. They do as
         well if the named members are too old, and none of them has returned.
         """
         return report.peer in self._named or self._all_count
@@ -123,7 +123,7 @@ class Recovery:
         return self._is_stale and not any(one.complete for one in self._named.values())
 
     def _believed(self) -> list[Report]:
-        """The complete reports that count."""
+        """Return the complete reports that count."""
         reports = self._reports if self._all_count else self._named
         return [report for report in reports.values() if report.complete]
 
@@ -140,31 +140,31 @@ class Recovery:
         return self._newest_known
 
     def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> list[int]:
-        """A peer returns; its report follows.
+        """Begin the report of a returning peer.
 
         Returns:
             Connections to close: an older one of this peer, or that of a report dropped for it.
 
         Raises:
-            RemoteProtocolError: somebody else returned under its id, or there are too many.
+            RemoteProtocolError: another process returned under its id, or too many peers did.
         """
         if connection in self._by_connection:
-            raise RemoteProtocolError(reason="it returns twice on one connection")
+            raise RemoteProtocolError(reason="the peer sent Return twice on one connection")
         known = self._reports.get(header.peer)
         if known is not None and known.header.token != header.token:
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         digest = token_digest(header.token)
         named = self.vouched.digests or {}
         if named.get(header.peer, digest) != digest:
-            raise RemoteProtocolError(reason=f"its token is not that of peer {header.peer}")
+            raise RemoteProtocolError(reason=f"the token is not that of peer {header.peer}")
         goes = known
         if known is None and len(self._reports) >= PEERS_MAX:
             others = (r for peer, r in self._reports.items() if peer not in self._named)
             goes = next(others, None) if header.peer in named else None
             if goes is None:
-                raise RemoteProtocolError(reason="too many have returned")
+                raise RemoteProtocolError(reason=f"{PEERS_MAX} peers have returned already")
         is_first = not self._reports or (header.peer in named and not self._named)
-        if is_first:  # the other members get as long from now on
+        if is_first:  # the other members have ``recovery_s`` from now on
             self._since_ns = now_ns
         if goes is not None:
             self._drop(goes)
@@ -179,10 +179,10 @@ class Recovery:
         return [goes.connection] if goes is not None and goes.connection is not None else []
 
     def take(self, report: Report, message: msg.Message) -> list[int]:
-        """Add the next message of a report; return the connections whose reports are too much.
+        """Add the next message of a report; return connections whose reports had to be dropped.
 
         Raises:
-            RemoteProtocolError: it does not belong there, or the report is too large.
+            RemoteProtocolError: the message does not belong here, or the report is too large.
         """
         match message:
             case msg.KnownRoster(roster, teller) if not report.complete:
@@ -199,12 +199,12 @@ class Recovery:
                     elif self.believes(report):
                         self._newest_known = _newer(self._newest, report.newest)
         if report.nbytes > REPORT_BYTES_MAX:
-            raise RemoteProtocolError(reason="its report is too large")
+            raise RemoteProtocolError(reason="the peer's report takes too much memory")
         return self._make_room()
 
     def _take_roster(self, report: Report, roster: Roster, teller: bytes) -> None:
         if len(report.rosters) >= ROSTERS_KEPT_MAX or roster.version in report.rosters:
-            raise RemoteProtocolError(reason="more rosters than a master keeps")
+            raise RemoteProtocolError(reason="the peer reported too many rosters")
         check_roster(roster, report.peer, report.header.registration.group)
         key = (roster, roster.updates)
         shared = self._rosters.get(key)
@@ -219,7 +219,7 @@ class Recovery:
         report.tellers[roster.version] = teller
 
     def _make_room(self) -> list[int]:
-        """Drop the largest reports until the others have room; return their connections."""
+        """Drop the largest reports until the rest has room; return their connections."""
         connections: list[int] = []
         while self._nbytes > REPORTS_BYTES_MAX:
             largest = max(
@@ -232,7 +232,7 @@ class Recovery:
         return connections
 
     def _drop(self, report: Report) -> None:
-        """Forget a report, and release what only it held."""
+        """Forget a report, and rosters that no other report contains."""
         del self._reports[report.peer]
         self._named.pop(report.peer, None)
         if report.connection is not None:
@@ -248,11 +248,11 @@ class Recovery:
             self._count_again()
 
     def report_on(self, connection: int) -> Report | None:
-        """The report that comes on a connection."""
+        """Return the report that arrives on a connection; None if there is none."""
         return self._by_connection.get(connection)
 
     def closed(self, connection: int) -> None:
-        """A connection is gone; a report that is not complete is worth nothing."""
+        """Record a closed connection; drop its report if the report is incomplete."""
         report = self._by_connection.get(connection)
         if report is None:
             return
@@ -262,11 +262,11 @@ class Recovery:
             self._is_whole = None
         else:
             self._drop(report)
-            if not self._reports:  # whoever it was, others may come from another run
+            if not self._reports:  # members of another run may return now
                 self.run = self._given_run
 
     def leave(self, connection: int) -> None:
-        """A peer that had returned leaves for good."""
+        """Drop the report of a peer that says goodbye."""
         self._drop(report := self._by_connection[connection])
         if len(self._said_goodbye) < PEERS_MAX:
             self._said_goodbye.add((report.header.run, report.peer, report.digest))
@@ -282,27 +282,27 @@ class Recovery:
         }
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """This process slept: everybody has so much more time."""
+        """Shift all deadlines by ``gap_ns``, because this process slept for so long."""
         self._since_ns = min(self._since_ns + gap_ns, now_ns)
         self._heard_ns = min(self._heard_ns + gap_ns, now_ns)
 
     def look_again(self, now_ns: int) -> None:
-        """A tick: whether all members are back may be found out anew."""
+        """Allow new searches for missing members, at a tick; note if named members are too old."""
         self._looks = 0
         if not self._is_stale and now_ns - self._heard_ns >= self._stale_ns:
             self._is_stale = True
             self._count_again()
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether all members are back, or there was time enough."""
+        """Whether all members are back, or ``recovery_s`` has passed."""
         return self.is_late(now_ns) or self._is_complete()
 
     def is_late(self, now_ns: int) -> bool:
-        """Whether there was time enough for everybody to come."""
+        """Whether ``recovery_s`` has passed, since the start or since the first return."""
         return now_ns - self._since_ns >= self._patience_ns
 
     def begin_anew(self, now_ns: int) -> list[int]:
-        """Too few have come: wait once more, from nothing. Returns the connections to close."""
+        """Forget all reports, and wait again. Returns the connections to close."""
         connections = list(self._by_connection)
         for memory in (self._reports, self._named, self._by_connection, self._rosters):
             memory.clear()
@@ -314,39 +314,39 @@ class Recovery:
 
     @property
     def has_reports(self) -> bool:
-        """Whether anybody has returned."""
+        """Whether any peer has returned."""
         return bool(self._reports)
 
     def connections(self) -> list[int]:
-        """Those on which peers have returned."""
+        """Return the connections on which peers have returned."""
         return list(self._by_connection)
 
     def progress(self) -> str:
-        """Who is back, for people; the run is known."""
+        """Return how many members are back, for people; the run must be known."""
         assert self.run is not None
         size = self.world_size or "?"
         return f"{self._came} of {size} members of run {self.run.hex()} have returned to it"
 
     def shortage(self) -> str:
-        """Why there is no majority, and what to do, for people."""
+        """Return why there is no majority, and what to do, for people."""
         came = len(self.result().returned)
         had = max((basis.size for basis in self.bases()), default=0)
         them = f"{came} of {had} members" if came else "no member"
         return (
-            f"{them} came back; without a majority this master waits. If the others are gone for "
-            "good: stop every master of the run, move their state away, and start anew"
+            f"{them} came back; without a majority this master waits. If the rest is gone for "
+            "good: stop every master of the run, move their state away, and start a new run"
         )
 
     def complete_reports(self) -> list[Report]:
-        """Those of whoever is connected and has said everything, in order of id."""
+        """Return the complete reports of connected peers, in order of id."""
         reports = (report for _, report in sorted(self._reports.items()))
         return [r for r in reports if r.complete and r.connection is not None]
 
     def bases(self) -> list[Basis]:
-        """The memberships that have to consent to a successor, as far as anybody knows.
+        """Return the memberships that have to consent to a successor, by the reports.
 
-        The last one to which a majority is known to have consented, and all that were told since.
-        None, if nobody who has come knows that one: those who do may have gone on without them.
+        These are the newest ratified roster, and all later ones. There are none if no returning
+        peer knows that roster: members that know it may have continued without these peers.
         """
         known: dict[int, list[tuple[Roster, bytes]]] = {}
         for report in self._believed():
@@ -367,16 +367,16 @@ class Recovery:
 
     @property
     def ratified(self) -> int:
-        """The newest roster of which anybody knows that a majority had it."""
+        """The version of the newest roster that a majority is known to have acknowledged."""
         told = (report.header.ratified for report in self._believed())
         return max(self._ratified_here, *told, 0)
 
     def has_promises(self) -> bool:
-        """Whether enough of the members follow the master that asks."""
+        """Whether enough members have promised to follow this master."""
         return self._is_enough([r.peer for r in self.complete_reports() if r.promised])
 
     def all_promised(self) -> bool:
-        """Whether no member is left to wait for; one whose connection was lost may come back."""
+        """Whether all returned members have promised; a disconnected member may still do so."""
         newest = [report.newest for report in self._believed() if report.newest is not None]
         rings = {(roster.group, roster.version): roster.ring for roster in newest}
         members = {peer for ring in rings.values() for peer in ring}
@@ -394,7 +394,7 @@ class Recovery:
 
     @property
     def world_size(self) -> int:
-        """How many members the run had, as far as anybody knows."""
+        """How many members the run had, by the newest roster."""
         return self._newest.global_world_size if self._newest is not None else 0
 
     @property
@@ -405,15 +405,15 @@ class Recovery:
     def has_majority(self) -> bool:
         """Whether no other master can have as many of the last members as this one.
 
-        A member that was not named yet may be somebody else, and has no vote as long as its master
-        could have named it.
+        A member that its master has not named may be another process. It has no vote as long as
+        its master could have named it.
         """
         return self._is_enough([report.peer for report in self.complete_reports()])
 
     def result(self, *, promised: bool = False) -> Recovered:
-        """The run, as the complete reports tell of it.
+        """Return the run that the complete reports describe.
 
-        With ``promised``, members that don't follow the master that asks count as missing.
+        With ``promised``, members that do not follow this master count as missing.
         """
         return recovered_run(
             [report for _, report in sorted(self._reports.items()) if report.complete],
@@ -440,7 +440,7 @@ class Recovery:
 
 
 def _newer(one: Roster | None, other: Roster | None) -> Roster | None:
-    """The newer one of two rosters; the first if they are alike."""
+    """Return the newer one of two rosters; the first if both have the same version."""
     if one is None or other is None:
         return one or other
     return other if other.version > one.version else one

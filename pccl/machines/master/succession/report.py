@@ -14,12 +14,12 @@ from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import PeerId, Roster, RoundKind
 
 _LINK_BYTES = 160
-"""What the state of one link takes."""
+"""Memory for the state of one link."""
 
 
 @dataclass(slots=True)
 class SharedRoster:
-    """A roster that ``holders`` reports contain; kept in memory once."""
+    """A roster that is in memory once, though ``holders`` reports contain it."""
 
     roster: Roster
     nbytes: int
@@ -28,11 +28,11 @@ class SharedRoster:
 
 @dataclass(slots=True)
 class Report:
-    """What one peer reports when it returns."""
+    """The report of one returning peer."""
 
     header: msg.Return
     host: str
-    """Where it comes from."""
+    """The host from which the peer returned."""
     connection: int | None
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
@@ -40,20 +40,20 @@ class Report:
     links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
     """Other peer -> why the link to it is down; None: it is up."""
     requests: list[msg.Message] = field(default_factory=list[msg.Message])
-    """What it wants from the master, in order: it is dealt with when the run is rebuilt."""
+    """The peer's requests in order, which the master handles when the run is rebuilt."""
     complete: bool = False
     tellers: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Version of a roster -> id of the master that sent it."""
     promised: bool = False
-    """Whether it follows the master that asks, and has done so since this report."""
+    """Whether the peer follows this master, and has done so since this report."""
     nbytes: int = 0
-    """About how much memory it takes, rosters included."""
+    """About how much memory the report takes, rosters included."""
     own_nbytes: int = 0
-    """Without them: several reports may hold the same ones."""
+    """About how much memory the report takes without rosters, which several reports may share."""
     shares: list[SharedRoster] = field(default_factory=list[SharedRoster])
-    """Its rosters, each shared with all reports that contain it."""
+    """The rosters in the report, each shared with all reports that contain it."""
     digest: bytes = b""
-    """Of its resume token."""
+    """The digest of the peer's resume token."""
 
     @property
     def peer(self) -> PeerId:
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def newest(self) -> Roster | None:
-        """The newest roster that it knows; None: it was never admitted."""
+        """The newest roster that the peer knows; None if it was never admitted."""
         return self.rosters[max(self.rosters)] if self.rosters else None
 
     @property
@@ -71,10 +71,10 @@ class Report:
         return self.own_nbytes + sum(one.nbytes for one in self.shares if one.holders == 1)
 
     def take(self, message: msg.Message) -> None:
-        """Add the next message of the report, or of what comes after it; no roster.
+        """Add the next message of the report, or a later request; ``Recovery`` adds rosters.
 
         Raises:
-            RemoteProtocolError: it does not belong there.
+            RemoteProtocolError: the message does not belong in a report.
         """
         nbytes = footprint(message)
         match message:
@@ -118,14 +118,14 @@ _REQUESTS = (
 
 
 def age(known: msg.KnownOutcome) -> tuple[int, tuple[int, int, int]]:
-    """Later masters have higher rosters; of two reports of one outcome the one that says more."""
+    """Return a sort key by which outcomes of later masters, then of later states, come last."""
     return known.outcome.roster_version, known.expected.place
 
 
 def expected_states(
     reports: list[Report], finals: Iterable[msg.KnownOutcome]
 ) -> dict[int, Expected]:
-    """By group: after the last synchronization that anybody knows to be committed."""
+    """Return each group's expected shared state after its last known synchronization."""
     known: dict[int, Expected] = {}
     said = [(report.header.registration.group, report.header.expected) for report in reports]
     for group, expected in [*said, *((o.outcome.operation.group, o.expected) for o in finals)]:
@@ -136,7 +136,7 @@ def expected_states(
 
 
 def round_count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
-    """Rosters come before answers, so an admission may be known of whose round is not."""
+    """Return how many rounds of a kind the reports show as closed; rosters precede answers."""
     counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
     known = [a.answer.round for report in reports for a in report.answers]
     answers = [answered.n + 1 for answered in known if answered.kind is kind]

@@ -1,20 +1,20 @@
-"""How a master takes up a run which another master has coordinated before.
+"""How a master takes up a run that an earlier master has coordinated.
 
-A master that is started knows nothing, or only which run it had. Members of a run that find a
-master of another incarnation *return*: they report what they know. The master collects that until
-all are back or the recovery window ends, rebuilds the run (``recovery``), takes
-the next term and goes on; whoever did not come back is removed. Newcomers wait meanwhile.
+A master that starts knows nothing, or only which run it had. Members that find a master of another
+incarnation *return*: they report what they know. The master collects reports until all members are
+back or the recovery window ends. Then it rebuilds the run (``recovery``), takes the next term,
+removes missing members and continues. Newcomers wait meanwhile.
 
-A master that was started without any memory admits newcomers at once, into a new run. It can't
-know that there was one before. If members of one return while the new run is young, and at least as
-many as there are in the new one, they come first: the new run is given up.
+A master without stored state admits newcomers at once, into a new run, because it cannot know of an
+earlier one. Members of an earlier run may return while the new run is young. If they are at least
+as many as the peers of the new run, the master gives up the new run.
 
 A standby takes up the run that its master has named, and no other (``standby``).
 
-Where a run has more than one master, none moves it without a majority of its members
-(``majority``), nor tells a final that another one could contradict before a
-majority has stored it (``proposals``). A master that has lost the majority starts
-over and waits for the members to return.
+If a run has several masters, none moves it without a majority of its members (``majority``). None
+sends a final that another master could contradict before a majority has stored it
+(``proposals``). A master that has lost the majority starts over and waits for the members to
+return.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _ANOTHER_RUN = "this master coordinates another run"
 
 
 class _Step(enum.Enum):
-    """What to do about a run whose members have come, or had time enough."""
+    """The next step with a run whose members have returned, or had time enough."""
 
     WAIT = enum.auto()
     ASK = enum.auto()
-    """Enough of them are here to ask whether they follow this master."""
+    """Enough members are here to ask whether they follow this master."""
     TAKE_UP = enum.auto()
     BEGIN_ANEW = enum.auto()
-    """They are too few."""
+    """The members are too few."""
 
 
 class Succession:
-    """Which run this master coordinates, and how it comes to it."""
+    """Decides which run this master coordinates, and takes it up."""
 
     def __init__(
         self,
@@ -83,47 +83,47 @@ class Succession:
         self._outbox = outbox
         self._term_min = incarnation.term
         self._waiting: dict[int, msg.Register] = {}
-        """Newcomers that have to wait until the run is rebuilt, by connection."""
+        """By connection: newcomers that have to wait until the run is rebuilt."""
         self._reporting: set[int] = set()
-        """Connections of peers that return, until they have said all that they know."""
+        """Connections of returning peers whose reports are not complete."""
         self._recovery: Recovery | None = None
         self._older: Recovery | None = None
-        """What members of an older run report while the one begun here is young, and goes on."""
+        """Reports of members of an older run, while the young run of this master continues."""
         self._asked_term: int | None = None
-        """The term in which it will go on, once enough of the members follow it."""
+        """The term in which this master will continue, once enough members follow it."""
         self._asked_in_vain = False
-        """Whether some that seemed enough were not: next time all of them are heard first. Who is
-        asked again and again believes that he has a master."""
+        """Whether too few members followed when asked. The next time, this master first waits for
+        the rest: members that it asks again and again believe that they have a master."""
         self._asked_ns = outbox.now_ns
         self._has_members = False
-        """Whether there were any after the event before."""
+        """Whether the run had members after the last event."""
         self._is_forgotten = False
-        """Whether the next start would begin another run."""
+        """Whether the next start of this master would begin another run."""
         known = None if incarnation.run == NO_RUN else incarnation.run
         self._watch = StandbyWatch(timing, stands_by_for, known, incarnation.term - 1, vouched)
         if origin is not Origin.BLANK:
             now_ns, incumbent = outbox.now_ns, incarnation.incumbent
             self._recovery = Recovery(timing, known, incumbent, now_ns, vouched=vouched)
 
-    # -- what it says of itself ----------------------------------------------------------------
+    # -- what the master shows -----------------------------------------------------------------
 
     @property
     def recovering(self) -> bool:
-        """Whether it waits for members to return."""
+        """Whether the master waits for members to return."""
         return self._recovery is not None
 
     @property
     def had_master(self) -> bool:
-        """Whether the run had a master before this one, as far as this one knows."""
+        """Whether the run is known to have had a master before this one."""
         return self._origin is not Origin.BLANK
 
     @property
     def shows_run(self) -> bool:
-        """Whether it says which run it coordinates: not as long as another one may be taken up."""
+        """Whether the master shows its run; False while it may take up another run."""
         return self._recovery is None and not self._is_young
 
     def waits_for(self) -> str:
-        """What it waits for if it coordinates nothing; otherwise empty."""
+        """Return what a master without a run waits for; empty if it coordinates a run."""
         recovery = self._recovery
         if recovery is None:
             return ""
@@ -133,7 +133,7 @@ class Succession:
         return f"it is a standby: {words}" if self._is_idle else words
 
     def run_is(self, query: msg.RunQuery) -> msg.RunIs:
-        """What a standby is told: a run that this master coordinates, or has coordinated."""
+        """Return the answer to a standby: the run that this master coordinates or coordinated."""
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
         run, term = self._incarnation.run, self._incarnation.term
@@ -145,12 +145,12 @@ class Succession:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether it is a standby that has not coordinated its master's run."""
+        """Whether this is a standby that has not taken up its master's run."""
         return self._recovery is not None and self._origin is Origin.STANDBY
 
     @property
     def _is_young(self) -> bool:
-        """Whether a run that was begun here gives way to one that was there before."""
+        """Whether a run that this master began may still give way to an older run."""
         if self._origin is not Origin.BLANK:
             return False
         first_ns = self._registration.first_ns
@@ -162,19 +162,19 @@ class Succession:
 
     @property
     def _hears(self) -> Recovery | None:
-        """Where those that return are heard now."""
+        """The recovery that collects reports now; None if there is none."""
         return self._recovery or self._older
 
     def knows(self, connection: int) -> bool:
-        """Whether somebody returns on a connection, or waits until the run is rebuilt."""
+        """Whether a peer has returned on a connection, or waits until the run is rebuilt."""
         return self.hears(connection) or connection in self._waiting
 
     def hears(self, connection: int) -> bool:
-        """Whether somebody returns on a connection whose report counts."""
+        """Whether the master collects the report of a peer on this connection."""
         return self._hears is not None and self._hears.report_on(connection) is not None
 
     def trust_in(self, connection: int) -> Trust | None:
-        """What is known of a connection on which somebody returns; None: nobody does."""
+        """Return how far to trust a connection on which a peer returns; None if no peer does."""
         if connection in self._reporting:
             is_late = connection in self._connections.peers
             return Trust.LATE if is_late else Trust.RETURNING
@@ -183,11 +183,11 @@ class Succession:
         return None
 
     def begin_report(self, connection: int) -> None:
-        """A peer has returned: all that it knows follows."""
+        """Record that a peer has returned and begins its report."""
         self._reporting.add(connection)
 
     def end_report(self, connection: int) -> None:
-        """It has said all."""
+        """Record that the report on a connection is complete."""
         self._reporting.discard(connection)
 
     def closed(self, connection: int) -> None:
@@ -199,16 +199,16 @@ class Succession:
     # -- reports -------------------------------------------------------------------------------
 
     def returns(self, connection: int, header: msg.Return) -> None:
-        """A peer returns, and not to the run that goes on here.
+        """Begin the report of a peer that returns, but not to the present run of this master.
 
         Raises:
-            RemoteProtocolError: it cannot be that peer, or there are too many.
+            RemoteProtocolError: another process has returned as this peer, or too many have.
         """
         recovery = self._hears
         if recovery is None and self._is_young:
             recovery = self._expect_older_run()
         if self._is_idle and self._watch.run is None:
-            # No answer for good: its master may be about to say so.
+            # This is no refusal, because its master may name the run soon.
             self._connections.close(connection, self._watch.waits_for())
         elif recovery is None or recovery.run not in (None, header.run):
             self._connections.refuse(connection, _ANOTHER_RUN)
@@ -218,9 +218,9 @@ class Succession:
                 self._connections.close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:
-        """A member of a run that was there before is back, as it says: hear it, and what it knows.
+        """Begin to collect reports, because a peer has returned to an older run, as it claims.
 
-        A run that has peers goes on meanwhile: the claim of a single stranger does not end it.
+        If this master has peers, their run continues: the claim of one stranger does not end it.
         """
         incumbent, now_ns = self._incarnation.incumbent, self._outbox.now_ns
         recovery = Recovery(self._timing, None, incumbent, now_ns)
@@ -235,13 +235,13 @@ class Succession:
         self._recovery = recovery
 
     def hear(self, connection: int, message: msg.Message) -> TakeUp | None:
-        """Somebody says something while the run is not known, or returns to an older one.
+        """Handle a message while the run is not known, or of a peer that returns to an older run.
 
         Returns:
             The run, if it is known now.
 
         Raises:
-            RemoteProtocolError: it may not say so.
+            RemoteProtocolError: the peer may not send this message.
         """
         recovery = self._hears
         assert recovery is not None
@@ -255,18 +255,21 @@ class Succession:
                 self._waiting.pop(connection, None)
                 self._connections.close(connection, "it left")
             case msg.Resume() if report is None and connection not in self._waiting:
-                self._connections.refuse(connection, "this master does not know you")
+                self._connections.refuse(connection, "this master does not know this peer")
             case _ if report is not None:
                 return self._hear_report(recovery, report, message)
             case _:
-                raise RemoteProtocolError(reason="did not begin with Register, Resume or Return")
+                raise RemoteProtocolError(
+                    reason=f"the connection began with {type(message).__name__}, "
+                    "not with Register, Resume or Return"
+                )
         return None
 
     def _hear_report(
         self, recovery: Recovery, report: Report, message: msg.Message
     ) -> TakeUp | None:
         for connection in recovery.take(report, message):
-            reason = "its report is the largest, and there is no room for all"
+            reason = "the peer's report is the largest, and all together take too much memory"
             self._connections.close(connection, reason)
         if report.connection is None or report.connection not in self._connections.hosts:
             return None
@@ -286,10 +289,10 @@ class Succession:
     def _let_wait(self, recovery: Recovery, connection: int, message: msg.Register) -> None:
         flaw = registration_flaw(message)
         if self._is_idle and not recovery.has_reports:
-            reason = "this is a standby, and its run has not come to it"
+            reason = "this is a standby, and no member of its run has returned to it"
             self._connections.refuse(connection, reason)
         elif connection in self._waiting:
-            raise RemoteProtocolError(reason="it registers twice")
+            raise RemoteProtocolError(reason="the newcomer registered twice")
         elif flaw:
             self._connections.refuse(connection, flaw)
         else:
@@ -303,9 +306,9 @@ class Succession:
             self._waiting[connection] = message
 
     def _give_way_if_older(self, older: Recovery) -> TakeUp | None:
-        """Members of a run that was there before are back: the own one, just begun, gives way.
+        """Give up the young run of this master, if enough members of an older run have returned.
 
-        At least as many have to be back as there are peers here.
+        They have to be at least as many as the peers of the young run.
         """
         came = older.complete_reports()
         if len(came) < max(1, len(self._connections.peers)):
@@ -320,7 +323,7 @@ class Succession:
     # -- the masters that a standby stands by for ----------------------------------------------
 
     def master_answered(self, master: int, answer: msg.RunIs) -> None:
-        """A master that this standby has asked for its run has answered."""
+        """Handle the answer of a master that this standby has asked for its run."""
         changes = self._watch.answered(master, answer)
         if not self._is_idle or self._watch.run is None:
             return
@@ -328,7 +331,7 @@ class Succession:
         if changes or answer.run == self._watch.run:
             now_ns = self._outbox.now_ns
             for connection in self._recovery.learn(self._watch.run, self._watch.vouched, now_ns):
-                reason = "its token is not that of the peer as which it returned"
+                reason = "the process returned under a member's id without its token"
                 self._connections.close(connection, reason)
         if changes:
             self._incarnation.run = self._watch.run
@@ -338,18 +341,18 @@ class Succession:
             self._outbox.add(Remember(run, term, incumbent, coordinated=False, vouched=vouched))
 
     def master_unanswered(self, master: int, reason: str) -> None:
-        """It has not."""
+        """Record that a master did not answer this standby; warn if the reason has changed."""
         if self._watch.failed(master, reason) and self._is_idle and self._watch.run is None:
             self._outbox.add(Warn(self._watch.waits_for()))
 
     # -- time ----------------------------------------------------------------------------------
 
     def forget_closed(self) -> None:
-        """A tick: what is closed reports nothing more."""
+        """Forget, at a tick, closed connections, whose reports do not continue."""
         self._reporting &= self._connections.hosts.keys()
 
     def beat(self) -> None:
-        """A heartbeat is due while no run goes on."""
+        """Send heartbeats to waiting and returning peers, while there is no run."""
         assert self._recovery is not None
         beat = msg.MasterHeartbeat(self._outbox.now_ns // NS_PER_MS)
         for connection in self._connections.hosts:
@@ -357,7 +360,7 @@ class Succession:
                 self._outbox.add(SendTo(connection, beat))
 
     def tick(self, tick: Wakefulness) -> TakeUp | None:
-        """A tick while no run goes on; returns the run, if it is known now."""
+        """Handle a tick while there is no run; return the run, if it is known now."""
         recovery, now_ns = self._recovery, self._outbox.now_ns
         assert recovery is not None
         if self._is_idle:
@@ -370,7 +373,7 @@ class Succession:
         return self._take_up_if_over() if tick.may_judge else None
 
     def tick_in_run(self) -> None:
-        """A tick while a run goes on: it may be too late for another one, or for this one."""
+        """Handle a tick in a run: refuse a late older run, or stand down without a majority."""
         if self._older is not None and not self._is_young:
             for connection in self._older.connections():
                 self._connections.refuse(connection, _ANOTHER_RUN)
@@ -380,7 +383,7 @@ class Succession:
             self._stand_down()
 
     def _stand_down(self) -> None:
-        """A majority is gone, to another master perhaps: start over, and see who returns."""
+        """Start over and wait for members, because the majority may follow another master."""
         for connection in list(self._connections.hosts):
             reason = "this master has lost the majority of the members"
             self._connections.close(connection, reason)
@@ -392,10 +395,7 @@ class Succession:
         self._begin(Recovery(self._timing, run, incumbent, now_ns, ratified, vouched))
 
     def note_end(self) -> None:
-        """After each event: if nobody is a member any more, there is nothing to take up later.
-
-        Where another master may have them, only if they have said goodbye.
-        """
+        """Forget the stored run when no member is left; with other masters this takes consent."""
         has_members = bool(self._membership.members())
         if self._recovery is not None or has_members == self._has_members:
             return
@@ -415,7 +415,7 @@ class Succession:
         if recovery is None or recovery.run is None or not recovery.is_over(self._outbox.now_ns):
             return None
         if self._is_idle and not recovery.has_reports:
-            return None  # there is no time by which members have to come to a standby
+            return None  # a standby waits for its first member without a deadline
         self._ratification.is_sole &= not recovery.knows_another_master
         match self._next_step(recovery):
             case _Step.TAKE_UP:
@@ -429,7 +429,7 @@ class Succession:
         return None
 
     def _next_step(self, recovery: Recovery) -> _Step:
-        """What to do about a run whose members have come, or had time enough."""
+        """Return the next step with a run whose members have returned, or had time enough."""
         if self._ratification.is_sole:
             return _Step.TAKE_UP
         now_ns = self._outbox.now_ns
@@ -444,7 +444,7 @@ class Succession:
         return _Step.BEGIN_ANEW if is_late else _Step.WAIT
 
     def _ask_for_promises(self, recovery: Recovery) -> None:
-        """Enough members have come: choose the term; they have to follow it before it begins."""
+        """Choose the next term, and ask the members to follow this master in it."""
         assert recovery.run is not None
         self._term_min = max(self._term_min, recovery.result().term + 1)
         self._asked_term, self._asked_ns = self._term_min, self._outbox.now_ns
@@ -465,7 +465,7 @@ class Succession:
         self._outbox.add(SendTo(report.connection, asked))
 
     def _begin_anew(self, recovery: Recovery) -> None:
-        """Too few follow this master; whoever still comes may have news."""
+        """Close all connections and wait again, because too few members follow this master."""
         if self._asked_term is not None:
             self._term_min = self._asked_term + 1
             self._asked_term = None

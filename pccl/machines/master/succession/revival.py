@@ -1,4 +1,4 @@
-"""The peers of a run that is taken up, as its new master registers them."""
+"""How a new master registers the peers of a run that it takes up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pccl.protocol.types import Member, PeerId
 def revive(
     header: msg.Return, host: str, connection: int | None, member: Member | None, now_ns: int
 ) -> RegisteredPeer:
-    """A peer that has returned, as the master before knew it.
+    """Return the registration of a returning peer, as the earlier master had it.
 
     Args:
-        header: its first word.
-        host: where it comes from.
-        connection: on which it is; None: it is gone again.
-        member: the peer as the others see it, if they do; None: a newcomer.
+        header: the peer's first message.
+        host: the host from which the peer returned.
+        connection: the peer's connection; None if it is closed again.
+        member: the peer as a roster names it; None for a newcomer.
         now_ns: the present.
     """
     registration = header.registration
@@ -34,7 +34,7 @@ def revive(
 
 
 def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
-    """All members, also those that did not come back, and the newcomers that did."""
+    """Return the registrations of all members, missing ones included, and of newcomers."""
     returned = {report.peer: report for report in recovered.returned}
     peers: list[RegisteredPeer] = []
     for peer, (group, member) in recovered.members.items():

@@ -1,11 +1,11 @@
 """Which run a standby may take up, and when it asks its masters for it.
 
-A run id is learnt from a master that was dialled where the operator said that it listens, and that
-has proven the token; never from a member. So whoever knows the token and invents a run, or is left
-over from an older one, cannot make a standby take that up.
+A standby learns a run id only from a master at an address that the operator named, after this
+master has proven the token; never from a member. So a process that knows the token cannot make a
+standby take up a run that the process has invented, or an older run.
 
-A master whose run is young may yet give it up, so what it says does not replace a run that was
-settled. And a run stays the one to take up as long as any of several masters says so.
+A master may still give up a young run, so its answer does not replace a settled run. A standby
+keeps its run as long as any of its masters names it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from pccl.protocol.limits import TERM_MAX, Timing
 
 @dataclass(slots=True)
 class _Master:
-    """A master that is asked."""
+    """A master that the standby asks."""
 
     name: str
     asked_ns: int | None = None
     is_waiting: bool = False
     says: msg.RunIs | None = None
-    """Its last answer; None: there was none, or it has stopped to answer since."""
+    """Its last answer; None if there was none, or if the last question failed."""
     trouble: str = ""
-    """Why not."""
+    """Why ``says`` is None; empty if there was no question yet."""
 
 
 class StandbyWatch:
     """What a standby knows of the run of its masters.
 
     Args:
-        timing: it asks each of them every ``heartbeat_s``, and at every tick while it knows of no
-            run: a master that dies before it has said which one it coordinates has no successor.
-        masters: their addresses, for people; the first choice first.
-        run: a run that was learnt before a restart; None: none was.
-        term: the one that was learnt with it.
-        vouched: the members that were learnt with it.
+        timing: the standby asks each master every ``heartbeat_s``; at every tick while it knows no
+            run, because a master that dies before it has named its run has no successor.
+        masters: the addresses of its masters, for logs; the first choice first.
+        run: a run that the standby learnt before a restart; None if there is none.
+        term: the term that it learnt with this run.
+        vouched: the members that it learnt with this run.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StandbyWatch:
     ) -> None:
         self.run = run
         self.term = term
-        """The highest that a master of it is known to have been in."""
+        """The highest known term of a master of the run."""
         self._is_settled = run is not None
         self.vouched = vouched if run is not None else NOT_TOLD
         """The members of the run, as its master has named them."""
@@ -62,7 +62,7 @@ class StandbyWatch:
         self._interval_ns = timing.ns(timing.heartbeat_s)
 
     def due(self, now_ns: int) -> list[int]:
-        """Which masters to ask now: each answers, or is given up, before it is asked again."""
+        """Return the masters to ask now: each answers or fails before it is asked again."""
         interval_ns = 0 if self.run is None else self._interval_ns
         numbers: list[int] = []
         for number, source in enumerate(self._sources):
@@ -74,7 +74,7 @@ class StandbyWatch:
         return numbers
 
     def answered(self, number: int, answer: msg.RunIs) -> bool:
-        """A master has answered; return whether that changes what is known."""
+        """Record a master's answer; return whether it changes what the standby knows."""
         source = self._sources[number]
         source.is_waiting = False
         if len(answer.run) != RUN_BYTES or answer.run == NO_RUN or not 0 < answer.term < TERM_MAX:
@@ -85,19 +85,19 @@ class StandbyWatch:
         return self._learn_members(answer) or changes
 
     def _learn_members(self, answer: msg.RunIs) -> bool:
-        """Take over the members from an answer; return whether they are newer than the known."""
+        """Store the members that an answer names; return whether they are new."""
         known = self.vouched.version
         if answer.run != self.run or answer.members is None:
             return False
         if known is not None and answer.version <= known:
-            return False  # another master has named them already
+            return False  # a master has named the members of this roster already
         self.vouched = Vouched.of(answer.version, answer.members)
         return True
 
     def failed(self, number: int, reason: str) -> bool:
-        """A master was not reached, or is none; return whether that is another reason than before.
+        """Record that a master did not answer; return whether the reason has changed.
 
-        What it has said before counts on, as long as no other one says otherwise.
+        The run that it named before counts until another master names a different one.
         """
         source = self._sources[number]
         changed = source.trouble != reason
@@ -118,7 +118,7 @@ class StandbyWatch:
         return (self.run, self.term, self._is_settled) != before
 
     def waits_for(self) -> str:
-        """Why it can take up no run."""
+        """Return why the standby can take up no run; empty if it knows its run."""
         if self.run is not None:
             return ""
         asked = [
@@ -126,6 +126,6 @@ class StandbyWatch:
             for source in self._sources
         ]
         return (
-            "it is a standby, and takes up no run before a master that it stands by for has said "
-            f"which one that is: {'; '.join(asked) or 'no master is named'}"
+            "it is a standby, and takes up no run until one of its masters has named the run: "
+            f"{'; '.join(asked) or 'no master is configured'}"
         )

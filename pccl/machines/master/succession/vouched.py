@@ -16,7 +16,7 @@ from pccl.protocol.types import PeerId
 
 
 def token_digest(token: bytes) -> bytes:
-    """The digest of a resume token, for masters that did not issue it."""
+    """Return the digest of a resume token, for masters that did not issue it."""
     return blake2b(token, digest_size=TOKEN_DIGEST_BYTES).digest()
 
 
@@ -25,8 +25,8 @@ class Vouched:
     """The members of a run, as its master named them.
 
     Attributes:
-        version: of the roster that names them; None: no master has named members.
-        digests: of their resume tokens, by peer; None: no master has named members.
+        version: version of the roster that names them; None: no master has named members.
+        digests: digests of their resume tokens, by peer; None: no master has named members.
     """
 
     version: int | None = None
@@ -34,11 +34,11 @@ class Vouched:
 
     @staticmethod
     def of(version: int, proofs: Iterable[MemberProof]) -> Vouched:
-        """The members in a master's answer."""
+        """Return the members that a master's answer names."""
         return Vouched(version, {proof.peer: proof.digest for proof in proofs})
 
     def proofs(self) -> tuple[MemberProof, ...]:
-        """The members as they are sent and stored."""
+        """Return the members in the form that masters send and store."""
         return tuple(MemberProof(peer, digest) for peer, digest in (self.digests or {}).items())
 
 

@@ -1,7 +1,7 @@
-"""Where the bytes of a shared state are, and how far they are known.
+"""The tensors of a shared state in host memory, and the pieces fetched for it.
 
-* ``state_memory``: the bytes of a shared state, tensor by tensor, in memory of this host.
-* ``state_hashing``: brings the digests of a state up to date, and stops when it has to.
-* ``staging``: where pieces are that were fetched, until all of them are there.
-* ``fetched``: pieces of a shared state that were fetched and verified, and are not in place yet.
+* ``state_memory``: the bytes of each tensor of a shared state, in memory of this host.
+* ``state_hashing``: updates the digests of a state, and stops when the communicator closes.
+* ``staging``: memory or a file that holds fetched pieces until all of them are there.
+* ``fetched``: pieces that were fetched and verified, but are not in the tensors yet.
 """

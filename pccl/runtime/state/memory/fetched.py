@@ -1,7 +1,7 @@
-"""``FetchedPieces``: verified pieces of a shared state that are not in place yet.
+"""``FetchedPieces``: pieces that were fetched and verified, but are not in the tensors yet.
 
-It outlives the attempts of a call, so that none of them begins anew. Where the caller wants pieces
-to be written straight into his tensors, their places are there.
+It outlives the attempts of a call, so a new attempt keeps the pieces of earlier ones. If the caller
+has set ``in_place``, its slots are the tensors themselves.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pccl.state.digests import PieceMap
 
 
 class FetchedPieces:
-    """Fetched pieces of one state.
+    """The fetched pieces of one state.
 
     Args:
-        memory: the state.
-        memory_max_bytes: more than that is kept in a temporary file.
-        directory: of that file; None: the usual one.
-        in_place: pieces go straight into the tensors.
+        memory: memory of the state.
+        memory_max_bytes: bytes to keep in memory; larger downloads go to a temporary file.
+        directory: directory of that file; None: the system's for temporary files.
+        in_place: whether the slots are the tensors themselves.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class FetchedPieces:
         in_place: bool = False,
     ) -> None:
         self.verified: dict[int, bytes] = {}
-        """Number of a piece that is here -> its digest."""
+        """Number of each verified piece -> its digest."""
         self.verified_bytes = 0
-        """Of the pieces that are here."""
+        """Bytes of the verified pieces."""
         self.in_place = in_place
         self._memory_max_bytes = memory_max_bytes
         self._directory = directory
@@ -43,10 +43,10 @@ class FetchedPieces:
         self._numbers: frozenset[int] = frozenset()
 
     def prepare(self, wanted: Sequence[int], wanted_map: PieceMap) -> None:
-        """Make room for these pieces; what is here of them and has these digests stays.
+        """Reserve slots for these pieces. Keep verified pieces that have the wanted digests.
 
         Raises:
-            OSError: there is no room on the disk.
+            OSError: the disk has no room.
         """
         self.verified = {
             number: self.verified[number]
@@ -56,7 +56,7 @@ class FetchedPieces:
         self.verified_bytes = self.memory.layout.bytes_of(self.verified)
         if self.in_place:
             for entry in self._entries(wanted):
-                self.memory.touch(entry)  # whatever becomes of the call
+                self.memory.touch(entry)  # the call may fail after it has written a piece
             return
         if self._numbers.issuperset(wanted):
             return
@@ -70,24 +70,24 @@ class FetchedPieces:
             before.close()
 
     def put(self, number: int, digest: bytes) -> None:
-        """A piece is in its slot."""
+        """Record that a verified piece is in its slot."""
         if number not in self.verified:
             self.verified_bytes += self.memory.layout.piece(number).length
         self.verified[number] = digest
 
     def slot(self, number: int) -> memoryview:
-        """Where a piece belongs that there is room for."""
+        """Return the writable memory of a piece; ``prepare`` has reserved it."""
         if self.in_place:
             return self.memory.view(self.memory.layout.piece(number))
         assert self._staging is not None
         return self._staging.slot(number)
 
     def apply(self, numbers: Sequence[int]) -> None:
-        """Put pieces that are here into the tensors; any thread."""
+        """Write verified pieces into the tensors, and their digests into the map; any thread."""
         memory, entries = self.memory, self._entries(numbers)
         known = entries if self.in_place else [e for e in entries if e not in memory.stale]
         for entry in entries:
-            memory.touch(entry)  # should this end half-way, they are neither the one nor the other
+            memory.touch(entry)  # if this raises, the tensors may be half-written
         if not self.in_place and self._staging is not None:
             self._staging.apply(memory, numbers)
         for number in numbers:
@@ -99,7 +99,7 @@ class FetchedPieces:
         return sorted({self.memory.layout.piece(number).entry for number in numbers})
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Forget all pieces, and free their slots."""
         self.verified.clear()
         self.verified_bytes = 0
         self._numbers = frozenset()

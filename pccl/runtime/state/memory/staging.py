@@ -1,7 +1,7 @@
-"""``Staging``: where pieces are that were fetched, until all of them are there.
+"""``Staging``: memory or a file that holds fetched pieces until all of them are there.
 
-Memory, or above a limit a file without a name, which is gone with the process. Nothing of the
-caller's is touched before :meth:`Staging.apply`.
+Above a size limit it is a file without a name, which disappears with the process. Only
+:meth:`Staging.apply` changes the caller's tensors.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pccl.state.layout import StateLayout
 
 
 class Staging:
-    """Room for some pieces of a state, one behind the other.
+    """A buffer for some pieces of a state, one after the other.
 
     Args:
-        layout: of the state.
-        numbers: of the pieces, each once.
-        memory_max_bytes: more than this goes to disk.
-        directory: for the file; None: the system's own for temporary files.
+        layout: layout of the state.
+        numbers: numbers of the pieces, each once.
+        memory_max_bytes: if the pieces have more bytes than this, they go to a file.
+        directory: directory of the file; None: the system's for temporary files.
 
     Attributes:
-        nbytes: of all the pieces.
-        spooled: whether they are in a file.
+        nbytes: bytes of all pieces.
+        spooled: whether the pieces are in a file.
 
     Raises:
-        OSError: there is no room on the disk, or no file can be made there.
-        MemoryError: there is no room in memory.
+        OSError: the disk has no room, or the file cannot be made.
+        MemoryError: there is not enough memory.
     """
 
     def __init__(
@@ -63,25 +63,25 @@ class Staging:
         return number in self._starts
 
     def slot(self, number: int) -> memoryview:
-        """The place of one piece, writable; nothing in particular is in it at first.
+        """Return the writable memory of one piece. Its first contents are undefined.
 
         Raises:
-            KeyError: there is no room for this one.
-            ValueError: it was closed.
+            KeyError: the piece is not one of ``numbers``.
+            ValueError: the buffer is closed.
         """
         start = self._starts[number]
         return self._view[start : start + self._layout.piece(number).length]
 
     def apply(self, memory: StateMemory, numbers: Iterable[int]) -> None:
-        """Copy pieces to where they belong, with the interpreter lock released."""
+        """Copy pieces into the tensors, with the interpreter lock released."""
         for number in numbers:
             target = memory.view(self._layout.piece(number))
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self.slot(number), np.uint8))
 
     def close(self) -> None:
-        """Give the room back; once or more often.
+        """Free the buffer. Later calls do nothing.
 
-        If somebody still holds a slot, it stays valid, and the room goes when he lets go.
+        A slot that is still referenced stays valid; the buffer is freed with the last one.
         """
         self._view.release()
         held, self._map = self._map, None
@@ -91,7 +91,7 @@ class Staging:
 
 
 def _map_of_memory(nbytes: int) -> mmap.mmap:
-    """Private to this process; pages that nobody touches cost nothing."""
+    """Return anonymous memory of this process. Untouched pages take no room."""
     try:
         if hasattr(mmap, "MAP_PRIVATE"):
             held = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -99,11 +99,11 @@ def _map_of_memory(nbytes: int) -> mmap.mmap:
             held = mmap.mmap(-1, nbytes)
     except OSError as error:
         raise MemoryError(
-            f"no room in memory for {nbytes} bytes of shared state that are to be fetched; lower "
-            "the limit above which they go to disk"
+            f"no memory for {nbytes} bytes of fetched shared state; lower staging_bytes_max, so "
+            "that they go to a file"
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without
+        with suppress(OSError):  # the kernel may not support them
             held.madvise(mmap.MADV_HUGEPAGE)  # a fault for every 4 KiB costs more than the copying
     return held
 
@@ -112,23 +112,23 @@ def _map_of_file(nbytes: int, directory: str) -> mmap.mmap:
     try:
         with tempfile.TemporaryFile(prefix="pccl-", dir=directory) as file:
             _reserve(file.fileno(), nbytes)
-            return mmap.mmap(file.fileno(), nbytes)  # keeps the file
+            return mmap.mmap(file.fileno(), nbytes)  # keeps the file open
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         hint = (
-            "make room there, or name another directory"
+            "free space there, or set staging_directory to another directory"
             if error.errno in _NO_ROOM
-            else "name a directory that can be written to"
+            else "set staging_directory to a writable directory"
         )
         raise OSError(
             error.errno or errno.EIO,
-            f"cannot set aside {nbytes} bytes in {directory} for shared state that is to be "
-            f"fetched: {reason}; {hint}, or raise the limit below which they stay in memory",
+            f"cannot reserve {nbytes} bytes in {directory} for fetched shared state: {reason}; "
+            f"{hint}, or raise staging_bytes_max to keep them in memory",
         ) from error
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
-    """Give every page of a file its blocks: one without would be a SIGBUS on a full disk."""
+    """Reserve disk blocks for the whole file: on a full disk, writing to a hole raises SIGBUS."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, nbytes)

@@ -1,4 +1,4 @@
-"""``StateHashing``: brings the digests of a state up to date, and stops when it has to."""
+"""``StateHashing``: updates the digests of a state, and stops when the communicator closes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 
 
 class StateHashing:
-    """Hashing on behalf of one call.
+    """The hashing of one call.
 
     Args:
-        hasher: does it.
+        hasher: runs it off the event loop.
 
     Attributes:
         is_stopped: whether the communicator is closed.
@@ -24,10 +24,10 @@ class StateHashing:
         self.is_stopped = False
         self._hasher = hasher
         self._task: asyncio.Task[Any] | None = None
-        """Who waits for digests."""
+        """The task that waits for the digests."""
 
     async def run(self, memory: StateMemory) -> None:
-        """Know the digest of everything that may have changed.
+        """Hash all stale tensors.
 
         Raises:
             NotConnected: the communicator was closed.
@@ -47,7 +47,7 @@ class StateHashing:
         memory.hashed(entries)
 
     def stop(self) -> None:
-        """The communicator is closed: fail soon."""
+        """Cancel the hashing, because the communicator is closed."""
         self.is_stopped = True
         if self._task is not None:
             self._task.cancel()

@@ -1,8 +1,8 @@
-"""``StateMemory``: the bytes of a shared state, tensor by tensor, in memory of this host.
+"""``StateMemory``: the bytes of each tensor of a shared state, in memory of this host.
 
-What lies on the CPU is used where it lies. What lies on a CUDA device has a page-locked buffer
-here, allocated once: :meth:`StateMemory.load` fills it, :meth:`StateMemory.store` writes it back.
-Torch is never imported: whoever has such a tensor has done so.
+It uses CPU tensors without a copy. A CUDA tensor has a page-locked buffer on this host, allocated
+once: :meth:`StateMemory.load` fills it, :meth:`StateMemory.store` writes it back. This module never
+imports torch, because a program with a CUDA tensor has imported it already.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from pccl.state.layout import Entry, Piece, StateLayout
 
 
 class Tensor(Protocol):
-    """What is known of one tensor; ``pccl.TensorInfo`` is one."""
+    """One tensor of a shared state. ``pccl.TensorInfo`` implements it."""
 
     @property
     def name(self) -> str:
-        """The same on all members."""
+        """Name of the tensor, the same on all members."""
         ...
 
     @property
     def data_ptr(self) -> int:
-        """Address of the first byte; anything if there are no elements."""
+        """Address of the first byte; undefined for a tensor without elements."""
         ...
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         ...
 
     @property
     def dtype(self) -> DataType:
-        """Of the elements."""
+        """Type of the elements."""
         ...
 
     @property
     def allow_content_inequality(self) -> bool:
-        """Members may hold different values."""
+        """Whether members may hold different values."""
         ...
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is a torch tensor on a CUDA device."""
+        """Whether this is a torch tensor on a CUDA device."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Tensor(Protocol):
 
 
 def layout_of(tensors: Iterable[Tensor], piece_bytes: int = PIECE_BYTES) -> StateLayout:
-    """The layout of a state made of these."""
+    """Return the layout of a state made of these tensors."""
     entries = (
         Entry(one.name, one.dtype, one.numel, one.allow_content_inequality) for one in tensors
     )
@@ -70,22 +70,22 @@ def layout_of(tensors: Iterable[Tensor], piece_bytes: int = PIECE_BYTES) -> Stat
 
 
 class StateMemory:
-    """The memory of one state, the digests of its pieces, and which of them may be outdated.
+    """The memory of one state, the digests of its pieces, and the list of stale tensors.
 
     Args:
-        tensors: in order; they stay referenced, and so does the memory of the views.
-        track_touched: a tensor that was hashed counts as unchanged until it is touched. Otherwise
-            it may have changed at any time.
-        piece_bytes: fixed size of pieces (tests); all members must agree.
+        tensors: the tensors in order; the object keeps them and their memory alive.
+        track_touched: a hashed tensor counts as unchanged until it is touched. Otherwise every
+            tensor always counts as stale.
+        piece_bytes: size of pieces (other values only in tests); all members must agree.
 
     Attributes:
-        layout: of the tensors.
-        views: the writable bytes of each, shape (nbytes,), format ``"B"``.
-        piece_map: the digests of what was hashed last.
-        stale: indices of the tensors whose digests may not be those of their contents.
+        layout: layout of the tensors.
+        views: the writable bytes of each tensor, shape (nbytes,), format ``"B"``.
+        piece_map: the digests as of the last hashing.
+        stale: indices of the tensors whose digests may be outdated.
 
     Raises:
-        RuntimeError: torch has no room for page-locked buffers.
+        RuntimeError: torch cannot allocate page-locked memory.
     """
 
     def __init__(
@@ -114,52 +114,52 @@ class StateMemory:
 
     @contextmanager
     def claimed(self) -> Generator[None, None, None]:
-        """Use it alone: only one call at a time reads or writes a whole state.
+        """Claim the state for one call, because two calls must not use it at once.
 
         Raises:
-            ValueError: another call uses it, of whichever communicator.
+            ValueError: another call uses the state, perhaps of another communicator.
         """
         if not self._claim.acquire(blocking=False):
-            raise ValueError("another call still uses this shared state; wait for it")
+            raise ValueError("another call still uses this shared state; wait until it returns")
         try:
             yield
         finally:
             self._claim.release()
 
     def view(self, piece: Piece) -> memoryview:
-        """The bytes of one piece."""
+        """Return the writable bytes of one piece."""
         return self.views[piece.entry][piece.offset : piece.offset + piece.length]
 
     def check_in_place(self) -> None:
-        """Make sure that the tensors are still where they were.
+        """Check that each tensor still has the memory that it had when this object was made.
 
         Raises:
-            ValueError: one has got other memory, by ``tensor.data = ...`` or a resize, say.
+            ValueError: the program gave one other memory, by ``tensor.data = ...`` or a resize.
         """
         for one in self._tensors:
             if one.tensor is not None and one.numel and _address_of(one.tensor) != one.data_ptr:
                 raise ValueError(
-                    f"{one.name!r} lies in other memory than when the shared state was made; "
+                    f"tensor {one.name!r} has other memory than when the shared state was made; "
                     "update it in place (copy_(), array[...] = ...), or make a new SharedState"
                 )
 
     @property
     def holds_tensors(self) -> bool:
-        """Whether the memory lives as long as this does; not if it is known by addresses only."""
+        """Whether this object keeps the memory alive; False if a tensor is only an address."""
         return all(one.tensor is not None or not one.numel for one in self._tensors)
 
     @property
     def has_devices(self) -> bool:
-        """Whether any tensor is on a device."""
+        """Whether any tensor is on a CUDA device."""
         return bool(self._devices)
 
     # -- devices: any thread --------------------------------------------------------------------
 
     def load(self, entries: Iterable[int] | None = None) -> None:
-        """Copy tensors on devices to this host, and return when they are here.
+        """Copy CUDA tensors to this host, and return when the copies are complete.
 
         Args:
-            entries: their indices; others are passed over. None: those that are stale.
+            entries: indices of tensors; CPU tensors need no copy. None: all stale tensors.
         """
         found = self._on_devices(self.stale if entries is None else entries)
         for entry in found:
@@ -168,10 +168,10 @@ class StateMemory:
             entry.wait()
 
     def store(self, entries: Iterable[int]) -> None:
-        """Copy tensors back to their devices, and return when they are there.
+        """Copy CUDA tensors back to their devices, and return when the copies are complete.
 
         Args:
-            entries: their indices; those that are on the CPU need nothing.
+            entries: indices of tensors; CPU tensors need no copy.
         """
         found = self._on_devices(entries)
         for entry in found:
@@ -188,28 +188,28 @@ class StateMemory:
     # -- what is known of the contents ----------------------------------------------------------
 
     def touch(self, index: int) -> None:
-        """This tensor may have changed."""
+        """Record that this tensor may have changed."""
         self.stale.add(index)
 
     def touch_all(self) -> None:
-        """Any tensor may have changed."""
+        """Record that every tensor may have changed."""
         self.stale.update(range(len(self.layout.entries)))
 
     def stale_pieces(self) -> list[int]:
-        """The numbers of all pieces of stale tensors, in order."""
+        """Return the numbers of all pieces of stale tensors, in order."""
         return [number for index in sorted(self.stale) for number in self.layout.pieces(index)]
 
     def hashed(self, entries: Iterable[int]) -> None:
-        """All digests of these tensors are up to date; without ``track_touched`` only for now."""
+        """Record that these tensors are hashed. Without ``track_touched`` they stay stale."""
         if self._tracks:
             self.stale.difference_update(entries)
 
 
 class _DeviceEntry:
-    """A tensor on a device and its buffer on this host.
+    """A tensor on a CUDA device, and its buffer on this host.
 
-    The caller's kernels may run on any stream, so all of the device's work is waited for before a
-    copy begins; copies run side by side and are waited for at the end.
+    The caller's kernels may run on any stream, so ``settle`` waits for all work of the device
+    before a copy. Several copies may run at once; ``wait`` waits for them.
 
     Args:
         tensor: contiguous, on a CUDA device, not empty.
@@ -224,19 +224,19 @@ class _DeviceEntry:
         self.view = self._here.numpy().data
 
     def settle(self) -> None:
-        """Wait until nothing that was begun on the device is under way."""
+        """Wait until the device has finished all work."""
         self._cuda.synchronize(self._device)
 
     def load(self) -> None:
-        """Begin to copy to this host."""
+        """Start the copy to this host."""
         self._here.copy_(self._there, non_blocking=True)
 
     def store(self) -> None:
-        """Begin to copy to the device."""
+        """Start the copy to the device."""
         self._there.copy_(self._here, non_blocking=True)
 
     def wait(self) -> None:
-        """Wait for what was begun in this thread."""
+        """Wait for the copies that this thread has started on the device."""
         self._cuda.current_stream(self._device).synchronize()
 
 
@@ -249,7 +249,7 @@ def _host_view(one: Tensor, nbytes: int) -> memoryview:
 
 
 def _owner_of(tensor: Any) -> object:
-    """What keeps the memory alive, even if the tensor gets other memory (``tensor.data = ...``)."""
+    """Return an object that keeps the present memory alive, even after ``tensor.data = ...``."""
     return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 

@@ -416,7 +416,7 @@ def test_what_finish_leaves_out_is_said(
     one.steps(3)
     one.optimizer.finish()
     assert one.value == -4.0
-    assert "leaves out work of a weight of 3 that is in no average" in caplog.text
+    assert "dropped local work of weight 3 that no average contains" in caplog.text
     one.steps(1)
     assert [each["weight"] for each in one.comm.options] == [4.0, 1.0]  # it weighs nothing more
 
@@ -436,7 +436,7 @@ def test_finish_of_what_was_resumed_at_the_end_takes_part() -> None:
 
 def test_a_weight_in_place_of_a_closure_is_told(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=4)
-    with pytest.raises(TypeError, match=r"closure must be a function, not 3\.0; say weight="):
+    with pytest.raises(TypeError, match=r"closure must be a function, not 3\.0; pass a weight"):
         one.optimizer.step(3.0)  # type: ignore[arg-type]
 
 

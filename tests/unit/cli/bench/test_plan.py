@@ -17,9 +17,9 @@ PLAN: dict[str, Any] = {"sizes": (4096,), "peers": (2, 4)}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"sizes": (4096, 4098)}, "no whole number of float32 elements of 4 bytes"),
+        ({"sizes": (4096, 4098)}, "not a multiple of 4 bytes, the size of a float32"),
         ({"against": "gloo", "emulate": "rate=1mbit"}, "leave out --against"),
-        ({"against": "gloo", "dtype": "uint16"}, "Gloo does not add uint16"),
+        ({"against": "gloo", "dtype": "uint16"}, "Gloo does not sum uint16"),
         ({"against": "gloo", "formats": ("int8",)}, "add none to --quantize"),
         ({"algorithms": ("star",), "sizes": (8 << 20,)}, "star is for tensors up to 4 MiB"),
         ({"formats": ("int8",), "dtype": "int32"}, "int32 cannot be quantized"),
@@ -36,7 +36,9 @@ def test_plans_that_are_refused(change: dict[str, Any], words: str) -> None:
 
 def test_what_the_machine_has_no_memory_for() -> None:
     check_memory(1 << 10, 12)
-    with pytest.raises(click.UsageError, match=r"4194304 times 1 GiB are 4194304\.0 GiB of memory"):
+    with pytest.raises(
+        click.UsageError, match=r"4194304 times 1 GiB need 4194304\.0 GiB of memory"
+    ):
         check_memory(1 << 30, 1 << 22)
 
 

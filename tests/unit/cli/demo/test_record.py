@@ -93,12 +93,12 @@ def test_a_good_end_with_a_newcomer() -> None:
 
 
 def test_a_newcomer_that_fetched_nothing_is_a_failure() -> None:
-    assert failures(story_with_a_newcomer(fetched_bytes=0)) == ["peer 4 has fetched nothing"]
+    assert failures(story_with_a_newcomer(fetched_bytes=0)) == ["peer 4 downloaded nothing"]
 
 
 def test_a_newcomer_that_did_not_train_with_all_is_a_failure() -> None:
     assert failures(story_with_a_newcomer(with_all=False)) == [
-        "peer 4 did not train with all the others"
+        "peer 4 did not train with all other peers"
     ]
 
 
@@ -108,8 +108,8 @@ def test_a_newcomer_that_never_joined_is_a_failure() -> None:
     assert failures(record) == [
         "3 of 4 peers joined",
         "2 of 3 survivors finished",
-        "shard 3 has fetched nothing",
-        "shard 3 did not train with all the others",
+        "shard 3 downloaded nothing",
+        "shard 3 did not train with all other peers",
     ]
 
 
@@ -130,7 +130,7 @@ def test_low_accuracy_is_a_failure() -> None:
     [
         ({"digest": "cc"}, "the survivors' weights differ"),
         ({"digest": ""}, "1 of 2 survivors finished"),
-        ({"contributors": (1, 2, 3)}, "the survivors disagree on who was lost"),
+        ({"contributors": (1, 2, 3)}, "the survivors disagree on which peers were lost"),
         ({"peer_id": 0}, "2 of 3 peers joined"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_one_survivor_does_wrong(change: dict[str, Any], failure: str) -> N
 def test_the_one_alone_has_to_finish() -> None:
     record = story()
     record.workers[-1].told = Told()
-    assert failures(record) == ["the one that trains alone did not finish"]
+    assert failures(record) == ["the process that trains alone did not finish"]
 
 
 def test_an_empty_record_can_be_judged() -> None:
@@ -176,7 +176,7 @@ def test_a_newcomer_s_first_step_is_told() -> None:
     record = story()
     newcomer = worker(3, late=True)
     record.workers.insert(3, newcomer)
-    assert add(record, 4.5, newcomer, step(4, 4, 1, 3, 4)) == ["peer 4 trains along from step 4"]
+    assert add(record, 4.5, newcomer, step(4, 4, 1, 3, 4)) == ["peer 4 joins training at step 4"]
     assert record.grown is not None
     assert (record.grown.at_s, record.grown.step) == (4.5, 4)
 

@@ -13,39 +13,15 @@ from pccl._api.arguments import check_algorithm, reduce_request
 from pccl.machines.master import membership
 from pccl.machines.master.ballots.ballot import Abort, Commit
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
-from pccl.machines.master.events import ConnectionMessage as Heard
-from pccl.machines.master.events import ConnectionOpened as Opened
-from pccl.machines.master.events import MasterEffect, MasterTick
-from pccl.machines.master.events import SendTo as Told
-from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.origin import Origin
-from pccl.machines.peer.events import (
-    ControlMessage,
-    ControlOpened,
-    JoinCall,
-    LeaveCall,
-    LinkMeasurements,
-    PeerEffect,
-    PeerEvent,
-    Post,
-    ReduceCall,
-    ReduceDone,
-    ReduceResult,
-    ReturnCall,
-    RoundCall,
-    Send,
-)
-from pccl.machines.peer.machine import PeerMachine
+from pccl.machines.peer import events as ev
 from pccl.machines.peer.words import aborted
 from pccl.machines.repair import Tell
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import RUN_BYTES
-from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP, Timing
+from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
-    NS_PER_S,
     STAR_BYTES_MAX,
     AbortCause,
     Algorithm,
@@ -54,8 +30,6 @@ from pccl.protocol.types import (
     Descriptor,
     LinkMeasure,
     MeasuredLink,
-    Member,
-    OperationId,
     PeerId,
     Quantization,
     ReduceOp,
@@ -66,9 +40,12 @@ from pccl.protocol.types import (
 )
 from pccl.topology.link_measures import LinkMatrix, ToldMeasures
 from pccl.topology.ring_order import Pair
+from tests.support.master_stage import MasterStage, told
+from tests.support.master_stage import sent as sent_to
+from tests.support.peer_stage import RUN, PeerStage, ended, sent
+from tests.support.scenarios import op, roster
 
 UPDATE, OPTIMIZE = RoundKind.UPDATE_TOPOLOGY, RoundKind.OPTIMIZE_TOPOLOGY
-RUN = b"r" * RUN_BYTES
 RING, STAR, MESH = Algorithm.RING, Algorithm.STAR, Algorithm.MESH
 
 SMALL_STAR = AlgorithmTable((AlgorithmStep(64, STAR), AlgorithmStep(1024, MESH)), RING)
@@ -169,111 +146,90 @@ def test_what_is_asked_for() -> None:
     assert request(largest, "star") == by(STAR, largest, forced=True)
     assert request(largest + 1, "mesh") == by(MESH, largest + 1, forced=True)
     with pytest.raises(
-        ValueError, match="up to 4194304 bytes, and this one has 4194308; take 'mesh'"
+        ValueError, match="up to 4194304 bytes, and this tensor has 4194308; use 'mesh'"
     ):
         request(largest + 1, "star")
 
 
 # -- peers -------------------------------------------------------------------------------------
 
-MEMBERS = tuple(Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
+ONE, TWO, THREE = (PeerId(n) for n in (1, 2, 3))
+TRIO = (ONE, TWO, THREE)
 
 
-def roster(version: int, view: int, table: AlgorithmTable, *views: int) -> Roster:
-    return Roster(version, 0, view, MEMBERS, views or (view,), 3, 1, 3, algorithms=table)
+def known(version: int, view: int, table: AlgorithmTable) -> Roster:
+    return roster(version, view, 1, 2, 3, algorithms=table)
 
 
-class Peer:
-    """Peer 2 of three."""
-
-    def __init__(self, table: AlgorithmTable) -> None:
-        self.machine = PeerMachine(Timing(), 0)
-        self.do(JoinCall(1, 0, "", 4002, 1))
-        self.do(ControlOpened(RUN, 1))
-        self.hear(msg.Registered(PeerId(2), 1, RUN, b"token"))
-        self.hear(msg.Admitted(roster(1, 1, table), ()))
-
-    def do(self, event: PeerEvent) -> list[PeerEffect]:
-        effects = self.machine.handle(event, 0)
-        self.machine.check()
-        return effects
-
-    def hear(self, message: msg.Message) -> list[PeerEffect]:
-        return self.do(ControlMessage(message))
-
-
-def sent(effects: list[PeerEffect]) -> list[msg.PeerMessage]:
-    return [effect.message for effect in effects if isinstance(effect, Send)]
-
-
-def what(n: int = 0, view: int = 1) -> OperationId:
-    return OperationId(1, 0, view, 5, n)
+def member(table: AlgorithmTable) -> PeerStage:
+    return PeerStage().member(1, 2, 3, algorithms=table)
 
 
 def test_auto_is_settled_before_anybody_is_asked() -> None:
-    peer = Peer(SMALL_STAR)
-    assert peer.do(ReduceCall(9, 5, SUM)) == [
-        Post(9, what(), by(STAR), (PeerId(1), PeerId(2), PeerId(3))),
-        Send(msg.OperationRequest(what(), by(STAR))),
+    peer = member(SMALL_STAR)
+    assert peer.do(ev.ReduceCall(9, 5, SUM)) == [
+        ev.Post(9, op(), by(STAR), TRIO),
+        ev.Send(msg.OperationRequest(op(), by(STAR))),
     ]
-    peer.hear(msg.OperationStarted(what()))
-    peer.do(ReduceDone(what(), b"digest"))
-    ended = msg.OperationEnded(what(), None, "", (PeerId(1), PeerId(2), PeerId(3)), 1)
-    result = ReduceResult(what(), ended.contributors, 1, STAR)
-    assert ReturnCall(9, result) in peer.hear(ended)
+    peer.do(msg.OperationStarted(op()))
+    peer.do(ev.ReduceDone(op(), b"digest"))
+    result = ev.ReduceResult(op(), TRIO, 1, STAR)
+    assert ev.ReturnCall(9, result) in peer.do(ended(op(), contributors=TRIO))
 
 
 def test_the_view_says_what_auto_is_and_a_caller_who_forces_it_is_asked_nothing() -> None:
-    peer = Peer(AlgorithmTable())
-    assert sent(peer.do(ReduceCall(9, 5, SUM))) == [msg.OperationRequest(what(), by(RING))]
-    assert sent(peer.do(ReduceCall(10, 6, by(MESH, forced=True)))) == [
-        msg.OperationRequest(replace(what(), tag=6), by(MESH, forced=True))
+    peer = member(AlgorithmTable())
+    assert sent(peer.do(ev.ReduceCall(9, 5, SUM))) == [msg.OperationRequest(op(), by(RING))]
+    assert sent(peer.do(ev.ReduceCall(10, 6, by(MESH, forced=True)))) == [
+        msg.OperationRequest(op(tag=6), by(MESH, forced=True))
     ]
 
 
 def test_a_hostile_table_ends_the_connection() -> None:
-    peer = Peer(SMALL_STAR)
-    bad = roster(2, 2, AlgorithmTable((), Algorithm.AUTO))
-    with pytest.raises(errors.RemoteProtocolError, match="a table that no master makes"):
-        peer.hear(msg.RosterChanged(bad))
+    peer = member(SMALL_STAR)
+    bad = known(2, 2, AlgorithmTable((), Algorithm.AUTO))
+    with pytest.raises(errors.RemoteProtocolError, match="invalid algorithm table"):
+        peer.do(msg.RosterChanged(bad))
 
 
 def test_after_optimizing_a_caller_goes_on_in_the_view_that_it_has_opened() -> None:
-    peer = Peer(AlgorithmTable())
-    peer.do(RoundCall(8, OPTIMIZE))
-    peer.hear(msg.RosterChanged(roster(2, 2, SMALL_STAR)))
-    assert peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))[-1:] == [ReturnCall(8, None)]
-    effects = peer.do(ReduceCall(9, 5, SUM))
-    assert sent(effects) == [msg.OperationRequest(what(view=2), by(STAR))]
+    peer = member(AlgorithmTable())
+    peer.do(ev.RoundCall(8, OPTIMIZE))
+    peer.do(msg.RosterChanged(known(2, 2, SMALL_STAR)))
+    assert peer.do(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))[-1:] == [ev.ReturnCall(8, None)]
+    effects = peer.do(ev.ReduceCall(9, 5, SUM))
+    assert sent(effects) == [msg.OperationRequest(op(view=2), by(STAR))]
 
 
 def test_who_has_left_the_round_goes_on_there_too() -> None:
-    peer = Peer(AlgorithmTable())
-    peer.do(RoundCall(8, OPTIMIZE))
-    peer.do(LeaveCall(8, "impatient"))
-    peer.hear(msg.RosterChanged(roster(2, 2, SMALL_STAR)))
-    peer.hear(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))
-    assert sent(peer.do(ReduceCall(9, 5, SUM))) == [msg.OperationRequest(what(view=2), by(STAR))]
-    peer.hear(msg.OperationEnded(what(view=2), AbortCause.WITHDRAWN, "", (), 2))
-    assert peer.do(RoundCall(10, OPTIMIZE)) == [ReturnCall(10, None)]  # its answer is still his
+    peer = member(AlgorithmTable())
+    peer.do(ev.RoundCall(8, OPTIMIZE))
+    peer.do(ev.LeaveCall(8, "impatient"))
+    peer.do(msg.RosterChanged(known(2, 2, SMALL_STAR)))
+    peer.do(msg.RoundClosed(RoundId(OPTIMIZE, 0), 2, False))
+    assert sent(peer.do(ev.ReduceCall(9, 5, SUM))) == [msg.OperationRequest(op(view=2), by(STAR))]
+    peer.do(ended(op(view=2), AbortCause.WITHDRAWN, version=2))
+    assert peer.do(ev.RoundCall(10, OPTIMIZE)) == [
+        ev.ReturnCall(10, None)
+    ]  # its answer is still his
 
 
 def test_only_what_has_changed_much_is_reported_and_everything_to_a_new_master() -> None:
     def link(peer: int, rtt_ns: int, speed: int) -> MeasuredLink:
         return MeasuredLink(PeerId(peer), LinkMeasure(rtt_ns, speed))
 
-    peer = Peer(AlgorithmTable())
+    peer = member(AlgorithmTable())
     first = (link(1, 50_000, 0), link(3, 80_000_000, 10**7))
-    assert sent(peer.do(LinkMeasurements(first))) == [msg.LinksMeasured(first)]
-    assert peer.do(LinkMeasurements(first)) == []
+    assert sent(peer.do(ev.LinkMeasurements(first))) == [msg.LinksMeasured(first)]
+    assert peer.do(ev.LinkMeasurements(first)) == []
     # 149 us is noise; 1.5 times as long or as fast is no news yet.
     same = (link(1, 149_000, 0), link(3, 120_000_000, 15 * 10**6))
-    assert peer.do(LinkMeasurements(same)) == []
+    assert peer.do(ev.LinkMeasurements(same)) == []
     news = (link(1, 50_000, 10**9), link(3, 121_000_000, 10**7))
-    assert sent(peer.do(LinkMeasurements(news))) == [msg.LinksMeasured(news)]
+    assert sent(peer.do(ev.LinkMeasurements(news))) == [msg.LinksMeasured(news)]
     slower = (link(3, 121_000_000, 6 * 10**6),)
-    assert sent(peer.do(LinkMeasurements(slower))) == [msg.LinksMeasured(slower)]
-    report = sent(peer.do(ControlOpened(RUN, 2)))
+    assert sent(peer.do(ev.LinkMeasurements(slower))) == [msg.LinksMeasured(slower)]
+    report = sent(peer.do(ev.ControlOpened(RUN, 2)))
     assert isinstance(report[0], msg.Return)
     assert msg.LinksMeasured((news[0], slower[0])) in report
 
@@ -309,141 +265,101 @@ def _chosen_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignor
     monkeypatch.setattr(membership, "choose_algorithms", by_speed)
 
 
-class Master:
-    """Three members in a view that was opened when nothing was measured."""
+def new(size: int = 3) -> MasterStage:
+    """Members of view 2, which was opened when nothing was measured."""
+    return MasterStage().new(size)
 
-    def __init__(self, size: int = 3) -> None:
-        numbers = iter(range(1, 99))
-        self.machine = MasterMachine(Timing(), RUN, 1, lambda n: bytes([next(numbers)] * n), 0)
-        self.now_ns = 0
-        for peer in range(1, size + 1):
-            self.register(peer)
-        self.round(UPDATE, 0, 1)
 
-    def do(self, event: Any) -> list[MasterEffect]:
-        effects = self.machine.handle(event, self.now_ns)
-        self.machine.check()
-        return effects
-
-    def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
-        return self.do(Heard(peer, message))
-
-    def register(self, peer: int) -> None:
-        self.do(Opened(peer, f"10.0.0.{peer}"))
-        self.hear(peer, msg.Register(0, "", 4000 + peer))
-        for elder in range(1, peer):
-            self.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
-
-    def round(self, kind: RoundKind, n: int, *peers: int) -> list[MasterEffect]:
-        effects: list[MasterEffect] = []
-        for peer in peers:
-            effects = self.hear(peer, msg.RoundRequest(RoundId(kind, n)))
-        return effects
-
-    @property
-    def table(self) -> AlgorithmTable:
-        return self.machine.membership.roster(0).algorithms
-
-    @property
-    def view(self) -> int:
-        return self.machine.membership.newest_view(0)
+def view_of(master: MasterStage) -> tuple[int, AlgorithmTable]:
+    newest = master.machine.membership.roster(0)
+    return newest.view, newest.algorithms
 
 
 def test_a_view_is_opened_with_what_is_known_then() -> None:
-    master = Master()
-    assert (master.view, master.table) == (2, AlgorithmTable())
+    master = new()
+    assert view_of(master) == (2, AlgorithmTable())
     master.hear(1, measured((2, 10**6, 1000)))
-    assert master.table == AlgorithmTable()  # of the view, which is open
+    assert view_of(master)[1] == AlgorithmTable()  # of the view, which is open
     master.register(4)
+    master.link(4)
     master.hear(4, measured((1, 10**6, 500)))
     effects = master.round(UPDATE, 1, 1, 2, 3)
-    assert (master.view, master.table) == (3, star_up_to(500))
-    told = [
-        effect.message.roster
-        for effect in effects
-        if isinstance(effect, Told) and isinstance(effect.message, msg.RosterChanged | msg.Admitted)
-    ]
-    assert {known.algorithms for known in told} == {star_up_to(500)}
-    assert len(told) == 4
+    assert view_of(master) == (3, star_up_to(500))
+    rosters = [message.roster for _, message in told(effects, msg.RosterChanged)]
+    rosters += [message.roster for _, message in told(effects, msg.Admitted)]
+    assert {newest.algorithms for newest in rosters} == {star_up_to(500)}
+    assert len(rosters) == 4
 
 
 def test_optimizing_opens_a_view_for_another_table_and_only_then() -> None:
-    master = Master()
+    master = new()
     answer = master.round(OPTIMIZE, 0, 1, 2, 3)
-    assert (master.view, master.table) == (2, AlgorithmTable())
-    assert all(isinstance(e.message, msg.RoundClosed) for e in answer if isinstance(e, Told))
+    assert view_of(master) == (2, AlgorithmTable())
+    assert sent_to(answer) == told(answer, msg.RoundClosed)
     master.hear(3, measured((1, 10**6, 700), (2, 10**6, 900)))
     answer = master.round(OPTIMIZE, 1, 1, 2, 3)
-    assert (master.view, master.table) == (3, star_up_to(700))
-    kinds = [type(e.message) for e in answer if isinstance(e, Told)]
-    assert kinds == [msg.RosterChanged] * 3 + [msg.RoundClosed] * 3  # in that order
+    assert view_of(master) == (3, star_up_to(700))
+    messages = [message for _, message in sent_to(answer)]
+    assert [type(message) for message in messages[:3]] == [msg.RosterChanged] * 3
     version = master.machine.membership.version
-    answers = [e.message for e in answer if isinstance(e, Told)][3:]
-    assert answers == [msg.RoundClosed(RoundId(OPTIMIZE, 1), version, False)] * 3
+    assert messages[3:] == [msg.RoundClosed(RoundId(OPTIMIZE, 1), version, False)] * 3
     assert master.machine.membership.roster(0).open_views == (3,)
     master.round(OPTIMIZE, 2, 1, 2, 3)
-    assert master.view == 3
+    assert view_of(master)[0] == 3
 
 
 def test_a_view_in_which_something_is_asked_for_stays() -> None:
-    master = Master()
+    master = new()
     master.hear(3, measured((1, 10**6, 700)))
     master.hear(1, msg.RoundRequest(RoundId(OPTIMIZE, 0)))
-    master.hear(1, msg.OperationRequest(what(view=2), by(RING)))  # its caller has left the round
+    master.hear(1, msg.OperationRequest(op(view=2), by(RING)))  # its caller has left the round
     master.round(OPTIMIZE, 0, 2, 3)
-    assert (master.view, master.table) == (2, AlgorithmTable())
+    assert view_of(master) == (2, AlgorithmTable())
 
 
 def test_a_loss_opens_a_view_and_takes_the_measures_along() -> None:
-    master = Master()
+    master = new()
     master.hear(3, measured((1, 10**6, 700)))
     master.hear(1, measured((2, 10**6, 900)))
     master.hear(3, msg.Goodbye())
-    assert (master.view, master.table) == (3, star_up_to(900))
+    assert view_of(master) == (3, star_up_to(900))
 
 
 def test_measures_are_bounded_and_of_the_own_group() -> None:
-    master = Master()
+    master = new()
     master.hear(1, measured((1, 5, 5), (99, 5, 5), (2, 1 << 63, 1 << 63)))
     known = master.machine.membership._measures.matrix  # pyright: ignore[reportPrivateUsage]
     assert known == {(PeerId(1), PeerId(2)): LinkMeasure(RTT_NS_MAX, BYTES_PER_S_MAX)}
 
 
-def what_a_broken_pair_ends(master: Master) -> list[msg.OperationEnded]:
+def what_a_broken_pair_ends(master: MasterStage) -> list[msg.OperationEnded]:
     """Peers 1 and 3 of four, who are no neighbours, cannot talk to each other for 3 s."""
     master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))
-    effects: list[MasterEffect] = []
-    for _ in range(12):
-        master.now_ns += NS_PER_S // 4
-        for peer in (1, 2, 3, 4):
-            master.hear(peer, msg.Heartbeat())
-        effects += master.do(MasterTick())
-    told = [effect.message for effect in effects if isinstance(effect, Told)]
-    return [message for message in told if isinstance(message, msg.OperationEnded)]
+    return [message for _, message in told(master.wait(3, 1, 2, 3, 4), msg.OperationEnded)]
 
 
 def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() -> None:
-    master = Master(size=4)
+    master = new(4)
     master.hear(1, measured((2, 10**6, 900)))
     master.round(OPTIMIZE, 0, 1, 2, 3, 4)
-    assert master.table == star_up_to(900)
-    asked = what(view=3)
+    assert view_of(master)[1] == star_up_to(900)
+    asked = op(view=3)
     for peer in (1, 2, 3, 4):
         master.hear(peer, msg.OperationRequest(asked, by(MESH)))
     aborts = what_a_broken_pair_ends(master)
     assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 4
     assert aborts[0].reason == (
-        "peers 1 and 3 cannot talk to each other (reset); another view was opened"
+        "peers 1 and 3 cannot talk to each other (reset); the master opened another view"
     )
-    assert (master.view, master.table) == (4, star_up_to(900, mesh=False))
+    assert view_of(master) == (4, star_up_to(900, mesh=False))
     assert len(master.machine.membership.members()) == 4
 
 
 def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     """Another view would be no help, and would cost everybody else's operations."""
-    master = Master(size=4)
-    view = master.view
-    asked = what(view=view)
+    master = new(4)
+    view = view_of(master)[0]
+    asked = op(view=view)
     for peer in (1, 2, 3, 4):
         master.hear(peer, msg.OperationRequest(asked, by(MESH, forced=True)))
         master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(RING)))
@@ -452,7 +368,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     assert aborts[0].reason == (
         "peers 1 and 3 cannot talk to each other (reset); leave algorithm out, or name the ring"
     )
-    assert master.view == view
+    assert view_of(master)[0] == view
     error = aborted(aborts[0], 0)
     assert isinstance(error, errors.LinkError)
 
@@ -461,46 +377,30 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
 
 
 def test_a_restarted_master_keeps_the_table_of_a_view_and_learns_the_measures_anew() -> None:
-    numbers = iter(range(1, 99))
-    machine = MasterMachine(
-        Timing(), RUN, 2, lambda n: bytes([next(numbers)] * n), 0, Origin.RESTARTED,
-        b"next",
-    )  # fmt: skip
-    known = roster(7, 3, star_up_to(700))
+    master = MasterStage().restarted()
     for peer in (1, 2, 3):
-        machine.handle(Opened(peer, f"10.0.0.{peer}"), 0)
-        registration = msg.Register(0, "", 4000 + peer)
-        header = msg.Return(PeerId(peer), b"t%d" % peer, RUN, 1, registration, 7, (), b"before")
-        for message in (header, msg.KnownRoster(known), measured((peer % 3 + 1, 10**6, 400))):
-            machine.handle(Heard(peer, message), 0)
-        machine.handle(Heard(peer, msg.Reported()), 0)
-    assert not machine.recovering
-    now = machine.membership.roster(0)
+        measures = measured((peer % 3 + 1, 10**6, 400))
+        master.come(peer, measures, known=(known(7, 3, star_up_to(700)),))
+    assert not master.machine.recovering
+    now = master.machine.membership.roster(0)
     assert (now.version, now.view, now.algorithms) == (7 + TERM_GAP + 1, 3, star_up_to(700))
-    for peer in (1, 2, 3):
-        machine.handle(Heard(peer, msg.RoundRequest(RoundId(OPTIMIZE, 0))), 0)
-    now = machine.membership.roster(0)
-    assert (now.view, now.algorithms) == (3 + TERM_GAP + 1, star_up_to(400))
+    master.round(OPTIMIZE, 0, 1, 2, 3)
+    assert view_of(master) == (3 + TERM_GAP + 1, star_up_to(400))
 
 
 def test_a_returning_peer_with_a_table_that_no_master_makes_is_not_believed() -> None:
-    machine = MasterMachine(Timing(), RUN, 2, lambda n: bytes(n), 0, Origin.RESTARTED, b"next")
-    machine.handle(Opened(1, "10.0.0.1"), 0)
-    registration = msg.Register(0, "", 4001)
-    header = msg.Return(PeerId(1), b"t", RUN, 1, registration, 7, (), b"before")
-    machine.handle(Heard(1, header), 0)
-    bad = msg.KnownRoster(roster(7, 3, AlgorithmTable((), STAR)))
-    effects = machine.handle(Heard(1, bad), 0)
-    assert "a roster that no master makes" in str(effects)
+    master = MasterStage().restarted()
+    bad = known(7, 3, AlgorithmTable((), STAR))
+    assert "the reported roster has impossible numbers" in str(master.come(1, known=(bad,)))
 
 
 # -- ballots -----------------------------------------------------------------------------------
 
 
 def started(descriptor: Descriptor) -> CollectiveBallot:
-    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
-    for peer in (1, 2, 3):
-        ballot.request(PeerId(peer), descriptor, 0)
+    ballot = CollectiveBallot(op(), TRIO, ONE, 0)
+    for peer in TRIO:
+        ballot.request(peer, descriptor, 0)
     return ballot
 
 
@@ -511,23 +411,23 @@ CODED_RING = replace(SUM, algorithm=RING, quantization=Quantization(WireFormat.I
 def test_only_a_ring_of_plain_values_is_repaired(descriptor: Descriptor) -> None:
     ballot = started(descriptor)
     abort = Abort(AbortCause.MEMBER_LOST, "peer 3 lost: gone")
-    assert ballot.lose([PeerId(3)], "gone", 1) == abort
+    assert ballot.lose([THREE], "gone", 1) == abort
     ballot = started(by(RING))
-    assert isinstance(ballot.lose([PeerId(3)], "gone", 1), Tell)
+    assert isinstance(ballot.lose([THREE], "gone", 1), Tell)
 
 
 @pytest.mark.parametrize("algorithm", [STAR, MESH])
 def test_what_all_survivors_have_is_committed_however_it_came(algorithm: Algorithm) -> None:
     ballot = started(by(algorithm))
-    for peer in (1, 2):
-        assert ballot.done(PeerId(peer), b"same", 1) is None
-    assert ballot.lose([PeerId(3)], "gone", 2) == Commit()
+    for peer in (ONE, TWO):
+        assert ballot.done(peer, b"same", 1) is None
+    assert ballot.lose([THREE], "gone", 2) == Commit()
 
 
 def test_who_forces_another_algorithm_is_told_so() -> None:
-    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2)), PeerId(1), 0)
-    ballot.request(PeerId(1), by(RING), 0)
-    decision = ballot.request(PeerId(2), by(RING, forced=True), 0)
+    ballot = CollectiveBallot(op(), (ONE, TWO), ONE, 0)
+    ballot.request(ONE, by(RING), 0)
+    decision = ballot.request(TWO, by(RING, forced=True), 0)
     assert decision == Abort(
         AbortCause.DESCRIPTOR_MISMATCH,
         "tag 5: peer 1 asked for SUM of 16 x float32; peer 2 asked for SUM of 16 x float32 by ring",
@@ -535,18 +435,18 @@ def test_who_forces_another_algorithm_is_told_so() -> None:
 
 
 def test_whoever_goes_ahead_late_is_told_of_the_start_too() -> None:
-    ballot = CollectiveBallot(what(), (PeerId(1), PeerId(2), PeerId(3)), PeerId(1), 0)
-    for peer in (1, 2):
-        ballot.request(PeerId(peer), by(RING), 0, eager=True)
-    ballot.done(PeerId(1), b"x", 0)  # so all have asked, and the last request is on its way
+    ballot = CollectiveBallot(op(), TRIO, ONE, 0)
+    for peer in (ONE, TWO):
+        ballot.request(peer, by(RING), 0, eager=True)
+    ballot.done(ONE, b"x", 0)  # so all have asked, and the last request is on its way
     assert ballot.take_untold() == [1, 2]
     assert ballot.take_untold() == []
-    ballot.request(PeerId(3), by(RING), 1, eager=True)
+    ballot.request(THREE, by(RING), 1, eager=True)
     assert ballot.take_untold() == [1, 2, 3]
 
 
 def test_who_has_to_talk_to_whom() -> None:
-    one_three, two_three = (Pair((PeerId(a), PeerId(b))) for a, b in ((1, 3), (2, 3)))
+    one_three, two_three = Pair((ONE, THREE)), Pair((TWO, THREE))
     for algorithm, separated in ((STAR, [one_three]), (MESH, [one_three, two_three])):
         ballot = started(by(algorithm))
         assert ballot.separated([two_three, one_three]) == separated

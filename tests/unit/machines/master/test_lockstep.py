@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
-
-from pccl.machines.master.events import (
-    ConnectionClosed,
-    ConnectionMessage,
-    ConnectionOpened,
-    MasterTick,
-    SendTo,
-)
+from pccl.machines.master.events import ConnectionClosed, MasterEffect, MasterTick
 from pccl.machines.master.lockstep import (
     AskBlocked,
     Finding,
@@ -20,30 +12,20 @@ from pccl.machines.master.lockstep import (
     Wait,
     stuck_members,
 )
-from pccl.machines.master.machine import MasterMachine
 from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import (
-    AbortCause,
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import AbortCause, OperationId, PeerId, RoundId, RoundKind
+from tests.support.master_stage import SECOND, MasterStage, sent
+from tests.support.scenarios import op
 
-SECOND = 1_000_000_000
 STEP = SECOND // 4
 A, B, C, D = (PeerId(n) for n in (1, 2, 3, 4))
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 UPDATE = RoundId(RoundKind.UPDATE_TOPOLOGY, 4)
 PENDING = RoundId(RoundKind.PEERS_PENDING, 2)
 
 
 def operation(tag: int, group: int = 0) -> OperationId:
-    return OperationId(1, group, 1, tag, 0)
+    return op(tag=tag, group=group)
 
 
 def wait(
@@ -96,11 +78,7 @@ def test_one_thread_that_gets_on_may_release_the_others() -> None:
 
 
 def test_a_started_operation_releases_its_members() -> None:
-    waits = [
-        wait(operation(6), (A, B), ()),
-        wait(UPDATE, (A,), (B,)),
-        wait(PENDING, (B,), (A,)),
-    ]
+    waits = [wait(operation(6), (A, B), ()), wait(UPDATE, (A,), (B,)), wait(PENDING, (B,), (A,))]
     assert stuck_members([A, B], waits) == ()
 
 
@@ -113,6 +91,10 @@ def test_a_blocked_member_of_which_nothing_was_heard_is_not_stuck() -> None:
 
 
 CIRCLE = (wait(UPDATE, (A,), (B,)), wait(operation(5), (B,), (A,)))
+CIRCLE_IN_WORDS = (
+    "the members wait for different things: peer 1 in update_topology, peer 2 in {}; "
+    "make the same calls in the same order on all members"
+)
 
 
 class Watch:
@@ -127,6 +109,11 @@ class Watch:
         self.now_ns += STEP
         return self.watch.look(waits, blocked, self.now_ns)
 
+    def answer(self, *peers: PeerId) -> None:
+        """To the first question: they are blocked."""
+        for peer in peers:
+            self.watch.answered(peer, 1, blocked=True)
+
     def ask(self, waits: tuple[Wait, ...] = CIRCLE, query: int = 1) -> None:
         """Get a circle to the point where its members were asked."""
         for _ in range(4):
@@ -138,13 +125,10 @@ def test_they_are_asked_after_a_second_and_told_when_all_have_answered() -> None
     watch = Watch()
     watch.ask()
     assert watch.look(CIRCLE, A, B) == []
-    watch.watch.answered(A, 1, blocked=True)
+    watch.answer(A)
     assert watch.look(CIRCLE, A, B) == []
-    watch.watch.answered(B, 1, blocked=True)
-    reason = (
-        "the members wait for different things: peer 1 in update_topology, peer 2 in tag 5; "
-        "make them make the same calls in the same order"
-    )
+    watch.answer(B)
+    reason = CIRCLE_IN_WORDS.format("tag 5")
     assert watch.look(CIRCLE, A, B) == [Stuck((operation(5),), reason)]
     # if the same is found again, everything is done anew
     watch.ask(query=2)
@@ -157,8 +141,7 @@ def test_any_change_starts_anew() -> None:
         assert watch.look(CIRCLE, A, B) == []
     assert watch.look(CIRCLE, A) == []  # B may call
     watch.ask()
-    watch.watch.answered(A, 1, blocked=True)
-    watch.watch.answered(B, 1, blocked=True)
+    watch.answer(A, B)
     for _ in range(4):
         assert watch.look(widened, A, B) == []
     assert watch.look(widened, A, B) == [AskBlocked(2, (A, B))]
@@ -179,7 +162,7 @@ def test_a_change_elsewhere_changes_nothing() -> None:
 def test_a_member_that_was_released_starts_anew_also_if_it_is_blocked_again() -> None:
     watch = Watch()
     watch.ask()
-    watch.watch.answered(A, 1, blocked=True)
+    watch.answer(A)
     watch.watch.answered(B, 1, blocked=False)
     watch.ask(query=2)
 
@@ -187,11 +170,11 @@ def test_a_member_that_was_released_starts_anew_also_if_it_is_blocked_again() ->
 def test_who_does_not_answer_is_asked_again() -> None:
     watch = Watch()
     watch.ask()
-    watch.watch.answered(A, 1, blocked=True)
+    watch.answer(A)
     for _ in range(3):
         assert watch.look(CIRCLE, A, B) == []
     assert watch.look(CIRCLE, A, B) == [AskBlocked(1, (B,))]
-    watch.watch.answered(B, 1, blocked=True)
+    watch.answer(B)
     assert isinstance(watch.look(CIRCLE, A, B)[0], Stuck)
 
 
@@ -206,8 +189,7 @@ def test_answers_that_nobody_asked_for() -> None:
     watch.watch.answered(C, 1, blocked=True)
     watch.watch.answered(C, 1, blocked=False)  # a stranger disturbs nothing
     watch.watch.answered(A, 2, blocked=False)  # nor does an answer to another question
-    for peer in (A, B):
-        watch.watch.answered(peer, 1, blocked=True)
+    watch.answer(A, B)
     assert isinstance(watch.look(CIRCLE, A, B)[0], Stuck)
 
 
@@ -215,12 +197,8 @@ def test_rounds_end_if_there_is_nothing_narrower() -> None:
     watch = Watch()
     waits = (wait(UPDATE, (A,), (B, C)), wait(PENDING, (B,), (A, C)))
     watch.ask(waits)
-    for peer in (A, B):
-        watch.watch.answered(peer, 1, blocked=True)
-    reason = (
-        "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in are_peers_pending; make them make the same calls in the same order"
-    )
+    watch.answer(A, B)
+    reason = CIRCLE_IN_WORDS.format("are_peers_pending")
     assert watch.look(waits, A, B) == [Stuck((UPDATE, PENDING), reason)]
 
 
@@ -233,8 +211,7 @@ def test_all_collectives_of_the_stuck_end_and_no_others() -> None:
     )
     watch = Watch()
     watch.ask(waits)
-    for peer in (A, B):
-        watch.watch.answered(peer, 1, blocked=True)
+    watch.answer(A, B)
     (finding,) = watch.look(waits, A, B)
     assert isinstance(finding, Stuck)
     assert finding.subjects == (operation(5), operation(6))
@@ -289,173 +266,140 @@ def test_what_goes_on_without_a_call_is_no_wait() -> None:
 # -- a master that looks -------------------------------------------------------------------------
 
 
-class Master:
-    """A master and members that keep saying whether they are blocked; peer n is connection n."""
+Sent = list[tuple[int, msg.MasterMessage]]
+UPDATES, PENDINGS, _ = RoundKind
+ROUNDS = {kind: RoundId(kind, 0) for kind in RoundKind}
+
+
+class Members:
+    """Members of these groups, that keep saying whether they are blocked; peer n, connection n."""
 
     def __init__(self, *groups: int) -> None:
-        tokens = count(1)
-        self.machine = MasterMachine(Timing(), b"run", 1, lambda n: bytes([next(tokens)] * n), 0)
-        self.now_ns = 0
+        self.stage = MasterStage().begin().together(*groups)
         self.blocked = dict.fromkeys(range(1, len(groups) + 1), False)
-        self.sent: list[tuple[int, msg.MasterMessage]] = []
-        for peer, group in enumerate(groups, start=1):
-            self.do(ConnectionOpened(peer, "host"))
-            self.hear(peer, msg.Register(group, "", 9, len(groups)))
-        for younger in self.blocked:
-            for elder in range(1, younger):
-                self.hear(younger, msg.LinkReport(PeerId(elder), True, ""))
-        assert len(self.machine.membership.members()) == len(groups)
-        self.sent.clear()
 
-    def do(
-        self, event: ConnectionOpened | ConnectionClosed | ConnectionMessage | MasterTick
-    ) -> None:
-        effects = self.machine.handle(event, self.now_ns)
-        self.machine.check()
-        self.sent += [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
-
-    def hear(self, peer: int, message: msg.Message) -> None:
-        self.do(ConnectionMessage(peer, message))
+    def hear(self, peer: int, *messages: msg.Message) -> Sent:
+        return sent(self.stage.hear(peer, *messages))
 
     def ask_round(self, kind: RoundKind, *peers: int) -> None:
-        for peer in peers:
-            self.hear(peer, msg.RoundRequest(RoundId(kind, 0)))
-            self.blocked[peer] = True
+        self.stage.round(kind, 0, *peers)
+        self.blocked |= dict.fromkeys(peers, True)
 
-    def ask_reduce(self, tag: int, *peers: int, group: int = 0) -> None:
-        for peer in peers:
-            self.hear(peer, msg.OperationRequest(operation(tag, group), SUM))
-            self.blocked[peer] = True
+    def ask_reduce(self, tag: int, *peers: int, group: int = 0) -> Sent:
+        self.blocked |= dict.fromkeys(peers, True)
+        return sent(self.stage.start(*peers, what=operation(tag, group)))
 
-    def wait(self, seconds: float) -> list[tuple[int, msg.MasterMessage]]:
+    def wait(self, seconds: float) -> Sent:
         """Let time pass; give what was sent meanwhile, but for signs of life."""
+        effects: list[MasterEffect] = []
         for _ in range(int(seconds * 4)):
-            self.now_ns += STEP
+            self.stage.sleep(0.25)
             for peer, blocked in self.blocked.items():
-                self.hear(peer, msg.Heartbeat((), (), (), blocked))
-            self.do(MasterTick())
-        sent, self.sent = self.sent, []
-        return [(c, m) for c, m in sent if not isinstance(m, msg.MasterHeartbeat)]
+                effects += self.stage.hear(peer, msg.Heartbeat(blocked=blocked))
+            effects += self.stage.do(MasterTick())
+        return [one for one in sent(effects) if not isinstance(one[1], msg.MasterHeartbeat)]
 
     def reply(self, *peers: int, query: int = 1, blocked: bool = True) -> None:
         for peer in peers:
             self.hear(peer, msg.BlockedReply(query, blocked))
 
 
-def test_a_collective_ends_and_the_round_waits_on() -> None:
-    master = Master(0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+def in_a_circle(*groups: int) -> Members:
+    """Peer 1 waits in a round, peer 2 in a collective, and both were asked."""
+    master = Members(*groups or (0, 0))
+    master.ask_round(UPDATES, 1)
     master.ask_reduce(5, 2)
     assert master.wait(1) == []
     assert master.wait(0.25) == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
+    return master
+
+
+def test_a_collective_ends_and_the_round_waits_on() -> None:
+    master = in_a_circle()
     master.reply(1, 2)
-    reason = (
-        "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in tag 5 (SUM of 8 x float32); make them make the same calls in the same order"
-    )
+    reason = CIRCLE_IN_WORDS.format("tag 5 (SUM of 8 x float32)")
     aborted = msg.OperationEnded(operation(5), AbortCause.LOCKSTEP, reason, (), 1)
     assert master.wait(0.25) == [(1, aborted), (2, aborted)]
-    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 1, False)
-    master.hear(2, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
-    assert master.sent == [(1, closed), (2, closed)]
+    closed = msg.RoundClosed(ROUNDS[UPDATES], 1, False)
+    assert master.hear(2, msg.RoundRequest(ROUNDS[UPDATES])) == [(1, closed), (2, closed)]
 
 
 def test_rounds_end_for_all_members_and_count() -> None:
-    master = Master(0, 0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    master = Members(0, 0, 0)
+    master.ask_round(UPDATES, 1)
+    master.ask_round(PENDINGS, 2)
     asked = master.wait(1.25)
     assert asked == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
     master.reply(1, 2)
-    reason = (
-        "the members wait for different things: peer 1 in update_topology, "
-        "peer 2 in are_peers_pending; make them make the same calls in the same order"
-    )
-    kinds = (RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING)
+    reason = CIRCLE_IN_WORDS.format("are_peers_pending")
     assert master.wait(0.25) == [
-        (peer, msg.RoundClosed(RoundId(kind, 0), 1, False, reason))
-        for kind in kinds
+        (peer, msg.RoundClosed(ROUNDS[kind], 1, False, reason))
+        for kind in (UPDATES, PENDINGS)
         for peer in (1, 2, 3)
     ]
-    for peer in (1, 2, 3):  # the next one is the next one for everybody
-        master.hear(peer, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 1)))
-    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 1), 1, False)
-    assert master.sent == [(peer, closed) for peer in (1, 2, 3)]
+    closed = msg.RoundClosed(RoundId(UPDATES, 1), 1, False)
+    # The next one is the next one for everybody.
+    assert sent(master.stage.round(UPDATES, 1, 1, 2, 3)) == [(peer, closed) for peer in (1, 2, 3)]
 
 
 def test_a_verdict_is_repeated_until_it_is_acknowledged() -> None:
-    master = Master(0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    master = Members(0, 0)
+    master.ask_round(UPDATES, 1)
+    master.ask_round(PENDINGS, 2)
     master.wait(1.25)
     master.reply(1, 2)
     verdicts = [message for peer, message in master.wait(0.25) if peer == 2]
     assert len(verdicts) == 2
-    master.do(ConnectionClosed(2, "reset"))
-    master.do(ConnectionOpened(12, "host"))
-    master.sent.clear()
-    master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
-    assert [message for _, message in master.sent[2:]] == verdicts
+    master.stage.do(ConnectionClosed(2, "reset"))
+    resumed = sent(master.stage.resume(2, 12, 1))
+    assert [message for _, message in resumed[2:]] == verdicts
 
 
 def test_nobody_is_blamed_who_replies_that_it_is_free() -> None:
-    master = Master(0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_reduce(5, 2)
-    master.wait(1.25)
+    master = in_a_circle()
     master.reply(1)
     master.reply(2, blocked=False)
     master.blocked[2] = False
     assert master.wait(4) == [
-        (1, msg.RoundWaits(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 5,
+        (1, msg.RoundWaits(ROUNDS[UPDATES], 5,
                            "peer 2 (in tag 5 (SUM of 8 x float32))")),
         (2, msg.OperationWaits(operation(5), 5, "peer 1 (in update_topology)")),
     ]  # fmt: skip
 
 
 def test_a_reply_that_is_lost_with_its_connection_is_asked_for_again() -> None:
-    master = Master(0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_reduce(5, 2)
-    master.wait(1.25)
+    master = in_a_circle()
     master.reply(1)
-    master.do(ConnectionClosed(2, "reset"))
-    master.do(ConnectionOpened(12, "host"))
-    master.hear(12, msg.Resume(B, bytes([2] * 16), 1))
-    master.hear(12, msg.OperationRequest(operation(5), SUM))
-    master.sent.clear()
+    master.stage.do(ConnectionClosed(2, "reset"))
+    master.stage.resume(2, 12, 1)
     del master.blocked[2]
-    master.blocked[12] = True
+    master.ask_reduce(5, 12)
     assert master.wait(1) == [(12, msg.BlockedQuery(1))]
     master.reply(12)
     assert {type(message) for _, message in master.wait(0.25)} == {msg.OperationEnded}
 
 
 def test_a_call_that_comes_after_the_reply_is_noticed() -> None:
-    master = Master(0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_reduce(5, 2)
-    master.wait(1.25)
+    master = in_a_circle()
     master.reply(1, 2)
-    master.ask_reduce(5, 1)  # another thread, which was not blocked after all
-    assert master.wait(0.25) == [
-        (1, msg.OperationStarted(operation(5))),
-        (2, msg.OperationStarted(operation(5))),
-    ]
+    started = msg.OperationStarted(operation(5))
+    # Another thread of it, which was not blocked after all.
+    assert master.ask_reduce(5, 1) == [(1, started), (2, started)]
+    assert master.wait(0.25) == []
 
 
 def test_a_started_operation_keeps_everybody_from_being_blamed() -> None:
-    master = Master(0, 0)
+    master = Members(0, 0)
     master.ask_reduce(9, 1, 2)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_round(RoundKind.PEERS_PENDING, 2)
+    master.ask_round(UPDATES, 1)
+    master.ask_round(PENDINGS, 2)
     assert not any(isinstance(message, msg.BlockedQuery) for _, message in master.wait(4))
 
 
 def test_another_group_is_not_disturbed() -> None:
     """Peers 3 and 4 do what they should; that 3 waits for the stuck ones makes it one of them."""
-    master = Master(0, 0, 1, 1)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 3)
+    master = Members(0, 0, 1, 1)
+    master.ask_round(UPDATES, 1, 3)
     master.ask_reduce(5, 2)
     master.ask_reduce(7, 4, group=1)
     master.blocked[4] = False  # another thread of it computes
@@ -467,21 +411,21 @@ def test_another_group_is_not_disturbed() -> None:
 
 
 def test_whoever_waits_in_a_round_for_the_stuck_goes_on_waiting() -> None:
-    master = Master(0, 0, 1, 1)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 3, 4)
+    master = Members(0, 0, 1, 1)
+    master.ask_round(UPDATES, 1, 3, 4)
     master.ask_reduce(5, 2)
     assert [connection for connection, _ in master.wait(1.25)] == [1, 2, 3, 4]
     master.reply(1, 2, 3, 4)
     assert [connection for connection, _ in master.wait(0.25)] == [1, 2]
-    master.hear(2, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
-    closed = msg.RoundClosed(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), 1, False)
-    assert master.sent == [(peer, closed) for peer in (1, 2, 3, 4)]
+    closed = msg.RoundClosed(ROUNDS[UPDATES], 1, False)
+    released = master.hear(2, msg.RoundRequest(ROUNDS[UPDATES]))
+    assert released == [(peer, closed) for peer in (1, 2, 3, 4)]
 
 
 def test_a_whole_run_that_waits_in_one_circle() -> None:
     """Group 0 waits in a round, group 1 in a collective of which one member is in that round."""
-    master = Master(0, 1, 1)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1, 2)
+    master = Members(0, 1, 1)
+    master.ask_round(UPDATES, 1, 2)
     master.ask_reduce(5, 3, group=1)
     assert [connection for connection, _ in master.wait(1.25)] == [1, 2, 3]
     master.reply(1, 2, 3)
@@ -490,22 +434,18 @@ def test_a_whole_run_that_waits_in_one_circle() -> None:
 
 
 def test_a_member_that_is_lost_is_not_blamed() -> None:
-    master = Master(0, 0, 0)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
-    master.ask_reduce(5, 2)
-    master.wait(1.25)
+    master = in_a_circle(0, 0, 0)
     master.reply(1)
     master.hear(2, msg.Goodbye())
     del master.blocked[2]
-    master.sent.clear()
     assert master.wait(3) == [(3, msg.LinkPlan((), (PeerId(2),)))]
 
 
 def test_hostile_replies() -> None:
-    master = Master(0, 0)
+    master = Members(0, 0)
     for query in (0, 1, (1 << 32) - 1):
         master.reply(1, 2, query=query)
-    master.ask_round(RoundKind.UPDATE_TOPOLOGY, 1)
+    master.ask_round(UPDATES, 1)
     master.ask_reduce(5, 2)
     assert master.wait(1.25) == [(1, msg.BlockedQuery(1)), (2, msg.BlockedQuery(1))]
     master.reply(1, 1, 1)

@@ -32,7 +32,7 @@ def test_newcomers_are_told_what_they_wait_for() -> None:
         for connection, message in sent(master.do(MasterTick())):
             if isinstance(message, msg.AdmissionWaits):
                 told.append((connection, message.waited_s, message.whom))
-    company = "4 members; with this one there are 3 (start 1 more, or the run is over)"
+    company = "4 members; with this one there are 3 (start 1 more, unless the run is over)"
     assert told == [
         *[(2, 5, company), (3, 5, "the members' update_topology()")],
         *[(2, 10, company), (3, 10, "the members' update_topology()")],
@@ -50,7 +50,7 @@ def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -
     master.hear(2, msg.Withdraw(op(view=2, tag=1), "x"))
     assert master.hear(1, msg.OperationRequest(op(view=2, tag=3), SUM)) == []
     assert master.hear(1, msg.OperationRequest(op(view=2, tag=4), SUM)) == [
-        CloseConnection(1, "too many operations are open")
+        CloseConnection(1, "the peer has 2 open operations")
     ]
 
 
@@ -87,7 +87,9 @@ def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.Monke
         for peer in (1, 2):
             master.hear(peer, msg.RoundRequest(RoundId(PENDING, n)))
         master.hear(2, msg.Heartbeat((), (), (RoundId(PENDING, n), RoundId(UPDATE, 0))))
-    assert master.wait(0.25, 1, 2) == [CloseConnection(1, "it acknowledges nothing")]
+    assert master.wait(0.25, 1, 2) == [
+        CloseConnection(1, "the peer has too many unacknowledged outcomes")
+    ]
 
 
 def test_no_progress_is_charged_to_the_furthest_upstream() -> None:
@@ -107,7 +109,7 @@ def test_no_progress_is_charged_to_the_furthest_upstream() -> None:
     assert stand_still(29.75) == []
     effects = stand_still(0.5)
     evidence = "peer 2 has 2 of the 4 segments that peer 1 could send it"
-    reason = f"t1/g0/v2/tag5#0 has stood still for 30.0 s, and {evidence}"
+    reason = f"t1/g0/v2/tag5#0 made no progress for 30.0 s, and {evidence}"
     assert removals(effects) == [(1, f"NO_PROGRESS: {reason}")]
     assert (2, msg.RosterChanged(roster(3, 3, 2, 3))) in sent(effects)
 

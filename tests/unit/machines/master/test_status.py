@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from itertools import count
 
 import pytest
 
 from pccl.machines.master import status
-from pccl.machines.master.events import (
-    CloseConnection,
-    ConnectionClosed,
-    ConnectionMessage,
-    ConnectionOpened,
-    MasterEffect,
-    MasterTick,
-    SendTo,
-)
-from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX, Timing
+from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX
 from pccl.protocol.status_report import (
     GroupStatus,
     MemberStatus,
@@ -31,84 +20,65 @@ from pccl.protocol.status_report import (
     RoundStatus,
     StatusReport,
 )
-from pccl.protocol.types import (
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RemovalCause,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import OperationId, PeerId, RemovalCause, RoundId, RoundKind
+from tests.support.master_stage import SECOND, SUM, MasterStage
+from tests.support.scenarios import op
 
-SECOND = 1_000_000_000
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 ASKER = 99
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
+RUN = b"r" * 16
+REDUCE = op(view=2, term=7)
+ASKED = msg.OperationRequest(REDUCE, SUM)
 
 
-class Master:
-    """A machine and its clock. Peer n speaks on connection n."""
+def new(members: int = 0) -> MasterStage:
+    """A master of term 7 that began at 5 s, and members of view 2."""
+    master = MasterStage()
+    master.now_ns = 5 * SECOND
+    master.begin(RUN, 7)
+    for peer in range(1, members + 1):
+        master.register(peer)
+        master.link(peer)
+    if members > 1:
+        master.round(RoundKind.UPDATE_TOPOLOGY, 0, 1)
+    return master
 
-    def __init__(self, members: int = 0) -> None:
-        numbers = count(1)
-        self.now_ns = 5 * SECOND
-        self.machine = MasterMachine(
-            Timing(), b"r" * 16, 7, lambda size: bytes([next(numbers)] * size), self.now_ns
-        )
-        for peer in range(1, members + 1):
-            self.register(peer)
-            for elder in range(1, peer):
-                self.hear(peer, msg.LinkReport(PeerId(elder), True, ""))
-        if members > 1:
-            self.hear(1, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
 
-    def hear(self, connection: int, message: msg.Message) -> list[MasterEffect]:
-        return self.machine.handle(ConnectionMessage(connection, message), self.now_ns)
-
-    def register(self, peer: int, host: str = "", min_peers: int = 1, group: int = 0) -> None:
-        self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), self.now_ns)
-        self.hear(peer, msg.Register(group, host, 4000, min_peers))
-
-    def wait(self, seconds: float, speaking: tuple[int, ...]) -> None:
-        end_ns = self.now_ns + int(seconds * SECOND)
-        while self.now_ns < end_ns:
-            self.now_ns += SECOND // 4
-            for connection in speaking:
-                self.hear(connection, msg.Heartbeat())
-            self.machine.handle(MasterTick(), self.now_ns)
-
-    def ask(self) -> StatusReport:
-        self.machine.handle(ConnectionOpened(ASKER, "10.0.0.99"), self.now_ns)
-        answer, closing = self.hear(ASKER, msg.StatusRequest())
-        assert closing == CloseConnection(ASKER, "its question is answered")
-        assert isinstance(answer, SendTo)
-        assert answer.connection == ASKER
-        assert isinstance(answer.message, StatusReport)
-        self.machine.check()
-        return answer.message
+def ask(master: MasterStage) -> StatusReport:
+    master.do(ConnectionOpened(ASKER, "10.0.0.99"))
+    answer, closing = master.hear(ASKER, msg.StatusRequest())
+    assert closing == CloseConnection(ASKER, "the query is answered")
+    assert isinstance(answer, SendTo)
+    assert answer.connection == ASKER
+    assert isinstance(answer.message, StatusReport)
+    return answer.message
 
 
 def member(
     peer: int, rank: int, silent_ms: int, awaited_ms: int | None, calls: str
 ) -> MemberStatus:
-    where = (f"10.0.0.{peer}", 4000)
+    where = (f"10.0.0.{peer}", 4000 + peer)
     return MemberStatus(PeerId(peer), 0, rank, *where, True, silent_ms, awaited_ms, calls)
 
 
+def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
+    where = (f"10.0.0.{peer}", 4000 + peer)
+    return NewcomerStatus(PeerId(peer), group, *where, True, 0, 3000, waits_for)
+
+
 def test_an_empty_run() -> None:
-    expected = StatusReport(b"r" * 16, 7, 0, 0, 0, (), 0, (), 0, (), (), 0, (), 0, (), "")
-    assert Master().ask() == expected
+    expected = StatusReport(RUN, 7, 0, 0, 0, (), 0, (), 0, (), (), 0, (), 0, (), "")
+    assert ask(new()) == expected
 
 
 def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> None:
-    master = Master(3)
-    master.wait(1, speaking=(1, 2, 3))
+    master = new(3)
+    master.wait(1, 1, 2, 3)
     round_id = RoundId(RoundKind.PEERS_PENDING, 0)
     master.hear(1, msg.RoundRequest(round_id))
-    master.hear(2, msg.OperationRequest(OperationId(7, 0, 2, 5, 0), SUM))
-    master.wait(2, speaking=(1, 2))
-    found = master.ask()
+    master.hear(2, ASKED)
+    master.wait(2, 1, 2)
+    found = ask(master)
     assert found.uptime_ms == 3000
     assert found.members == (
         member(1, 0, 0, 1750, "are_peers_pending"),
@@ -118,7 +88,7 @@ def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> N
     assert found.rounds == (RoundStatus(round_id, 1750, 1, (TWO, THREE), 2),)
     assert found.operations == (
         OperationStatus(
-            operation=OperationId(7, 0, 2, 5, 0),
+            operation=REDUCE,
             what="tag 5 (SUM of 8 x float32)",
             started=False,
             open_ms=2000,
@@ -134,52 +104,42 @@ def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> N
 
 
 def test_a_started_operation_shows_how_far_it_is() -> None:
-    master = Master(3)
-    what = OperationId(7, 0, 2, 5, 0)
+    master = new(3)
     for peer in (1, 2, 3):
-        master.hear(peer, msg.OperationRequest(what, SUM))
+        master.hear(peer, ASKED)
     for peer, received in ((1, 300), (2, 100), (3, 200)):
-        master.hear(peer, msg.Heartbeat((msg.Progress(what, 1, 1, received),)))
-    master.wait(1, speaking=())
-    master.hear(3, msg.OperationDone(what, b"x"))
-    (found,) = master.ask().operations
+        master.hear(peer, msg.Heartbeat((msg.Progress(REDUCE, 1, 1, received),)))
+    master.wait(1)
+    master.hear(3, msg.OperationDone(REDUCE, b"x"))
+    (found,) = ask(master).operations
     assert (found.started, found.missing, found.missing_count) == (True, (ONE, TWO), 2)
     assert (found.least_bytes, found.most_bytes) == (100, 300)
     assert (found.open_ms, found.still_ms) == (1000, 0)
 
 
 def test_newcomers_and_what_each_waits_for() -> None:
-    master = Master(1)
+    master = new(1)
     master.register(2)
     master.hear(2, msg.LinkReport(ONE, False, "connection refused"))
     master.register(3, min_peers=5, group=1)
-    master.wait(3, speaking=(1, 2, 3))
-    found = master.ask()
+    master.wait(3, 1, 2, 3)
+    found = ask(master)
     assert found.newcomers == (
-        NewcomerStatus(
-            TWO, 0, "10.0.0.2", 4000, True, 0, 3000, "a link to peer 1: connection refused"
-        ),
-        NewcomerStatus(
-            THREE,
-            1,
-            "10.0.0.3",
-            4000,
-            True,
-            0,
-            3000,
-            "5 members; with this one there are 3 (start 2 more, or the run is over)",
+        newcomer(2, 0, "a link to peer 1: connection refused"),
+        newcomer(
+            3, 1, "5 members; with this one there are 3 (start 2 more, unless the run is over)"
         ),
     )
     assert found.member_count == 1
 
 
 def test_removals_the_newest_first_and_members_without_a_connection() -> None:
-    master = Master(3)
+    master = new(3)
     master.hear(3, msg.Goodbye())
-    master.machine.handle(ConnectionClosed(2, "reset"), master.now_ns)
-    assert [one.connected for one in master.ask().members] == [True, False]
-    master.wait(4, speaking=(1,))
-    found = master.ask()
+    master.do(ConnectionClosed(2, "reset"))
+    assert [one.connected for one in ask(master).members] == [True, False]
+    master.wait(4, 1)
+    found = ask(master)
     assert found.removals == (
         RemovalStatus(TWO, 0, RemovalCause.CONTROL_LOST, "its connection was not resumed", 2000),
         RemovalStatus(THREE, 0, RemovalCause.GOODBYE, "it left", 4000),
@@ -188,47 +148,47 @@ def test_removals_the_newest_first_and_members_without_a_connection() -> None:
 
 
 def test_to_ask_changes_nothing_and_is_no_way_in() -> None:
-    master, twin = Master(2), Master(2)
+    master, twin = new(2), new(2)
     for _ in range(3):
-        master.ask()
+        ask(master)
     before, after = (
         pickle.dumps((one.machine.membership.roster(0), sorted(one.machine.membership.peers)))
         for one in (master, twin)
     )
     assert before == after
     assert master.hear(ASKER, msg.Register(0, "", 1)) == []  # that connection is over
-    what = OperationId(7, 0, 2, 5, 0)
     for one in (master, twin):
-        one.hear(1, msg.OperationRequest(what, SUM))
-    request = msg.OperationRequest(what, SUM)
-    assert master.hear(2, request) == twin.hear(2, request)
+        one.hear(1, ASKED)
+    assert master.hear(2, ASKED) == twin.hear(2, ASKED)
 
 
 def test_the_story_of_a_master_keeps_no_reports() -> None:
-    master = Master(2)
-    master.ask()
+    master = new(2)
+    ask(master)
     assert "Send(connection=99, the status)" in str(master.machine.history)
     assert "StatusReport" not in str(master.machine.history)
 
 
 def test_a_peer_of_the_run_has_no_business_to_ask_on_its_connection() -> None:
-    master = Master(2)
-    assert master.hear(2, msg.StatusRequest()) == [CloseConnection(2, "unexpected StatusRequest")]
+    master = new(2)
+    assert master.hear(2, msg.StatusRequest()) == [
+        CloseConnection(2, "StatusRequest is unexpected")
+    ]
 
 
 def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MEMBERS", "NEWCOMERS", "GROUPS", "OPERATIONS", "MISSING", "REMOVALS"):
         monkeypatch.setattr(status, f"{name}_SHOWN_MAX", 2)
-    master = Master(6)
+    master = new(6)
     for tag in range(3):
-        master.hear(1, msg.OperationRequest(OperationId(7, 0, 2, tag, 0), SUM))
+        master.hear(1, msg.OperationRequest(op(tag=tag, view=2, term=7), SUM))
     for peer in range(7, 10):
-        master.register(peer, "h" * HOST_CHARACTERS_MAX, group=peer)
+        master.register(peer, group=peer, host="h" * HOST_CHARACTERS_MAX)
         master.hear(peer, msg.LinkReport(ONE, False, "\N{HANGUL SYLLABLE GAG}" * 1000))
     for peer in (7, 8, 9):
         master.hear(peer, msg.Goodbye())
         master.register(peer + 10, min_peers=99)
-    found = master.ask()
+    found = ask(master)
     assert (found.member_count, len(found.members)) == (6, 2)
     assert (found.newcomer_count, len(found.newcomers)) == (3, 2)
     assert (found.operation_count, len(found.operations)) == (3, 2)
@@ -239,10 +199,10 @@ def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_words_are_cut_between_characters() -> None:
-    master = Master(1)
+    master = new(1)
     master.register(2)
     master.hear(2, msg.LinkReport(ONE, False, "\N{HANGUL SYLLABLE GAG}" * 1000))
-    (found,) = master.ask().newcomers
+    (found,) = ask(master).newcomers
     syllables = found.waits_for.removeprefix("a link to peer 1: ").removesuffix("...")
     assert set(syllables) == {"\N{HANGUL SYLLABLE GAG}"}
     bytes_max = status.TEXT_CHARACTERS_MAX

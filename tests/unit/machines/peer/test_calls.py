@@ -12,43 +12,17 @@ from pccl.machines.peer.calls import (
     OneTimeError,
     Refusals,
 )
-from pccl.machines.peer.events import ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.events import Close, ReduceCall, RoundCall, SyncCall
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.shared_state import (
-    Offer,
-    ResumePolicy,
-    SharedStateSyncStrategy,
-    SyncPurpose,
-)
-from pccl.protocol.types import (
-    SYNC_TAG,
-    Descriptor,
-    Member,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    Roster,
-    RoundKind,
-)
+from pccl.protocol.types import SYNC_TAG, Descriptor, PeerId, RoundKind
+from tests.support.offers import offer
+from tests.support.peer_stage import SUM, PeerStage
+from tests.support.scenarios import op, roster
 
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
-ME, LATER = PeerId(3), PeerId(9)
-OFFER = Offer(
-    SyncPurpose.SYNC,
-    SharedStateSyncStrategy.ENFORCE_POPULAR,
-    ResumePolicy.NEVER,
-    revision=4,
-    lineage=None,
-    stale=False,
-    unchanged=False,
-    layout=b"layout",
-    content=b"content",
-    extra=b"extra",
-)
+ME, LATER = PeerId(2), PeerId(9)
 EVICTED = errors.Evicted(reason="silent")
 
 
@@ -61,7 +35,7 @@ def launches(call: int) -> ReduceCall:
 
 
 def syncs(call: int) -> SyncCall:
-    return SyncCall(call, OFFER)
+    return SyncCall(call, offer())
 
 
 def lost(*launched: int) -> Refusals:
@@ -175,7 +149,7 @@ def test_of_two_who_were_told_one_left_without_noticing() -> None:
 
 def missed(tag: int) -> Refusals:
     refusals = Refusals()
-    refusals.require_resync(OperationId(1, 0, 1, tag, 0))
+    refusals.require_resync(op(tag=tag))
     return refusals
 
 
@@ -204,29 +178,24 @@ def test_a_handle_tells_of_a_missed_sync_when_somebody_looks_at_it() -> None:
 
 def test_a_missed_sync_is_told_although_a_reduce_was_missed_after_it() -> None:
     refusals = missed(SYNC_TAG)
-    refusals.require_resync(OperationId(1, 0, 1, 5, 0))
+    refusals.require_resync(op())
     assert kind_of(refusals.refuse(syncs(1), ME)) is errors.ResyncRequired
     assert refusals.refuse(syncs(2), ME) is None
 
 
 # -- what is decided about a call ------------------------------------------------------------------
 
-UPDATE, PENDING = RoundKind.UPDATE_TOPOLOGY, RoundKind.PEERS_PENDING
-OPTIMIZE = RoundKind.OPTIMIZE_TOPOLOGY
-ROSTER = Roster(1, 0, 1, (Member(PeerId(1), "a", 1), Member(ME, "b", 2)), (1,), 2, 1, 2)
+UPDATE, PENDING, OPTIMIZE = RoundKind
+ROSTER = roster(1, 1, 1, 2)
 ALL_CALLS = (waits(9), syncs(9), *(RoundCall(9, kind) for kind in (UPDATE, OPTIMIZE, PENDING)))
 
 
-def member(standing: Standing = Standing.MEMBER) -> PeerMachine:
-    machine = PeerMachine(Timing(), 0)
-    machine.own.standing, machine.own.peer = standing, ME
-    machine.membership.learn(ROSTER)
-    machine.membership.see(1)
-    return machine
+def member() -> PeerMachine:
+    return PeerStage().member().machine
 
 
 def posted(machine: PeerMachine) -> OpenOperation:
-    operation = OpenOperation(OperationId(1, 0, 1, 5, 0), SUM, ROSTER.ring, call=1)
+    operation = OpenOperation(op(), SUM, ROSTER.ring, call=1)
     machine.operations.open(operation)
     return operation
 
@@ -251,8 +220,15 @@ def test_a_broadcast_is_rejected_if_its_root_is_no_rank_of_the_group() -> None:
 
 @pytest.mark.parametrize("event", ALL_CALLS)
 def test_who_is_no_member_may_not_call(event: JointCall) -> None:
-    for standing in (Standing.OUTSIDE, Standing.PENDING, Standing.CLOSED):
-        decision = member(standing).calls.decide(event)
+    gone = PeerStage().member()
+    gone.do(Close())
+    for stage, standing in (
+        (PeerStage(), Standing.OUTSIDE),
+        (PeerStage().registered(), Standing.PENDING),
+        (gone, Standing.CLOSED),
+    ):
+        assert stage.machine.standing is standing
+        decision = stage.machine.calls.decide(event)
         assert isinstance(decision, CallRejected)
         assert kind_of(decision.error) is errors.NotConnected
 

@@ -8,46 +8,18 @@ import pytest
 
 from pccl.machines.master.ballots.ballot import Abort, Commit, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.peer import events as ev
 from pccl.machines.peer.eager import EagerBudget, fingerprint
-from pccl.machines.peer.events import (
-    Begin,
-    CloseGap,
-    ControlMessage,
-    ControlOpened,
-    End,
-    JoinCall,
-    LeaveCall,
-    PeerEffect,
-    PeerEvent,
-    Post,
-    ReduceCall,
-    ReduceDone,
-    Send,
-)
-from pccl.machines.peer.machine import PeerMachine
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import (
-    AbortCause,
-    Algorithm,
-    Descriptor,
-    Member,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    Roster,
-)
+from pccl.protocol.types import AbortCause, Descriptor, PeerId, ReduceOp
+from tests.support.peer_stage import SUM, PeerStage, ended
+from tests.support.scenarios import op
 
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 A, B, C = PeerId(1), PeerId(2), PeerId(3)
 RING = (A, B, C)
-
-
-def op(n: int = 0, *, view: int = 1, tag: int = 5) -> OperationId:
-    return OperationId(1, 0, view, tag, n)
 
 
 # -- fingerprints ------------------------------------------------------------------------------
@@ -161,96 +133,74 @@ def test_a_closed_view_is_forgotten_by_whoever_enters_the_one_after_it() -> None
 # -- a peer that goes ahead --------------------------------------------------------------------
 
 
-class Peer:
-    """Peer 2 of 3, in view 1."""
-
-    def __init__(self) -> None:
-        self.machine = PeerMachine(Timing(), 0, EagerBudget(64))
-        self.do(JoinCall(1, 0, "", 4002, 5))
-        self.do(ControlOpened(b"the run's own id", 1))
-        self.hear(msg.Registered(B, 1, b"the run's own id", b"token"))
-        members = tuple(Member(peer, "h", 4000 + peer) for peer in RING)
-        self.hear(msg.Admitted(Roster(1, 0, 1, members, (1,), 3, 1, 3), ()))
-        self.enter()
-
-    def do(self, event: PeerEvent) -> list[PeerEffect]:
-        effects = self.machine.handle(event, 0)
-        self.machine.check()
-        return effects
-
-    def hear(self, message: msg.Message) -> list[PeerEffect]:
-        return self.do(ControlMessage(message))
-
-    def enter(self) -> None:
-        """The first operation in the view waits for its start."""
-        first = op(tag=99)
-        assert self.do(ReduceCall(2, 99, SUM)) == [
-            Post(2, first, SUM, RING), Send(msg.OperationRequest(first, SUM)),
-        ]  # fmt: skip
-        self.hear(msg.OperationStarted(first))
-        self.do(ReduceDone(first, b"d"))
-        self.hear(ended(first))
+def entered() -> PeerStage:
+    """Peer 2 of 3, in view 1: the first operation in it has waited for its start."""
+    peer, first = PeerStage(eager=EagerBudget(64)).member(*RING), op(tag=99)
+    assert peer.do(ev.ReduceCall(2, 99, SUM)) == [
+        ev.Post(2, first, SUM, RING),
+        ev.Send(msg.OperationRequest(first, SUM)),
+    ]
+    peer.do(msg.OperationStarted(first))
+    peer.do(ev.ReduceDone(first, b"d"))
+    peer.do(ended(first, contributors=RING))
+    return peer
 
 
-def ended(what: OperationId, abort: AbortCause | None = None) -> msg.OperationEnded:
-    return msg.OperationEnded(what, abort, "why" if abort else "", () if abort else RING, 1)
-
-
-ASKED = Send(msg.OperationRequest(op(), SUM, eager=True))
+ASKED = ev.Send(msg.OperationRequest(op(), SUM, eager=True))
 
 
 def test_the_second_operation_of_a_view_goes_ahead() -> None:
-    peer = Peer()
-    post = Post(3, op(), SUM, RING)
-    assert peer.do(ReduceCall(3, 5, SUM)) == [post, Begin(op(), ahead=True), ASKED]
+    peer = entered()
+    post = ev.Post(3, op(), SUM, RING)
+    assert peer.do(ev.ReduceCall(3, 5, SUM)) == [post, ev.Begin(op(), ahead=True), ASKED]
     assert peer.machine.phase_of(op()) is Phase.REQUESTED
-    assert peer.do(ReduceDone(op(), b"d")) == [
-        Begin(op()), Send(msg.OperationDone(op(), b"d"))
+    assert peer.do(ev.ReduceDone(op(), b"d")) == [
+        ev.Begin(op()), ev.Send(msg.OperationDone(op(), b"d"))
     ]  # fmt: skip
     assert peer.machine.phase_of(op()) is Phase.DONE
-    assert peer.hear(msg.OperationStarted(op())) == []
-    assert peer.hear(ended(op()))[0] == End(op(), True)
+    assert peer.do(msg.OperationStarted(op())) == []
+    assert peer.do(ended(op(), contributors=RING))[0] == ev.End(op(), True)
 
 
 def test_it_may_be_told_of_the_start_later() -> None:
-    peer = Peer()
-    peer.do(ReduceCall(3, 5, SUM))
-    assert peer.hear(msg.OperationStarted(op())) == [Begin(op())]
-    assert peer.do(ReduceDone(op(), b"d")) == [Send(msg.OperationDone(op(), b"d"))]
+    peer = entered()
+    peer.do(ev.ReduceCall(3, 5, SUM))
+    assert peer.do(msg.OperationStarted(op())) == [ev.Begin(op())]
+    assert peer.do(ev.ReduceDone(op(), b"d")) == [ev.Send(msg.OperationDone(op(), b"d"))]
 
 
 def test_it_repeats_that_it_has_gone_ahead() -> None:
-    peer = Peer()
-    peer.do(ReduceCall(3, 5, SUM))
-    peer.do(ReduceDone(op(), b"d"))
-    effects = peer.hear(msg.Resumed(1))
-    assert effects == [ASKED, Send(msg.OperationDone(op(), b"d"))]
+    peer = entered()
+    peer.do(ev.ReduceCall(3, 5, SUM))
+    peer.do(ev.ReduceDone(op(), b"d"))
+    effects = peer.do(msg.Resumed(1))
+    assert effects == [ASKED, ev.Send(msg.OperationDone(op(), b"d"))]
 
 
 def test_before_it_is_done_its_caller_may_withdraw() -> None:
-    peer = Peer()
-    peer.do(ReduceCall(3, 5, SUM))
-    effects = peer.do(LeaveCall(3, "no time"))
-    assert effects[:2] == [End(op(), False), Send(msg.Withdraw(op(), "no time"))]
+    peer = entered()
+    peer.do(ev.ReduceCall(3, 5, SUM))
+    effects = peer.do(ev.LeaveCall(3, "no time"))
+    assert effects[:2] == [ev.End(op(), False), ev.Send(msg.Withdraw(op(), "no time"))]
     assert not peer.machine.collectives.may_come(op())
 
 
 def test_whoever_is_behind_a_gap_goes_on_though_it_was_not_told_of_the_start() -> None:
-    peer = Peer()
-    peer.do(ReduceCall(3, 5, SUM))
-    assert peer.hear(msg.HoldingsQuery(op(), (A,))) == [CloseGap(op(), 1, upstream=C, size=1)]
+    peer = entered()
+    peer.do(ev.ReduceCall(3, 5, SUM))
+    assert peer.do(msg.HoldingsQuery(op(), (A,))) == [ev.CloseGap(op(), 1, upstream=C, size=1)]
 
 
 def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
-    peer = Peer()
-    peer.do(ReduceCall(3, 5, SUM))
-    peer.do(ReduceDone(op(), b"d"))
-    effects = peer.hear(ended(op(), AbortCause.DIGEST_MISMATCH))
+    peer = entered()
+    peer.do(ev.ReduceCall(3, 5, SUM))
+    peer.do(ev.ReduceDone(op(), b"d"))
+    effects = peer.do(ended(op(), AbortCause.DIGEST_MISMATCH))
     assert effects == [
-        End(op(), False),
-        Post(3, op(1), SUM, RING),
-        Begin(op(1), ahead=True),
-        Send(msg.OperationRequest(op(1), SUM, eager=True)),
+        ev.End(op(), False),
+        ev.Post(3, op(1), SUM, RING),
+        ev.Begin(op(1), ahead=True),
+        ev.Send(msg.OperationRequest(op(1), SUM, eager=True)),
     ]
 
 

@@ -21,29 +21,12 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.shared_state import (
-    Lineage,
-    Offer,
-    ResumePolicy,
-    SharedStateSyncStrategy,
-    SyncPurpose,
-)
-from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, ReduceOp, RoundKind
+from pccl.protocol.shared_state import Lineage, SyncPurpose
+from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, RoundKind
+from tests.support.master_stage import RUN, SUM
+from tests.support.offers import offer
 
-RUN = b"r" * 16
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
-FRESH = Offer(
-    SyncPurpose.SYNC,
-    SharedStateSyncStrategy.ENFORCE_POPULAR,
-    ResumePolicy.NEVER,
-    revision=0,
-    lineage=None,
-    stale=False,
-    unchanged=False,
-    layout=b"layout",
-    content=b"content",
-    extra=b"extra",
-)
+FRESH = offer()
 
 
 class Peer:

@@ -6,19 +6,11 @@ import pytest
 
 from pccl.machines.peer import events as ev
 from pccl.protocol import messages as msg
-from pccl.protocol.errors import ResyncRequired
+from pccl.protocol.errors import PCCLError, ResyncRequired
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RoundKind
-from tests.support.peer_stage import SUM, PeerStage
+from pccl.protocol.types import AbortCause, RoundKind
+from tests.support.peer_stage import SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
-
-
-def withdrawn(operation: OperationId) -> msg.OperationEnded:
-    return msg.OperationEnded(operation, AbortCause.WITHDRAWN, "x", (), 1)
-
-
-def sent(effects: list[ev.PeerEffect]) -> list[msg.Message]:
-    return [effect.message for effect in effects if isinstance(effect, ev.Send)]
 
 
 def test_what_may_come() -> None:
@@ -39,28 +31,24 @@ def test_what_may_come() -> None:
 
 
 def test_no_data_may_come_of_what_has_ended_before_it_was_asked_for() -> None:
-    stage = PeerStage()
-    stage.member()
-    stage.do(msg.OperationEnded(op(), AbortCause.LOCKSTEP, "in a circle", (), 1))
+    stage = PeerStage().member()
+    stage.do(ended(op(), AbortCause.LOCKSTEP))
     assert not stage.machine.collectives.may_come(op())
 
 
 def test_so_many_collectives_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.machines.peer.collectives.OPERATIONS_OPEN_MAX", 3)
-    stage = PeerStage()
-    stage.member()
+    stage = PeerStage().member()
     for tag in (0, 1, 2):
         assert len(stage.do(ev.ReduceCall(tag + 10, tag, SUM))) == 2
-    (raised,) = stage.do(ev.ReduceCall(13, 3, SUM))
-    assert isinstance(raised, ev.RaiseCall)
-    assert "collectives are open already; wait for some of them first" in str(raised.error)
-    stage.do(withdrawn(op(tag=1)))
+    error = raised(stage.do(ev.ReduceCall(13, 3, SUM)), PCCLError)
+    assert "collectives are open already; wait for some of them first" in str(error)
+    stage.do(ended(op(tag=1), AbortCause.WITHDRAWN))
     assert len(stage.do(ev.ReduceCall(14, 3, SUM))) == 2
 
 
 def test_an_admitted_peer_knows_its_place() -> None:
-    stage = PeerStage()
-    stage.member()
+    stage = PeerStage().member()
     machine = stage.machine
     assert (machine.peer, machine.term, machine.run) == (2, 1, b"the run's own id")
     assert machine.phase_of(op()) is None
@@ -69,8 +57,7 @@ def test_an_admitted_peer_knows_its_place() -> None:
 
 
 def test_a_caller_is_in_a_round_until_it_leaves() -> None:
-    stage = PeerStage()
-    stage.member()
+    stage = PeerStage().member()
     machine = stage.machine
     assert not machine.in_round
     stage.do(ev.RoundCall(3, RoundKind.UPDATE_TOPOLOGY))
@@ -80,20 +67,18 @@ def test_a_caller_is_in_a_round_until_it_leaves() -> None:
 
 
 def test_a_full_batch_of_acknowledgements_does_not_wait() -> None:
-    stage = PeerStage()
-    stage.member()
-    effects = [effect for n in range(64) for effect in stage.do(withdrawn(op(n)))]
+    stage = PeerStage().member()
+    effects = [effect for n in range(64) for effect in stage.do(ended(op(n), AbortCause.WITHDRAWN))]
     beat = msg.Heartbeat((), tuple(op(n) for n in range(64)), (), False, 1)
     assert sent(effects) == [beat]
 
 
 def test_acknowledgements_never_replace_a_heartbeat_with_progress() -> None:
-    stage = PeerStage()
-    stage.running()
+    stage = PeerStage().running()
     beats: list[msg.Heartbeat] = []
     for n in range(2000):  # 100 small reduces a second for 20 s, beside a large one
         stage.now_ns += 10_000_000
-        effects = stage.do(withdrawn(op(n, tag=77)))
+        effects = stage.do(ended(op(n, tag=77), AbortCause.WITHDRAWN))
         if n % 25 == 0:
             effects += stage.do(ev.Tick((msg.Progress(op(), n, n, n),)))
         beats += [message for message in sent(effects) if isinstance(message, msg.Heartbeat)]
@@ -103,11 +88,8 @@ def test_acknowledgements_never_replace_a_heartbeat_with_progress() -> None:
 
 
 def test_a_caller_that_left_without_noticing_a_commit_must_synchronize() -> None:
-    stage = PeerStage()
-    stage.running(done=True)
-    stage.do(msg.OperationEnded(op(), None, "", (PeerId(1), PeerId(2)), 1))
+    stage = PeerStage().running(done=True)
+    stage.do(ended(op()))
     stage.do(ev.LeftCommitted(op()))
     assert stage.machine.needs_resync
-    (raised,) = stage.do(ev.ReduceCall(10, 5, SUM))
-    assert isinstance(raised, ev.RaiseCall)
-    assert isinstance(raised.error, ResyncRequired)
+    raised(stage.do(ev.ReduceCall(10, 5, SUM)), ResyncRequired)

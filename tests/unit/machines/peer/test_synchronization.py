@@ -6,261 +6,156 @@ from dataclasses import replace
 
 import pytest
 
-from pccl.machines.peer.events import (
-    BeginSync,
-    Claim,
-    CompareSync,
-    ComparisonDone,
-    ControlClosed,
-    ControlMessage,
-    ControlOpened,
-    Detach,
-    End,
-    ForgetEarly,
-    JoinCall,
-    LeaveCall,
-    LeftCommitted,
-    PeerEffect,
-    PeerEvent,
-    PostSync,
-    RaiseCall,
-    ReduceCall,
-    ReduceDone,
-    ReturnCall,
-    RoundCall,
-    Send,
-    SyncCall,
-    SyncResult,
-    SyncStarved,
-)
-from pccl.machines.peer.machine import PeerMachine
+from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
-from pccl.protocol.limits import Timing
-from pccl.protocol.shared_state import (
-    Difference,
-    Elected,
-    Expected,
-    Lineage,
-    Offer,
-    ResumePolicy,
-    SharedStateSyncStrategy,
-    SyncPurpose,
-)
-from pccl.protocol.types import (
-    SYNC_TAG,
-    AbortCause,
-    Algorithm,
-    Descriptor,
-    Member,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    Roster,
-    RoundKind,
-)
+from pccl.protocol.shared_state import Difference, Elected, Expected, Lineage, Offer, SyncPurpose
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+from tests.support.offers import offer
+from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
+from tests.support.scenarios import op, roster
 
-RUN = b"the run's own id"
 ME = PeerId(2)
-ELDER, ME_MEMBER, YOUNGER = (Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
-SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
-OFFER = Offer(
-    SyncPurpose.SYNC,
-    SharedStateSyncStrategy.ENFORCE_POPULAR,
-    ResumePolicy.NEVER,
-    revision=4,
-    lineage=None,
-    stale=False,
-    unchanged=False,
-    layout=b"layout",
-    content=b"content",
-    extra=b"extra",
-)
+OFFER = offer(revision=4)
 VERIFY = replace(OFFER, purpose=SyncPurpose.VERIFY)
 ELECTED = Elected(4, b"layout", b"content", (PeerId(1), ME), (), ())
 OF_THE_OTHER = replace(ELECTED, sources=(PeerId(1),), behind=(ME,))
 
 
-def roster(version: int, view: int, *members: Member) -> Roster:
-    return Roster(version, 0, view, members, (view,), len(members), 1, len(members))
+NOW, NEXT = (op(n, tag=SYNC_TAG) for n in (0, 1))
 
 
-def sync_operation(n: int = 0, view: int = 1) -> OperationId:
-    return OperationId(1, 0, view, SYNC_TAG, n)
+def elects(offer: Offer = OFFER, elected: Elected = ELECTED) -> PeerStage:
+    """A member whose call 9 has asked, and something is elected."""
+    peer = PeerStage().member()
+    peer.do(ev.SyncCall(9, offer))
+    assert peer.do(msg.SyncStarted(NOW, elected)) == [ev.BeginSync(NOW, elected)]
+    return peer
 
 
-def ended(
-    what: OperationId, abort: AbortCause | None = None, reason: str = "", version: int = 1
-) -> msg.OperationEnded:
-    return msg.OperationEnded(what, abort, reason, () if abort else (PeerId(1), ME), version)
+def commits(
+    peer: PeerStage, what: OperationId = NOW, elected: Elected = ELECTED, version: int = 1
+) -> list[ev.PeerEffect]:
+    """It begins, is complete here, and then everywhere."""
+    peer.do(msg.SyncStarted(what, elected))
+    peer.do(ev.ReduceDone(what, elected.content))
+    return peer.do(ended(what, version=version))
 
 
-class Peer:
-    """A member of view 1, of two or three."""
-
-    def __init__(self, *members: Member) -> None:
-        self.machine = PeerMachine(Timing(), 0)
-        self.do(JoinCall(1, 0, "", 4002, 5))
-        self.do(ControlOpened(RUN, 1))
-        self.hear(msg.Registered(ME, 1, RUN, b"token"))
-        counts = (msg.RoundCount(RoundKind.UPDATE_TOPOLOGY, 1),)
-        self.hear(msg.Admitted(roster(1, 1, *(members or (ELDER, ME_MEMBER))), counts))
-        assert self.do(RoundCall(2, RoundKind.UPDATE_TOPOLOGY)) == [ReturnCall(2, None)]
-
-    def do(self, event: PeerEvent) -> list[PeerEffect]:
-        effects = self.machine.handle(event, 0)
-        self.machine.check()
-        return effects
-
-    def hear(self, message: msg.Message) -> list[PeerEffect]:
-        return self.do(ControlMessage(message))
-
-    def elected(self, offer: Offer = OFFER, elected: Elected = ELECTED) -> None:
-        """Call 9 has asked, and something is elected."""
-        self.do(SyncCall(9, offer))
-        effects = self.hear(msg.SyncStarted(sync_operation(), elected))
-        assert effects == [BeginSync(sync_operation(), elected)]
-
-
-def only_error(effects: list[PeerEffect]) -> errors.PCCLError:
-    (error,) = [effect.error for effect in effects if isinstance(effect, RaiseCall)]
-    assert isinstance(error, errors.PCCLError)
-    return error
-
-
-def offers(effects: list[PeerEffect]) -> list[Offer]:
-    sent = [effect.message for effect in effects if isinstance(effect, Send)]
-    return [message.offer for message in sent if isinstance(message, msg.SyncRequest)]
+def offers(effects: list[ev.PeerEffect]) -> list[Offer]:
+    return [message.offer for message in sent(effects) if isinstance(message, msg.SyncRequest)]
 
 
 def test_from_the_call_to_the_result() -> None:
-    peer = Peer()
-    assert peer.do(SyncCall(9, OFFER)) == [
-        PostSync(9, sync_operation(), (PeerId(1), ME)),
-        Send(msg.SyncRequest(sync_operation(), OFFER)),
+    peer = PeerStage().member()
+    assert peer.do(ev.SyncCall(9, OFFER)) == [
+        ev.PostSync(9, NOW, (PeerId(1), ME)),
+        ev.Send(msg.SyncRequest(NOW, OFFER)),
     ]
-    peer.hear(msg.SyncStarted(sync_operation(), ELECTED))
-    assert peer.hear(msg.SyncStarted(sync_operation(), ELECTED)) == []  # after a reconnect
-    assert peer.do(ReduceDone(sync_operation(), b"content")) == [
-        Send(msg.OperationDone(sync_operation(), b"content"))
-    ]
-    result = SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))
-    assert peer.hear(ended(sync_operation())) == [
-        End(sync_operation(), True),
-        ReturnCall(9, result),
-    ]
-    assert peer.do(SyncCall(10, OFFER))[0] == PostSync(10, sync_operation(1), (PeerId(1), ME))
+    peer.do(msg.SyncStarted(NOW, ELECTED))
+    assert peer.do(msg.SyncStarted(NOW, ELECTED)) == []  # after a reconnect
+    assert peer.do(ev.ReduceDone(NOW, b"content")) == [ev.Send(msg.OperationDone(NOW, b"content"))]
+    result = ev.SyncResult(NOW, ELECTED, (PeerId(1), ME))
+    assert peer.do(ended(NOW)) == [ev.End(NOW, True), ev.ReturnCall(9, result)]
+    assert peer.do(ev.SyncCall(10, OFFER))[0] == ev.PostSync(10, NEXT, (PeerId(1), ME))
 
 
 def test_what_is_elected_may_change_before_it_is_complete_here() -> None:
-    peer = Peer()
-    peer.elected()
+    peer = elects()
     other = replace(ELECTED, sources=(ME,))
-    assert peer.hear(msg.SyncStarted(sync_operation(), other)) == [
-        BeginSync(sync_operation(), other)
-    ]
-    peer.do(ReduceDone(sync_operation(), b"content"))
-    assert peer.hear(msg.SyncStarted(sync_operation(), ELECTED)) == []
-    effects = peer.hear(ended(sync_operation()))
-    assert ReturnCall(9, SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))) in effects
+    assert peer.do(msg.SyncStarted(NOW, other)) == [ev.BeginSync(NOW, other)]
+    peer.do(ev.ReduceDone(NOW, b"content"))
+    assert peer.do(msg.SyncStarted(NOW, ELECTED)) == []
+    effects = peer.do(ended(NOW))
+    assert ev.ReturnCall(9, ev.SyncResult(NOW, ELECTED, (PeerId(1), ME))) in effects
 
 
 def test_comparing() -> None:
-    peer = Peer()
-    peer.do(SyncCall(9, OFFER))
-    question = msg.CompareStates(sync_operation(), PeerId(1))
-    assert peer.hear(question) == [CompareSync(sync_operation(), PeerId(1))]
+    peer = PeerStage().member()
+    peer.do(ev.SyncCall(9, OFFER))
+    question = msg.CompareStates(NOW, PeerId(1))
+    assert peer.do(question) == [ev.CompareSync(NOW, PeerId(1))]
     difference = Difference("w", 2, "they differ")
-    assert peer.do(ComparisonDone(sync_operation(), difference)) == [
-        Send(msg.StatesCompared(sync_operation(), difference))
+    assert peer.do(ev.ComparisonDone(NOW, difference)) == [
+        ev.Send(msg.StatesCompared(NOW, difference))
     ]
-    message = replace(
-        ended(sync_operation(), AbortCause.STATE_MISMATCH, "conflict"), difference=difference
-    )
-    error = only_error(peer.hear(message))
-    assert isinstance(error, errors.StateMismatch)
+    message = replace(ended(NOW, AbortCause.STATE_MISMATCH, "conflict"), difference=difference)
+    error = raised(peer.do(message), errors.StateMismatch)
     assert (error.tensor, error.piece) == ("w", 2)
-    assert peer.hear(question) == []  # it is over
+    assert peer.do(question) == []  # it is over
 
 
 def test_a_question_that_comes_after_the_caller_has_left() -> None:
     """His state is lent no more."""
-    peer = Peer()
-    peer.do(SyncCall(9, OFFER))
-    peer.do(LeaveCall(9, "timeout_s=1 ran out"))
-    assert peer.hear(msg.CompareStates(sync_operation(), PeerId(1))) == []
+    peer = PeerStage().member()
+    peer.do(ev.SyncCall(9, OFFER))
+    peer.do(ev.LeaveCall(9, "timeout_s=1 ran out"))
+    assert peer.do(msg.CompareStates(NOW, PeerId(1))) == []
 
 
 def test_nobody_gives_what_is_missing() -> None:
-    peer = Peer()
-    peer.do(SyncCall(9, OFFER))
-    assert peer.do(SyncStarved(sync_operation(), "why")) == []  # nothing is elected yet
-    peer.hear(msg.SyncStarted(sync_operation(), ELECTED))
-    assert peer.do(SyncStarved(sync_operation(), "why")) == [
-        Send(msg.Withdraw(sync_operation(), "why"))
-    ]
-    effects = peer.hear(ended(sync_operation(), AbortCause.WITHDRAWN, "peer 2 withdrew: why"))
-    error = only_error(effects)
-    assert isinstance(error, errors.CollectiveAborted)
+    peer = PeerStage().member()
+    peer.do(ev.SyncCall(9, OFFER))
+    assert peer.do(ev.SyncStarved(NOW, "why")) == []  # nothing is elected yet
+    peer.do(msg.SyncStarted(NOW, ELECTED))
+    assert peer.do(ev.SyncStarved(NOW, "why")) == [ev.Send(msg.Withdraw(NOW, "why"))]
+    effects = peer.do(ended(NOW, AbortCause.WITHDRAWN, "peer 2 withdrew: why"))
+    error = raised(effects, errors.CollectiveAborted)
     assert "shared state: peer 2 withdrew: why" in str(error)
 
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_operations_of_this_peer_are_open(detached: bool) -> None:
-    peer = Peer()
-    operation = OperationId(1, 0, 1, 5, 0)
-    peer.do(ReduceCall(9, 5, SUM, detached=detached))
-    assert isinstance(only_error(peer.do(SyncCall(10, OFFER))), errors.PendingOperations)
-    peer.hear(msg.OperationStarted(operation))
-    peer.do(ReduceDone(operation, b"digest"))
-    peer.hear(ended(operation))
+    peer = PeerStage().member()
+    operation = op()
+    peer.do(ev.ReduceCall(9, 5, SUM, detached=detached))
+    raised(peer.do(ev.SyncCall(10, OFFER)), errors.PendingOperations)
+    peer.do(msg.OperationStarted(operation))
+    peer.do(ev.ReduceDone(operation, b"digest"))
+    peer.do(ended(operation))
     if detached:  # its outcome is not noticed yet
-        assert isinstance(only_error(peer.do(SyncCall(11, OFFER))), errors.PendingOperations)
-        peer.do(Claim(9))
-    assert len(offers(peer.do(SyncCall(12, OFFER)))) == 1
-    assert isinstance(only_error(peer.do(SyncCall(13, OFFER))), errors.PendingOperations)
+        raised(peer.do(ev.SyncCall(11, OFFER)), errors.PendingOperations)
+        peer.do(ev.Claim(9))
+    assert len(offers(peer.do(ev.SyncCall(12, OFFER)))) == 1
+    raised(peer.do(ev.SyncCall(13, OFFER)), errors.PendingOperations)
 
 
 # -- a state that lacks something ------------------------------------------------------------------
 
 
-def behind() -> Peer:
+def behind() -> PeerStage:
     """The others have committed a reduce that it has left."""
-    peer = Peer()
-    peer.do(LeftCommitted(OperationId(1, 0, 1, 5, 0)))
-    assert isinstance(only_error(peer.do(ReduceCall(8, 5, SUM))), errors.ResyncRequired)
+    peer = PeerStage().member()
+    peer.do(ev.LeftCommitted(op()))
+    raised(peer.do(ev.ReduceCall(8, 5, SUM)), errors.ResyncRequired)
     return peer
 
 
 def test_a_stale_state_is_offered_as_such_and_mended() -> None:
     peer = behind()
-    assert offers(peer.do(SyncCall(9, OFFER))) == [replace(OFFER, stale=True)]
-    peer.hear(msg.SyncStarted(sync_operation(), ELECTED))
-    peer.do(ReduceDone(sync_operation(), b"content"))
-    peer.hear(ended(sync_operation()))
+    assert offers(peer.do(ev.SyncCall(9, OFFER))) == [replace(OFFER, stale=True)]
+    commits(peer)
     assert not peer.machine.needs_resync
-    assert offers(peer.do(SyncCall(10, OFFER))) == [OFFER]
+    assert offers(peer.do(ev.SyncCall(10, OFFER))) == [OFFER]
 
 
 @pytest.mark.parametrize("how", ["aborted", "verified"])
 def test_it_is_not_mended(how: str) -> None:
     peer = behind()
-    peer.do(SyncCall(9, OFFER if how == "aborted" else VERIFY))
-    peer.hear(msg.SyncStarted(sync_operation(), ELECTED))
+    peer.do(ev.SyncCall(9, OFFER if how == "aborted" else VERIFY))
     if how == "verified":
-        peer.do(ReduceDone(sync_operation(), b"content"))
-        assert any(isinstance(e, ReturnCall) for e in peer.hear(ended(sync_operation())))
+        assert any(isinstance(e, ev.ReturnCall) for e in commits(peer))
     else:
-        peer.hear(ended(sync_operation(), AbortCause.MEMBER_LOST, "gone"))
+        peer.do(msg.SyncStarted(NOW, ELECTED))
+        peer.do(ended(NOW, AbortCause.MEMBER_LOST, "gone"))
     assert peer.machine.needs_resync
-    assert offers(peer.do(SyncCall(10, OFFER))) == [replace(OFFER, stale=True)]
+    assert offers(peer.do(ev.SyncCall(10, OFFER))) == [replace(OFFER, stale=True)]
 
 
 def test_the_caller_knows_that_it_is_torn() -> None:
-    peer = Peer()
+    peer = PeerStage().member()
     torn = replace(OFFER, stale=True)
-    assert offers(peer.do(SyncCall(9, torn))) == [torn]
+    assert offers(peer.do(ev.SyncCall(9, torn))) == [torn]
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -268,27 +163,27 @@ def test_the_caller_knows_that_it_is_torn() -> None:
 
 def test_the_newest_roster_counts_if_the_view_was_lost() -> None:
     """A reduce would raise once; a synchronization does with whoever is left."""
-    peer = Peer(ELDER, ME_MEMBER, YOUNGER)
-    peer.hear(msg.RosterChanged(roster(2, 2, ELDER, ME_MEMBER)))
-    effects = peer.do(SyncCall(9, OFFER))
-    assert effects[0] == PostSync(9, sync_operation(view=2), (PeerId(1), ME))
-    assert peer.machine.seen == roster(1, 1, ELDER, ME_MEMBER, YOUNGER)
-    peer.hear(msg.SyncStarted(sync_operation(view=2), ELECTED))
-    peer.do(ReduceDone(sync_operation(view=2), b"content"))
-    peer.hear(ended(sync_operation(view=2), version=2))
-    assert peer.machine.seen == roster(2, 2, ELDER, ME_MEMBER)
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(msg.RosterChanged(roster(2, 2, 1, 2)))
+    what = op(tag=SYNC_TAG, view=2)
+    assert peer.do(ev.SyncCall(9, OFFER))[0] == ev.PostSync(9, what, (PeerId(1), ME))
+    assert peer.machine.seen == roster(1, 1, 1, 2, 3)
+    commits(peer, what, version=2)
+    assert peer.machine.seen == roster(2, 2, 1, 2)
 
 
 def test_an_outcome_that_came_before_the_call() -> None:
     """The others failed before this peer called: it fails for the same reason, once."""
-    peer = Peer()
-    mismatch = ended(sync_operation(), AbortCause.DESCRIPTOR_MISMATCH, "strategies")
-    assert peer.hear(mismatch) == [ForgetEarly()]
-    assert isinstance(only_error(peer.do(SyncCall(9, OFFER))), errors.DescriptorMismatch)
-    withdrawn = ended(sync_operation(1), AbortCause.WITHDRAWN, "peer 1 withdrew")
-    peer.hear(withdrawn)
+    peer = PeerStage().member()
+    mismatch = ended(NOW, AbortCause.DESCRIPTOR_MISMATCH, "strategies")
+    assert peer.do(mismatch) == [ev.ForgetEarly()]
+    raised(peer.do(ev.SyncCall(9, OFFER)), errors.DescriptorMismatch)
+    withdrawn = ended(NEXT, AbortCause.WITHDRAWN, "peer 1 withdrew")
+    peer.do(withdrawn)
     # Whoever withdrew calls again, or not at all: nothing is to be told of that.
-    assert peer.do(SyncCall(10, OFFER))[0] == PostSync(10, sync_operation(2), (PeerId(1), ME))
+    assert peer.do(ev.SyncCall(10, OFFER))[0] == ev.PostSync(
+        10, op(2, tag=SYNC_TAG), (PeerId(1), ME)
+    )
 
 
 # -- leaving ---------------------------------------------------------------------------------------
@@ -296,30 +191,23 @@ def test_an_outcome_that_came_before_the_call() -> None:
 
 @pytest.mark.parametrize("started", [False, True])
 def test_leaving_before_it_is_complete_here(started: bool) -> None:
-    peer = Peer()
-    if started:
-        peer.elected()
-    else:
-        peer.do(SyncCall(9, OFFER))
-    effects = peer.do(LeaveCall(9, "timeout_s=1 ran out"))
-    assert effects[:2] == [
-        End(sync_operation(), False),
-        Send(msg.Withdraw(sync_operation(), "timeout_s=1 ran out")),
-    ]
-    assert isinstance(only_error(effects), errors.DeadlineExceeded)
-    peer.hear(ended(sync_operation(), AbortCause.WITHDRAWN, "peer 2 withdrew"))
+    peer = elects() if started else PeerStage().member()
+    if not started:
+        peer.do(ev.SyncCall(9, OFFER))
+    effects = peer.do(ev.LeaveCall(9, "timeout_s=1 ran out"))
+    assert effects[:2] == [ev.End(NOW, False), ev.Send(msg.Withdraw(NOW, "timeout_s=1 ran out"))]
+    raised(effects, errors.DeadlineExceeded)
+    peer.do(ended(NOW, AbortCause.WITHDRAWN, "peer 2 withdrew"))
     assert not peer.machine.needs_resync
-    assert peer.do(SyncCall(10, OFFER))[0] == PostSync(10, sync_operation(1), (PeerId(1), ME))
+    assert peer.do(ev.SyncCall(10, OFFER))[0] == ev.PostSync(10, NEXT, (PeerId(1), ME))
 
 
-def left_when_done(offer: Offer = OFFER, elected: Elected = ELECTED) -> Peer:
-    peer = Peer()
-    peer.elected(offer, elected)
-    peer.do(ReduceDone(sync_operation(), b"content"))
-    effects = peer.do(LeaveCall(9, "Ctrl-C"))
-    assert effects[0] == Detach(sync_operation())
-    error = only_error(effects)
-    assert isinstance(error, errors.OutcomeUnknown)
+def left_when_done(offer: Offer = OFFER, elected: Elected = ELECTED) -> PeerStage:
+    peer = elects(offer, elected)
+    peer.do(ev.ReduceDone(NOW, b"content"))
+    effects = peer.do(ev.LeaveCall(9, "Ctrl-C"))
+    assert effects[0] == ev.Detach(NOW)
+    error = raised(effects, errors.OutcomeUnknown)
     assert "after shared state was complete here" in str(error)
     assert str(SYNC_TAG) not in str(error)
     return peer
@@ -327,52 +215,47 @@ def left_when_done(offer: Offer = OFFER, elected: Elected = ELECTED) -> Peer:
 
 def test_left_when_complete_and_committed() -> None:
     peer = left_when_done(elected=OF_THE_OTHER)
-    assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
-    error = only_error(peer.hear(ended(sync_operation())))  # the others have gone on
-    assert isinstance(error, errors.ResyncRequired)
-    assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
+    assert peer.do(ev.SyncCall(10, OFFER)) == [ev.Send(msg.OutcomeQuery(NOW))]
+    raised(peer.do(ended(NOW)), errors.ResyncRequired)  # the others have gone on
+    assert offers(peer.do(ev.SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
     assert peer.machine.needs_resync
 
 
 def test_left_when_complete_and_committed_and_nothing_was_received() -> None:
     peer = left_when_done()
-    assert peer.do(SyncCall(10, OFFER)) == [Send(msg.OutcomeQuery(sync_operation()))]
-    result = SyncResult(sync_operation(), ELECTED, (PeerId(1), ME))
-    assert peer.hear(ended(sync_operation())) == [
-        End(sync_operation(), True),
-        ReturnCall(10, result),
-    ]
-    lineage = Lineage(RUN, sync_operation())
+    assert peer.do(ev.SyncCall(10, OFFER)) == [ev.Send(msg.OutcomeQuery(NOW))]
+    result = ev.SyncResult(NOW, ELECTED, (PeerId(1), ME))
+    assert peer.do(ended(NOW)) == [ev.End(NOW, True), ev.ReturnCall(10, result)]
+    lineage = Lineage(RUN, NOW)
     # It did not return to the caller's state that time either, and is not the next call any more.
-    assert offers(peer.do(SyncCall(11, OFFER))) == [replace(OFFER, stale=True, lineage=lineage)]
+    assert offers(peer.do(ev.SyncCall(11, OFFER))) == [replace(OFFER, stale=True, lineage=lineage)]
 
 
 def test_left_when_complete_and_committed_and_gone_on() -> None:
     peer = left_when_done()
-    peer.hear(ended(sync_operation()))
+    peer.do(ended(NOW))
     further = replace(OFFER, revision=5, content=b"further")
-    expected = replace(further, lineage=Lineage(RUN, sync_operation()))
-    assert offers(peer.do(SyncCall(10, further))) == [expected]
+    expected = replace(further, lineage=Lineage(RUN, NOW))
+    assert offers(peer.do(ev.SyncCall(10, further))) == [expected]
 
 
 def test_left_when_complete_and_aborted() -> None:
     peer = left_when_done()
-    peer.hear(ended(sync_operation(), AbortCause.MEMBER_LOST, "gone"))
+    peer.do(ended(NOW, AbortCause.MEMBER_LOST, "gone"))
     assert not peer.machine.needs_resync
-    assert offers(peer.do(SyncCall(10, OFFER))) == [OFFER]
+    assert offers(peer.do(ev.SyncCall(10, OFFER))) == [OFFER]
 
 
 def test_left_a_comparison_that_is_committed() -> None:
     peer = left_when_done(VERIFY)
-    peer.hear(ended(sync_operation()))
+    peer.do(ended(NOW))
     assert not peer.machine.needs_resync
 
 
 def test_why_a_resync_is_required() -> None:
     peer = left_when_done(elected=OF_THE_OTHER)
-    peer.hear(ended(sync_operation()))
-    error = only_error(peer.do(ReduceCall(10, 5, SUM)))
-    assert isinstance(error, errors.ResyncRequired)
+    peer.do(ended(NOW))
+    error = raised(peer.do(ev.ReduceCall(10, 5, SUM)), errors.ResyncRequired)
     assert "connect() again" in str(error)
     assert str(SYNC_TAG) not in str(error)
 
@@ -381,33 +264,27 @@ def test_why_a_resync_is_required() -> None:
 
 
 def test_after_a_reconnect_everything_is_said_again() -> None:
-    peer = Peer()
-    peer.elected()
-    peer.do(ReduceDone(sync_operation(), b"content"))
-    peer.do(ControlClosed("broken"))
-    peer.do(ControlOpened(RUN, 1))
-    sent = [e.message for e in peer.hear(msg.Resumed(1)) if isinstance(e, Send)]
-    assert sent[-2:] == [
-        msg.SyncRequest(sync_operation(), OFFER),
-        msg.OperationDone(sync_operation(), b"content"),
+    peer = elects()
+    peer.do(ev.ReduceDone(NOW, b"content"))
+    peer.do(ev.ControlClosed("broken"))
+    peer.do(ev.ControlOpened(RUN, 1))
+    assert sent(peer.do(msg.Resumed(1)))[-2:] == [
+        msg.SyncRequest(NOW, OFFER),
+        msg.OperationDone(NOW, b"content"),
     ]
 
 
 def test_what_is_expected_goes_to_the_next_master() -> None:
-    peer = Peer()
+    peer = PeerStage().member()
     assert peer.machine.synchronizations.expected == Expected()
-    peer.elected(VERIFY)
-    peer.do(ReduceDone(sync_operation(), b"content"))
-    peer.hear(ended(sync_operation()))
+    peer.do(ev.SyncCall(9, VERIFY))
+    commits(peer)
     assert peer.machine.synchronizations.expected == Expected()
-    peer.do(SyncCall(10, OFFER))
-    peer.hear(msg.SyncStarted(sync_operation(1), ELECTED))
-    peer.do(ReduceDone(sync_operation(1), b"content"))
-    peer.hear(ended(sync_operation(1)))
-    expected = Expected(5, Lineage(RUN, sync_operation(1)))
+    peer.do(ev.SyncCall(10, OFFER))
+    commits(peer, NEXT)
+    expected = Expected(5, Lineage(RUN, NEXT))
     assert peer.machine.synchronizations.expected == expected
-    peer.do(ControlClosed("broken"))
-    effects = peer.do(ControlOpened(RUN, 2))
-    sent = [e.message for e in effects if isinstance(e, Send)]
-    returns = [message for message in sent if isinstance(message, msg.Return)]
+    peer.do(ev.ControlClosed("broken"))
+    said = sent(peer.do(ev.ControlOpened(RUN, 2)))
+    returns = [message for message in said if isinstance(message, msg.Return)]
     assert [message.expected for message in returns] == [expected]

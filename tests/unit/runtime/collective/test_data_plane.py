@@ -641,7 +641,7 @@ def test_an_answer_to_a_question_that_nobody_asked(losses: int, question: int) -
     lane: Any = FakeLane()
     for number in range(losses):
         bench.lose(number)
-    with pytest.raises(RemoteProtocolError, match=f"question {question}; {losses} were asked"):
+    with pytest.raises(RemoteProtocolError, match=f"{question}, but was asked only {losses}"):
         bench.answer(lane, question, 0b0000)
     assert bench.link.sent == []
     if losses:

@@ -144,7 +144,7 @@ def test_both_sides_say_why(seed: int, caplog: pytest.LogCaptureFixture) -> None
     world = World(seed)
 
     async def main() -> None:
-        for token, words in ((OTHER_TOKEN, "token here differs"), (None, "a token is needed")):
+        for token, words in ((OTHER_TOKEN, "different tokens"), (None, "requires a token")):
             with pytest.raises(HandshakeRefused, match=words):
                 await world.introduce(token)
         await world.sleep(1)
@@ -173,7 +173,7 @@ def test_a_byte_now_and_then_wins_no_time(caplog: pytest.LogCaptureFixture) -> N
         assert isinstance(stranger.lost[0], LinkError)
 
     world.run(main())
-    assert "did not greet as we do in time" in caplog.text
+    assert "did not complete the pccl handshake in time" in caplog.text
 
 
 @pytest.mark.parametrize(("said", "levels"), [(b"", ["DEBUG"]), (b"P", ["INFO"])])
@@ -209,7 +209,7 @@ def test_the_dialler_waits_no_longer_either() -> None:
         credentials = Credentials(TOKEN, world.rng.randbytes)
         handshake = credentials.dial(credentials.opening(Channel.CONTROL, Me()))
         deadline_ns = world.loop.now_ns() + PATIENCE_S * NS_PER_S
-        with pytest.raises(LinkError, match="did not greet as we do in time"):
+        with pytest.raises(LinkError, match="did not complete the pccl handshake in time"):
             await introduce(connection, handshake, world.loop, deadline_ns, _never)
         assert PATIENCE_S <= (world.loop.now_ns() - began_ns) / NS_PER_S < PATIENCE_S + 0.1
         assert len(silent[0].received) == OPENING_BYTES

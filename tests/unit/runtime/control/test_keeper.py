@@ -141,7 +141,7 @@ def test_a_standby_sends_newcomers_on() -> None:
     world.dial()
     world.keeper.send(msg.Register(0, "", 4000, masters=2))
     world.run(0.1)
-    reason = "this is a standby, and its run has not come to it"
+    reason = "this is a standby, and no member of its run has returned to it"
     assert world.events[-1] == ControlClosed(reason)
     assert world.keeper.address == SECOND
     assert isinstance(world.register(), msg.Registered)
@@ -167,9 +167,9 @@ def test_that_the_master_is_gone_is_said_soon_and_then_now_and_again(
     world.serve(FIRST)
     assert [type(event) for event in world.dial()] == [ControlOpened]
     first, second, last = caplog.messages
-    assert first.startswith("has been looking for a master for 3 s: ")
-    assert second.startswith("has been looking for a master for 15 s: ")
-    assert last == f"connected to the master {FIRST} again"
+    assert first.startswith("peer 1: lost the master, retrying for 3 s: ")
+    assert second.startswith("peer 1: lost the master, retrying for 15 s: ")
+    assert last == f"peer 1: connected to the master {FIRST}"
     world.close()
 
 
@@ -191,7 +191,7 @@ def test_a_refusal_counts_where_there_is_one_master() -> None:
     (event,) = world.dial()
     assert isinstance(event, ControlMessage)
     assert isinstance(event.message, msg.Refused)
-    assert "the token here differs" in event.message.reason
+    assert "have different tokens" in event.message.reason
     world.close()
 
 

@@ -540,7 +540,7 @@ def test_the_link_is_down_when_its_last_lane_is() -> None:
         assert world.young.ups_and_downs.count(True) == 2
         assert world.young.ups_and_downs[-1]
         downs = [change.reason for change in world.young.changes if change.reason is not None]
-        assert downs[0] == "lost there:4003: connection reset by the network"
+        assert downs[0] == "lost the connection to there:4003: connection reset by the network"
         assert all("connection refused" in reason for reason in downs[1:])
         assert world.young.changes[1].when_ns - down_ns < LATENCY
 

@@ -125,7 +125,7 @@ def test_who_has_no_room_is_admitted_without_having_fetched(
     scene.hear_map(memory_of(2).piece_map)
     assert scene.ready == 1
     assert scene.prefetch.content == b""
-    assert "nothing is fetched before the admission: " in caplog.text
+    assert "this peer fetches no shared state before its admission: " in caplog.text
     assert "/nowhere" in caplog.text
 
 

@@ -118,7 +118,7 @@ def test_it_does_not_keep_a_state_alive() -> None:
 
 def test_what_does_not_exist_is_an_offence() -> None:
     scene = Scene()
-    with pytest.raises(RemoteProtocolError, match="asks for piece 4"):
+    with pytest.raises(RemoteProtocolError, match="there is no piece 4"):
         scene.ask(FrameKind.PIECE_ASK, pack_numbers([4]))
     with pytest.raises(RemoteProtocolError, match="a PIECE_ASK of 3 bytes"):
         scene.ask(FrameKind.PIECE_ASK, b"123")

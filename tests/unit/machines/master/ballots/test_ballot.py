@@ -90,7 +90,7 @@ def test_differing_requests_end_at_once_and_name_who_asked_for_what() -> None:
 def test_differing_results_name_the_minority(digests: tuple[bytes, ...], minority: str) -> None:
     made = ballot(requested=True)
     decisions = [made.done(peer, d, 0) for peer, d in zip((A, B, C), digests, strict=True)]
-    reason = f"results differ: {minority} computed something else than the others"
+    reason = f"results differ: {minority} computed another result than the rest"
     assert decisions == [None, None, Abort(AbortCause.DIGEST_MISMATCH, reason)]
 
 

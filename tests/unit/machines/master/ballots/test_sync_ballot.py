@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
 
 from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Expel
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
-from pccl.machines.master.events import (
-    CloseConnection,
-    ConnectionMessage,
-    ConnectionOpened,
-    MasterEffect,
-    MasterTick,
-    SendTo,
-)
-from pccl.machines.master.machine import MasterMachine
+from pccl.machines.master.events import CloseConnection, MasterEffect
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
-from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import CompareStates, Progress, SyncStarted
 from pccl.protocol.operation import Phase
@@ -35,20 +28,11 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import (
-    SYNC_TAG,
-    AbortCause,
-    Descriptor,
-    OperationId,
-    PeerId,
-    ReduceOp,
-    RemovalCause,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, RemovalCause
+from tests.support import offers
+from tests.support.master_stage import NEW_RUN, RUN, SECOND, SUM, MasterStage, closed, sent, told
+from tests.support.scenarios import op
 
-SECOND = 1_000_000_000
-RUN = b"the run of these"
 POPULAR, RECEIVE_ONLY, SEND_ONLY = SharedStateSyncStrategy
 OPERATION = OperationId(1, 0, 2, SYNC_TAG, 3)
 BEFORE = Lineage(RUN, OperationId(1, 0, 2, SYNC_TAG, 2))
@@ -58,19 +42,7 @@ TIMING = Timing()
 
 
 def offer(content: bytes = b"x", **changes: Any) -> Offer:
-    values: dict[str, Any] = {
-        "purpose": SyncPurpose.SYNC,
-        "strategy": POPULAR,
-        "resume": ResumePolicy.NEVER,
-        "revision": 7,
-        "lineage": BEFORE,
-        "stale": False,
-        "unchanged": False,
-        "layout": b"layout",
-        "content": content,
-        "extra": b"extra",
-    }
-    return Offer(**values | changes)
+    return offers.offer(content, **{"revision": 7, "lineage": BEFORE, **changes})
 
 
 NEW: dict[str, Any] = {"revision": 0, "lineage": None}
@@ -88,7 +60,17 @@ def ballot(
     return made, decision
 
 
-def told(decision: Decision | None) -> Elected:
+def aborts(decision: Decision | None) -> Abort:
+    assert isinstance(decision, Abort)
+    return decision
+
+
+def expels(decision: Decision | None) -> Expel:
+    assert isinstance(decision, Expel)
+    return decision
+
+
+def elects(decision: Decision | None) -> Elected:
     assert isinstance(decision, Tell)
     assert isinstance(decision.message, SyncStarted)
     assert decision.message.operation == OPERATION
@@ -107,7 +89,7 @@ def test_it_starts_when_the_last_member_has_offered() -> None:
     decision = made.request(C, offer(), 7)
     assert isinstance(decision, Tell)
     assert decision.peers == (A, B, C)
-    elected = told(decision)
+    elected = elects(decision)
     assert (elected.content, elected.revision) == (b"x", 7)
     assert (elected.sources, elected.behind, elected.outdated) == ((A, C), (B,), ())
     assert (made.phase, made.waiting_for(), made.progress_ns) == (Phase.STARTED, [A, B, C], 7)
@@ -127,14 +109,14 @@ def test_members_that_end_with_different_contents() -> None:
     made, _ = ballot(offer(), offer(b"y"), offer())
     made.done(A, b"x", 0)
     made.done(B, b"y", 0)
-    reason = "results differ: peer 5 computed something else than the others"
+    reason = "results differ: peer 5 computed another result than the rest"
     assert made.done(C, b"x", 0) == Abort(AbortCause.DIGEST_MISMATCH, reason)
 
 
 def test_verifying_leaves_what_is_expected_alone() -> None:
     asked = [offer(purpose=SyncPurpose.VERIFY, revision=revision) for revision in (1, 2, 3)]
     made, decision = ballot(*asked)
-    assert told(decision).revision == 7
+    assert elects(decision).revision == 7
     assert made.what == "verify"
     for peer in (A, B):
         made.done(peer, b"x", 0)
@@ -163,7 +145,7 @@ def test_senders_and_receivers_go_together() -> None:
     _, decision = ballot(
         offer(strategy=SEND_ONLY), offer(b"y", strategy=RECEIVE_ONLY), offer(strategy=SEND_ONLY)
     )
-    assert told(decision).behind == (B,)
+    assert elects(decision).behind == (B,)
 
 
 def test_nothing_to_go_on_with() -> None:
@@ -196,13 +178,12 @@ def test_who_differs_is_asked_how_and_expelled_by_a_majority() -> None:
     assert list(made.owed_to(B)) == [CompareStates(OPERATION, A)]
     assert list(made.owed_to(C)) == []
     assert made.compared(A, DIFFERENCE, 0) is None  # was not asked
-    decision = made.compared(B, DIFFERENCE, 0)
-    assert isinstance(decision, Expel)
+    decision = expels(made.compared(B, DIFFERENCE, 0))
     assert (decision.peers, decision.cause) == ((B,), RemovalCause.STATE_CONFLICT)
     assert "peers 4, 9 differ from those of peer 5" in decision.reason
     assert DIFFERENCE.text in decision.reason
     assert made.compared(B, DIFFERENCE, 0) is None
-    assert told(made.lose([B], decision.reason, 5)).sources == (A, C)  # they go on at once
+    assert elects(made.lose([B], decision.reason, 5)).sources == (A, C)  # they go on at once
 
 
 def test_without_a_majority_all_are_told_what_differs() -> None:
@@ -211,8 +192,7 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
     assert made.compared(C, Difference("", None, "no link"), 0) is None
     assert made.compared(C, DIFFERENCE, 0) is None  # has answered
     assert made.waiting_for() == [B]
-    decision = made.compared(B, DIFFERENCE, 0)
-    assert isinstance(decision, Abort)
+    decision = aborts(made.compared(B, DIFFERENCE, 0))
     assert (decision.cause, decision.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
     assert DIFFERENCE.text in decision.reason
 
@@ -222,7 +202,7 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
     [
         ({"layout": b"m"}, "give all members the same tensors in the same order"),
         ({"purpose": SyncPurpose.VERIFY}, "sync_shared_state makes them equal"),
-        ({"strategy": SEND_ONLY}, "let those that have other contents be RECEIVE_ONLY"),
+        ({"strategy": SEND_ONLY}, "make members with other contents RECEIVE_ONLY"),
         ({"unchanged": True}, "sync_shared_state without expect_unchanged makes them equal"),
     ],
     ids=["layouts", "verify", "senders", "unchanged"],
@@ -232,8 +212,7 @@ def test_who_is_told_of_a_conflict_is_told_what_to_do(asked: dict[str, Any], rem
     made = SyncBallot(OPERATION, (A, B), A, 0, lambda: (EXPECTED, 0))
     assert made.request(A, offers[0], 0) is None
     made.request(B, offers[1], 0)
-    decision = made.compared(B, DIFFERENCE, 0)
-    assert isinstance(decision, Abort)
+    decision = aborts(made.compared(B, DIFFERENCE, 0))
     assert decision.reason.endswith(f"those of peer 5; {DIFFERENCE.text}; {remedy}")
 
 
@@ -243,15 +222,13 @@ def test_answers_that_do_not_come_are_not_waited_for_long() -> None:
     assert made.look(TIMING, 10 * SECOND - 1) is None
     made.shift(5 * SECOND, 10 * SECOND)  # the master slept
     assert made.look(TIMING, 14 * SECOND) is None
-    decision = made.look(TIMING, 15 * SECOND)
-    assert isinstance(decision, Abort)
+    decision = aborts(made.look(TIMING, 15 * SECOND))
     assert decision.difference == DIFFERENCE
 
 
 def test_nobody_answers() -> None:
     made, _ = conflicting(b"l", b"m", b"n")
-    decision = made.look(TIMING, 10 * SECOND)
-    assert isinstance(decision, Abort)
+    decision = aborts(made.look(TIMING, 10 * SECOND))
     assert decision.difference is not None
     assert (decision.difference.tensor, decision.difference.piece) == ("", None)
 
@@ -262,7 +239,7 @@ def test_a_loss_ends_a_conflict_or_begins_another() -> None:
     decision = made.lose([A], "gone", 3)
     assert decision == Tell((C,), CompareStates(OPERATION, B))
     assert made.waiting_for() == [C]
-    assert told(made.lose([C], "gone", 4)).sources == (B,)
+    assert elects(made.lose([C], "gone", 4)).sources == (B,)
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -280,7 +257,7 @@ def test_a_loss_when_all_others_have_offered() -> None:
     assert made.outlives_view
     assert isinstance(decision, Tell)
     assert decision.peers == (A, B)
-    assert told(decision).sources == (A,)
+    assert elects(decision).sources == (A,)
     assert made.progress_ns == 6
 
 
@@ -300,7 +277,7 @@ def test_the_only_source_is_lost() -> None:
 def test_the_only_source_is_lost_after_one_has_got_it() -> None:
     made, _ = ballot(offer(**NEW), offer(b"y"), offer(**NEW))
     made.done(A, b"y", 0)
-    again = told(made.lose([B], "gone", 0))
+    again = elects(made.lose([B], "gone", 0))
     assert (again.sources, again.extra, again.extra_sources) == ((A,), b"extra", (A,))
     assert again.behind == (A, C)
     assert made.done(C, b"y", 0) == Commit()
@@ -321,9 +298,9 @@ def test_everybody_is_lost() -> None:
 
 def test_what_may_differ_comes_from_another_one_if_its_holder_is_lost() -> None:
     made, decision = ballot(offer(extra=b"a"), offer(extra=b"b"), offer(b"z", extra=b"c", **NEW))
-    elected = told(decision)
+    elected = elects(decision)
     assert (elected.outdated, elected.extra, elected.extra_sources) == ((C,), b"a", (A,))
-    again = told(made.lose([A], "gone", 0))
+    again = elects(made.lose([A], "gone", 0))
     assert (again.extra, again.extra_sources) == (b"b", (B,))
     assert again.content == elected.content
     assert list(made.owed_to(C)) == [SyncStarted(OPERATION, again)]
@@ -332,7 +309,7 @@ def test_what_may_differ_comes_from_another_one_if_its_holder_is_lost() -> None:
 def test_newcomers_that_are_done_have_what_may_differ_too() -> None:
     made, _ = ballot(offer(extra=b"a"), offer(b"z", **NEW), offer(b"z", **NEW))
     made.done(B, b"x", 0)
-    again = told(made.lose([A], "gone", 0))
+    again = elects(made.lose([A], "gone", 0))
     assert (again.sources, again.extra, again.extra_sources) == ((B,), b"a", (B,))
     assert made.done(C, b"x", 0) == Commit()
 
@@ -345,7 +322,7 @@ def test_nobody_is_left_who_has_what_may_differ() -> None:
         offer(b"z", strategy=RECEIVE_ONLY, **NEW),
     )
     made.done(B, b"x", 0)
-    again = told(made.lose([A], "gone", 0))
+    again = elects(made.lose([A], "gone", 0))
     assert (again.sources, again.extra, again.extra_sources) == ((B,), b"b", (B,))
     assert made.done(C, b"x", 0) == Commit()
 
@@ -363,8 +340,7 @@ def test_newcomers_hold_up_the_others_for_so_long_only() -> None:
     assert made.look(timing, 20 * SECOND) is None  # another one is not done either
     made.done(B, b"x", 0)
     assert made.look(timing, 20 * SECOND - 1) is None
-    decision = made.look(timing, 20 * SECOND)
-    assert isinstance(decision, Expel)
+    decision = expels(made.look(timing, 20 * SECOND))
     assert (decision.peers, decision.cause) == ((C,), RemovalCause.TOO_SLOW)
     assert "20 s" in decision.reason
     assert made.lose([C], "slow", 0) == Commit()
@@ -382,7 +358,7 @@ def test_a_master_that_slept_gives_newcomers_their_time() -> None:
 def test_sources_are_awaited_while_nothing_comes_from_them() -> None:
     """One that stands still is removed at the deadline, before those who wait for its pieces."""
     made, decision = ballot(offer(), offer(b"y", **NEW), offer(b"z", **NEW))
-    assert told(decision).sources == (A,)
+    assert elects(decision).sources == (A,)
     made.done(A, b"x", 0)
     made.progress_ns = 100
     assert made.awaited(99) == [B, C]
@@ -398,8 +374,7 @@ def test_members_of_old_may_take_as_long_as_they_move() -> None:
     made.report(C, Progress(OPERATION, 1, 0, 100), 50 * SECOND)
     made.report(C, Progress(OPERATION, 1, 0, 100), 70 * SECOND)  # no progress
     assert made.look(TIMING, 80 * SECOND - 1) is None
-    decision = made.look(TIMING, 80 * SECOND)
-    assert isinstance(decision, Expel)
+    decision = expels(made.look(TIMING, 80 * SECOND))
     assert (decision.peers, decision.cause) == ((C,), RemovalCause.NO_PROGRESS)
     assert "30.0 s" in decision.reason
 
@@ -418,7 +393,7 @@ def test_it_goes_on_under_another_master() -> None:
     made, _ = ballot(offer(), offer(b"y"), inherited=True)
     assert made.done(A, b"x", 0) is None
     decision = made.request(C, offer(), 0)
-    assert told(decision).behind == (B,)
+    assert elects(decision).behind == (B,)
     assert made.waiting_for() == [B, C]
     made.done(C, b"x", 0)
     assert made.done(B, b"x", 0) == Commit()
@@ -437,8 +412,7 @@ def test_the_master_before_has_elected_something_else() -> None:
     made, _ = ballot(offer(), offer(b"y"), inherited=True)
     for peer in (A, B, C):
         assert made.done(peer, b"y", 0) is None
-    decision = made.request(C, offer(), 0)
-    assert isinstance(decision, Abort)
+    decision = aborts(made.request(C, offer(), 0))
     assert decision.cause is AbortCause.MEMBER_LOST  # all call again
 
 
@@ -452,159 +426,101 @@ def test_a_member_is_lost_with_the_master() -> None:
 
 # -- the master ------------------------------------------------------------------------------------
 
-
-class Master:
-    """A machine of two members, and its clock. Peer n speaks on connection n."""
-
-    def __init__(self, members: int = 2) -> None:
-        numbers = count(1)
-        self.machine = MasterMachine(
-            Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0
-        )
-        self.now_ns = 0
-        for peer in range(1, members + 1):
-            self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), 0)
-            self.hear(peer, msg.Register(0, "", 4000 + peer))
-        self.hear(2, msg.LinkReport(PeerId(1), True, ""))
-        self.hear(1, msg.RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0)))
-
-    def hear(self, peer: int, message: msg.Message) -> list[MasterEffect]:
-        effects = self.machine.handle(ConnectionMessage(peer, message), self.now_ns)
-        self.machine.check()
-        return effects
-
-    def sent(self, peer: int, message: msg.Message) -> list[tuple[int, msg.MasterMessage]]:
-        effects = self.hear(peer, message)
-        return [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
-
-    def wait(self, seconds: int) -> list[MasterEffect]:
-        effects: list[MasterEffect] = []
-        for _ in range(4 * seconds):
-            self.now_ns += SECOND // 4
-            for peer in (1, 2):
-                effects += self.hear(peer, msg.Heartbeat())
-            effects += self.machine.handle(MasterTick(), self.now_ns)
-        return effects
-
-    def sync(self, n: int, *offers: Offer) -> msg.MasterMessage:
-        """All members synchronize and are done; what the first of them is told at last."""
-        operation = sync_operation(n)
-        sent: list[tuple[int, msg.MasterMessage]] = []
-        for peer, offered in enumerate(offers, 1):
-            sent = self.sent(peer, msg.SyncRequest(operation, offered))
-        if isinstance(sent[0][1], SyncStarted):
-            for peer in range(1, len(offers) + 1):
-                sent = self.sent(peer, msg.OperationDone(operation, offers[0].content))
-        return sent[0][1]
+NOW, REDUCE = op(tag=SYNC_TAG, view=2), op(view=2)
 
 
-def sync_operation(n: int = 0) -> OperationId:
-    return OperationId(1, 0, 2, SYNC_TAG, n)
+def sync(master: MasterStage, n: int, *offers: Offer) -> msg.OperationEnded:
+    """All members synchronize and are done; what the first of them is told at last."""
+    what = replace(NOW, n=n)
+    effects: list[MasterEffect] = []
+    for peer, offered in enumerate(offers, 1):
+        effects = master.hear(peer, msg.SyncRequest(what, offered))
+    if told(effects, SyncStarted):
+        for peer in range(1, len(offers) + 1):
+            effects = master.hear(peer, msg.OperationDone(what, offers[0].content))
+    return told(effects, msg.OperationEnded)[0][1]
 
 
-def closes(effects: list[MasterEffect]) -> list[int]:
-    return [effect.connection for effect in effects if isinstance(effect, CloseConnection)]
-
-
-def test_the_tag_of_shared_state_is_for_shared_state_only() -> None:
-    reduce = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
-    wrong: list[msg.PeerMessage] = [
-        msg.OperationRequest(sync_operation(), reduce),
-        msg.SyncRequest(OperationId(1, 0, 2, 5, 0), offer(**NEW)),
-    ]
-    for message in wrong:
-        master = Master()
-        (closed,) = [e for e in master.hear(1, message) if isinstance(e, CloseConnection)]
-        assert closed.connection == 1
-        assert "the tag of" in closed.reason
+@pytest.mark.parametrize(
+    "message", [msg.OperationRequest(NOW, SUM), msg.SyncRequest(REDUCE, offer(**NEW))]
+)
+def test_the_tag_of_shared_state_is_for_shared_state_only(message: msg.PeerMessage) -> None:
+    (closing,) = MasterStage().new(2).hear(1, message)
+    assert isinstance(closing, CloseConnection)
+    assert closing.connection == 1
+    assert "for shared state" in closing.reason
 
 
 def test_answers_that_nobody_asked_for() -> None:
-    master = Master()
-    reduce = OperationId(1, 0, 2, 5, 0)
-    asked = msg.OperationRequest(reduce, Descriptor(DataType.FLOAT, ReduceOp.SUM, 8))
-    assert master.sent(1, asked) == []
-    assert master.sent(1, msg.StatesCompared(reduce, DIFFERENCE)) == []
-    master.sent(1, msg.SyncRequest(sync_operation(), offer(**NEW)))
-    assert master.sent(1, msg.StatesCompared(sync_operation(), DIFFERENCE)) == []
-    assert closes(master.hear(1, msg.StatesCompared(sync_operation(9), DIFFERENCE))) == [1]
+    master = MasterStage().new(2)
+    assert master.hear(1, msg.OperationRequest(REDUCE, SUM)) == []
+    assert master.hear(1, msg.StatesCompared(REDUCE, DIFFERENCE)) == []
+    master.hear(1, msg.SyncRequest(NOW, offer(**NEW)))
+    assert master.hear(1, msg.StatesCompared(NOW, DIFFERENCE)) == []
+    assert closed(master.hear(1, msg.StatesCompared(replace(NOW, n=9), DIFFERENCE))) == [1]
 
 
 def test_the_master_expects_what_follows_the_last_synchronization() -> None:
-    master = Master()
-    outcome = master.sync(0, offer(revision=40, lineage=None), offer(**NEW))
-    assert isinstance(outcome, msg.OperationEnded)
-    assert outcome.abort is None
-    assert outcome.contributors == (1, 2)
-    lineage = Lineage(RUN, sync_operation(0))
-    outcome = master.sync(1, *(offer(revision=40, lineage=lineage) for _ in range(2)))
-    assert isinstance(outcome, msg.OperationEnded)
+    master = MasterStage().new(2)
+    outcome = sync(master, 0, offer(revision=40, lineage=None), offer(**NEW))
+    assert (outcome.abort, outcome.contributors) == (None, (1, 2))
+    lineage = Lineage(NEW_RUN, NOW)
+    outcome = sync(master, 1, *(offer(revision=40, lineage=lineage) for _ in range(2)))
     assert outcome.abort is AbortCause.STATE_UNAVAILABLE
     assert "push_revision()" in outcome.reason
-    outcome = master.sync(2, *(offer(revision=41, lineage=lineage) for _ in range(2)))
-    assert isinstance(outcome, msg.OperationEnded)
+    outcome = sync(master, 2, *(offer(revision=41, lineage=lineage) for _ in range(2)))
     assert outcome.abort is None
 
 
 def test_the_highest_revision_that_there_is() -> None:
     """One more would be too large a number for anybody."""
-    master = Master()
+    master = MasterStage().new(2)
     highest = offer(revision=2**64 - 1, lineage=None)
-    outcome = master.sync(0, highest, highest)
-    assert isinstance(outcome, msg.OperationEnded)
+    sync(master, 0, highest, highest)
     known = master.machine.ballots.expected[0]
     assert known.revision == 2**64 - 1
-    again = offer(revision=2**64 - 1, lineage=known.lineage)
-    outcome = master.sync(1, again, again)
-    assert isinstance(outcome, msg.OperationEnded)
-    assert outcome.abort is None
+    again = replace(highest, lineage=known.lineage)
+    assert sync(master, 1, again, again).abort is None
 
 
 def test_a_conflict_that_is_told_to_everybody() -> None:
-    master = Master()
+    master = MasterStage().new(2)
     asked = [offer(**NEW), offer(**NEW | {"layout": b"other"})]
-    assert master.sent(1, msg.SyncRequest(sync_operation(), asked[0])) == []
-    assert master.sent(2, msg.SyncRequest(sync_operation(), asked[1])) == [
-        (2, CompareStates(sync_operation(), PeerId(1)))
+    assert master.hear(1, msg.SyncRequest(NOW, asked[0])) == []
+    question = (2, CompareStates(NOW, PeerId(1)))
+    assert sent(master.hear(2, msg.SyncRequest(NOW, asked[1]))) == [question]
+    ends = told(master.hear(2, msg.StatesCompared(NOW, DIFFERENCE)), msg.OperationEnded)
+    cause = AbortCause.STATE_MISMATCH
+    assert [(peer, m.abort, m.difference) for peer, m in ends] == [
+        (peer, cause, DIFFERENCE) for peer in (1, 2)
     ]
-    told = master.sent(2, msg.StatesCompared(sync_operation(), DIFFERENCE))
-    assert [connection for connection, _ in told] == [1, 2]
-    for _, message in told:
-        assert isinstance(message, msg.OperationEnded)
-        assert (message.abort, message.difference) == (AbortCause.STATE_MISMATCH, DIFFERENCE)
     assert master.machine.ballots.expected.get(0, NOTHING_EXPECTED) == NOTHING_EXPECTED
 
 
+def one_is_done(master: MasterStage, *offers: Offer) -> Iterator[list[MasterEffect]]:
+    """The first member holds what is elected; the other one moves on, second by second."""
+    for peer, offered in enumerate(offers, 1):
+        master.hear(peer, msg.SyncRequest(NOW, offered))
+    assert sent(master.hear(1, msg.OperationDone(NOW, b"x"))) == []
+    while True:
+        moved = Progress(NOW, 0, 0, master.now_ns // SECOND)
+        master.hear(2, msg.Heartbeat(progress=(moved,)))
+        yield master.wait(1, 1, 2)
+
+
 def test_nobody_is_a_newcomer_in_the_first_synchronization_of_a_group() -> None:
-    master = Master()
-    for peer, offered in enumerate([offer(revision=3, lineage=None), offer(b"z", **NEW)], 1):
-        master.hear(peer, msg.SyncRequest(sync_operation(), offered))
-    assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
-    effects: list[MasterEffect] = []
-    while master.now_ns < 100 * SECOND:
-        seconds = master.now_ns // SECOND
-        master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
-        master.hear(1, msg.Heartbeat())
-        effects += master.wait(1)
-    assert not closes(effects)
+    master = MasterStage().new(2)
+    seconds = one_is_done(master, offer(revision=3, lineage=None), offer(b"z", **NEW))
+    assert not any(closed(effects) for effects in islice(seconds, 100))
 
 
 def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
-    master, before = Master(), Lineage(b"run", sync_operation())
+    master, before = MasterStage().new(2), Lineage(NEW_RUN, NOW)
     master.machine.ballots.expected[0] = Expected(3, before)
-    asked = [offer(revision=3, lineage=before), offer(b"z", **NEW)]
-    for peer, offered in enumerate(asked, 1):
-        master.hear(peer, msg.SyncRequest(sync_operation(), offered))
-    assert master.sent(1, msg.OperationDone(sync_operation(), b"x")) == []
-    effects: list[MasterEffect] = []
-    while not closes(effects):
-        assert master.now_ns <= 31 * SECOND
-        seconds = master.now_ns // SECOND
-        master.hear(2, msg.Heartbeat(progress=(Progress(sync_operation(), 0, 0, seconds),)))
-        effects += master.wait(1)
+    seconds = one_is_done(master, offer(revision=3, lineage=before), offer(b"z", **NEW))
+    effects = next(effects for effects in islice(seconds, 32) if closed(effects))
     assert master.now_ns >= 30 * SECOND
-    sent = [(e.connection, e.message) for e in effects if isinstance(e, SendTo)]
-    ends = [m for peer, m in sent if peer == 1 and isinstance(m, msg.OperationEnded)]
+    ends = [m for peer, m in told(effects, msg.OperationEnded) if peer == 1]
     assert [(m.abort, m.contributors) for m in ends] == [(None, (1,))]
-    refused = [m for peer, m in sent if peer == 2 and isinstance(m, msg.Refused)]
+    refused = [m for peer, m in told(effects, msg.Refused) if peer == 2]
     assert [m.cause for m in refused] == [RemovalCause.TOO_SLOW]

@@ -8,53 +8,47 @@ from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.master.succession.vouched import NOT_TOLD
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Member, PeerId, Roster
+from pccl.protocol.types import PeerId, Roster
+from tests.support.master_stage import MASTER, NEXT, OTHER_RUN, RUN
+from tests.support.scenarios import roster
 
-RUN, OTHER_RUN = b"the run of these", b"quite other runs"
-FIRST, STANDBY = b"master A", b"master B"
 TERM_TWO = 1 << 32
 """Rosters of the second term have higher numbers."""
-
-
-def roster(version: int, *peers: int) -> Roster:
-    members = tuple(Member(PeerId(peer), f"10.0.0.{peer}", 4000) for peer in peers)
-    size = len(peers)
-    return Roster(version, 0, 1, members, (1,), size, 1, size)
 
 
 def come(
     recovery: Recovery, peer: int, *known: Roster, run: bytes = RUN, ratified: int = 0
 ) -> None:
     group = known[0].group if known else 0
-    registration = msg.Register(group, "", 4000, 1, 2)
+    registration = msg.Register(group, "", 4000 + peer, 1, 2)
     newest = max((one.version for one in known), default=0)
-    header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), FIRST, ratified)
+    header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), MASTER, ratified)
     recovery.begins(peer, f"10.0.0.{peer}", header, 0)
     report = recovery.report_on(peer)
     assert report is not None
     for one in known:
-        recovery.take(report, msg.KnownRoster(one, FIRST))
+        recovery.take(report, msg.KnownRoster(one, MASTER))
     recovery.take(report, msg.Reported())
 
 
 def test_a_goodbye_counts_in_its_own_run_only() -> None:
     """Peer 2 of one run has left; peer 2 of the next one is somebody else, and is missing."""
-    recovery = Recovery(Timing(), None, STANDBY, 0)
-    come(recovery, 1, roster(2, 1, 2), run=OTHER_RUN)
-    come(recovery, 2, roster(2, 1, 2), run=OTHER_RUN)
+    recovery = Recovery(Timing(), None, NEXT, 0)
+    come(recovery, 1, roster(2, 1, 1, 2), run=OTHER_RUN)
+    come(recovery, 2, roster(2, 1, 1, 2), run=OTHER_RUN)
     recovery.leave(1)
     recovery.leave(2)
     recovery.learn(RUN, NOT_TOLD, 0)  # its master has said so
-    come(recovery, 3, roster(7, 1, 2, 3))
+    come(recovery, 3, roster(7, 1, 1, 2, 3))
     assert recovery.result().left == set()
     (basis,) = recovery.bases()
     assert basis.size == 3
 
 
 def test_goodbyes_make_the_majority_smaller() -> None:
-    recovery = Recovery(Timing(), None, STANDBY, 0)
+    recovery = Recovery(Timing(), None, NEXT, 0)
     for peer in (1, 2, 3, 4):
-        come(recovery, peer, roster(7, 1, 2, 3, 4, 5))
+        come(recovery, peer, roster(7, 1, 1, 2, 3, 4, 5))
     for peer in (3, 4):
         recovery.leave(peer)
     assert recovery.has_majority()
@@ -62,39 +56,39 @@ def test_goodbyes_make_the_majority_smaller() -> None:
 
 def test_members_that_a_majority_has_left_behind_are_none_though_the_others_are_gone() -> None:
     """They knew rosters of the first master; under this one a majority went on without them."""
-    recovery = Recovery(Timing(), RUN, STANDBY, 0, ratified=TERM_TWO + 4)
+    recovery = Recovery(Timing(), RUN, NEXT, 0, ratified=TERM_TWO + 4)
     for peer in (1, 3):
-        come(recovery, peer, roster(2, 1, 2, 3, 4, 5), roster(4, 1, 3, 4), ratified=2)
+        come(recovery, peer, roster(2, 1, 1, 2, 3, 4, 5), roster(4, 1, 1, 3, 4), ratified=2)
     assert recovery.bases() == []
     assert not recovery.has_majority()
 
 
 def test_a_group_that_has_lost_all_members_is_none_though_one_of_them_is_back() -> None:
     """Peer 3 of group 0 was removed, peer 1 has left: there was nobody to tell in their group."""
-    recovery = Recovery(Timing(), RUN, STANDBY, 0)
-    before = replace(roster(4, 1, 3), global_world_size=4, peer_groups=2)
-    now = replace(roster(5, 4, 6), group=1)
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
+    before = replace(roster(4, 1, 1, 3), global_world_size=4, peer_groups=2)
+    now = replace(roster(5, 1, 4, 6), group=1)
     for peer, newest in ((3, before), (4, now), (6, now)):
         come(recovery, peer, newest, ratified=5 if peer == 4 else 0)
     result = recovery.result()
     assert list(result.members) == [PeerId(4), PeerId(6)]
     assert [report.peer for report in result.returned] == [PeerId(4), PeerId(6)]
     everybody = {PeerId(peer) for peer in (1, 3, 4, 6)}
-    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
     for peer, newest in ((3, before), (4, now)):  # nobody knows that a majority had the newest
         come(recovery, peer, newest, ratified=4)
     assert set(recovery.result().members) == everybody
     still = replace(now, global_world_size=4, peer_groups=2)
-    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
     for peer, newest in ((3, before), (4, still)):  # group 0 has not heard of it
         come(recovery, peer, newest, ratified=5)
     assert set(recovery.result().members) == everybody
 
 
 def test_nor_if_another_one_tells_of_it() -> None:
-    recovery = Recovery(Timing(), RUN, STANDBY, 0)
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
     for peer in (1, 3):
-        come(recovery, peer, roster(2, 1, 2, 3, 4, 5), roster(4, 1, 3, 4), ratified=2)
+        come(recovery, peer, roster(2, 1, 1, 2, 3, 4, 5), roster(4, 1, 1, 3, 4), ratified=2)
     assert recovery.has_majority() is False  # two of five, though they are two of three later
-    come(recovery, 7, roster(TERM_TWO + 5, 2, 7), ratified=TERM_TWO + 4)
+    come(recovery, 7, roster(TERM_TWO + 5, 1, 2, 7), ratified=TERM_TWO + 4)
     assert recovery.bases() == []

@@ -2,224 +2,132 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import pytest
 
-from pccl.machines.master.events import (
-    CloseConnection,
-    ConnectionMessage,
-    ConnectionOpened,
-    MasterEffect,
-    MasterTick,
-    SendTo,
-)
-from pccl.machines.master.machine import MasterMachine
-from pccl.machines.master.succession.origin import Origin
+from pccl.machines.master.events import MasterEffect
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import Timing
-from pccl.protocol.shared_state import (
-    NOTHING_EXPECTED,
-    Expected,
-    Lineage,
-    Offer,
-    ResumePolicy,
-    SharedStateSyncStrategy,
-    SyncPurpose,
-)
-from pccl.protocol.types import SYNC_TAG, AbortCause, Member, OperationId, PeerId, Roster
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected, Lineage, Offer
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+from tests.support import offers
+from tests.support.master_stage import RUN, MasterStage, closed, told
+from tests.support.scenarios import op
 
-SECOND = 1_000_000_000
-RUN = b"the run of these"
-VERSION, VIEW = 7, 4
-OPERATION = OperationId(1, 0, VIEW, SYNC_TAG, 6)
-OLD = Lineage(RUN, OperationId(1, 0, VIEW, SYNC_TAG, 5))
-OLDER = Lineage(RUN, OperationId(1, 0, VIEW - 1, SYNC_TAG, 99))
+VIEW = 4
+OPERATION = op(6, tag=SYNC_TAG, view=VIEW)
+OLD = Lineage(RUN, op(5, tag=SYNC_TAG, view=VIEW))
+OLDER = Lineage(RUN, op(99, tag=SYNC_TAG, view=VIEW - 1))
 KNOWN = Expected(3, OLD)
 
 
 def offer(content: bytes = b"x", **changes: Any) -> Offer:
-    values: dict[str, Any] = {
-        "purpose": SyncPurpose.SYNC,
-        "strategy": SharedStateSyncStrategy.ENFORCE_POPULAR,
-        "resume": ResumePolicy.NEVER,
-        "revision": 3,
-        "lineage": OLD,
-        "stale": False,
-        "unchanged": False,
-        "layout": b"layout",
-        "content": content,
-        "extra": b"extra",
-    }
-    return Offer(**values | changes)
+    return offers.offer(content, **{"revision": 3, "lineage": OLD, **changes})
 
 
-def roster() -> Roster:
-    members = tuple(Member(PeerId(n), f"10.0.0.{n}", 4000 + n) for n in (1, 2, 3))
-    return Roster(VERSION, 0, VIEW, members, (VIEW,), 3, 1, 3, 1)
+def asks(content: bytes = b"x", **changes: Any) -> msg.SyncRequest:
+    return msg.SyncRequest(OPERATION, offer(content, **changes))
 
 
-class Master:
-    """A machine that was just started. Peer n speaks on connection n."""
-
-    def __init__(self) -> None:
-        numbers = count(1)
-        self.machine = MasterMachine(
-            Timing(), RUN, 1, lambda size: bytes([next(numbers)] * size), 0,
-            Origin.RESTARTED, b"master B",
-        )  # fmt: skip
-        self.now_ns = 0
-
-    def hear(self, peer: int, *messages: msg.Message) -> list[MasterEffect]:
-        effects: list[MasterEffect] = []
-        for message in messages:
-            effects += self.machine.handle(ConnectionMessage(peer, message), self.now_ns)
-            self.machine.check()
-        return effects
-
-    def come(
-        self, peer: int, expected: Expected, *more: msg.Message, group: int = 0
-    ) -> list[MasterEffect]:
-        """A peer returns with a report."""
-        self.machine.handle(ConnectionOpened(peer, f"10.0.0.{peer}"), self.now_ns)
-        token = bytes([100 + peer] * 16)
-        header = msg.Return(
-            PeerId(peer), token, RUN, 1, msg.Register(group, "", 4000 + peer), VERSION, (),
-            b"master A", expected=expected,
-        )  # fmt: skip
-        known = msg.KnownRoster(roster())
-        return self.hear(peer, header, known, *more, msg.Reported())
-
-    def wait(self, seconds: int, *speaking: int) -> list[MasterEffect]:
-        effects: list[MasterEffect] = []
-        for _ in range(4 * seconds):
-            self.now_ns += SECOND // 4
-            for peer in speaking:
-                effects += self.hear(peer, msg.Heartbeat())
-            effects += self.machine.handle(MasterTick(), self.now_ns)
-        return effects
-
-    @property
-    def expected(self) -> Expected:
-        known = self.machine.ballots.expected
-        return known.get(0, NOTHING_EXPECTED)
+DONE = msg.OperationDone(OPERATION, b"x")
 
 
-def told(effects: list[MasterEffect], kind: type[Any]) -> list[tuple[int, Any]]:
-    return [
-        (e.connection, e.message)
-        for e in effects
-        if isinstance(e, SendTo) and isinstance(e.message, kind)
-    ]
+def expected(master: MasterStage) -> Expected:
+    return master.machine.ballots.expected.get(0, NOTHING_EXPECTED)
+
+
+def aborts(effects: list[MasterEffect]) -> list[tuple[int, AbortCause | None]]:
+    return [(peer, message.abort) for peer, message in told(effects, msg.OperationEnded)]
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1)])
 def test_the_latest_synchronization_that_anybody_knows_of_counts(order: tuple[int, ...]) -> None:
     """Not the highest revision: that may be of a lineage that was given up."""
     reports = {1: Expected(3000, OLDER), 2: KNOWN, 3: NOTHING_EXPECTED}
-    master = Master()
+    master = MasterStage().restarted()
     for peer in order:
-        master.come(peer, reports[peer])
+        master.come(peer, expected=reports[peer])
     assert not master.machine.recovering
-    assert master.expected == KNOWN
+    assert expected(master) == KNOWN
 
 
 def test_nobody_knows_of_any() -> None:
-    master = Master()
+    master = MasterStage().restarted()
     for peer in (1, 2, 3):
-        master.come(peer, NOTHING_EXPECTED)
-    assert master.expected == NOTHING_EXPECTED
-
-
-def test_who_tells_of_another_groups_state_is_not_believed() -> None:
-    master = Master()
-    foreign = Expected(9, Lineage(RUN, OperationId(1, 5, VIEW, SYNC_TAG, 50)))
-    effects = master.come(1, foreign)
-    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [1]
+        master.come(peer, expected=NOTHING_EXPECTED)
+    assert expected(master) == NOTHING_EXPECTED
 
 
 @pytest.mark.parametrize(
     "operation",
     [
-        OperationId(2, 0, VIEW, SYNC_TAG, 50),  # of a term that it does not follow
-        OperationId(1, 0, 1 << 63, SYNC_TAG, 50),
-        OperationId(1, 0, VIEW, SYNC_TAG, 1 << 63),
+        op(50, tag=SYNC_TAG, view=VIEW, group=5),
+        op(50, tag=SYNC_TAG, view=VIEW, term=2),  # of a term that it does not follow
+        op(50, tag=SYNC_TAG, view=1 << 63),
+        op(1 << 63, tag=SYNC_TAG, view=VIEW),
     ],
 )
 def test_who_tells_of_a_synchronization_that_cannot_have_been_is_not_believed(
     operation: OperationId,
 ) -> None:
     """Nobody's contents would count any more."""
-    master = Master()
-    effects = master.come(1, Expected(9, Lineage(RUN, operation)))
-    assert [e.connection for e in effects if isinstance(e, CloseConnection)] == [1]
+    master = MasterStage().restarted()
+    assert closed(master.come(1, expected=Expected(9, Lineage(RUN, operation)))) == [1]
 
 
 def test_one_that_was_under_way_goes_on() -> None:
     """One had received what was elected, and is told nothing new; the other one goes on."""
-    master = Master()
-    done = msg.OperationDone(OPERATION, b"x")
-    master.come(1, KNOWN, msg.SyncRequest(OPERATION, offer()), done)
-    master.come(2, KNOWN, msg.SyncRequest(OPERATION, offer(b"y")), done)
-    effects = master.come(3, KNOWN, msg.SyncRequest(OPERATION, offer()))
+    master = MasterStage().restarted()
+    master.come(1, asks(), DONE, expected=KNOWN)
+    master.come(2, asks(b"y"), DONE, expected=KNOWN)
+    effects = master.come(3, asks(), expected=KNOWN)
     started = told(effects, msg.SyncStarted)
     assert {peer for peer, _ in started} == {1, 2, 3}
     assert {(m.elected.content, m.elected.behind) for _, m in started} == {(b"x", (PeerId(2),))}
-    ends = told(master.hear(3, done), msg.OperationEnded)
-    assert [(peer, m.abort) for peer, m in ends] == [(1, None), (2, None), (3, None)]
-    assert master.expected == Expected(4, Lineage(RUN, OPERATION))
+    assert aborts(master.hear(3, DONE)) == [(1, None), (2, None), (3, None)]
+    assert expected(master) == Expected(4, Lineage(RUN, OPERATION))
 
 
 def test_all_were_done_when_the_master_died() -> None:
-    master = Master()
+    master = MasterStage().restarted()
     effects: list[MasterEffect] = []
     for peer in (1, 2, 3):
-        request = msg.SyncRequest(OPERATION, offer())
-        effects = master.come(peer, KNOWN, request, msg.OperationDone(OPERATION, b"x"))
-    ends = told(effects, msg.OperationEnded)
-    assert [(peer, m.abort) for peer, m in ends] == [(1, None), (2, None), (3, None)]
-    assert master.expected == Expected(4, Lineage(RUN, OPERATION))
+        effects = master.come(peer, asks(), DONE, expected=KNOWN)
+    assert aborts(effects) == [(1, None), (2, None), (3, None)]
+    assert expected(master) == Expected(4, Lineage(RUN, OPERATION))
 
 
 def test_an_outcome_that_one_member_knows_counts_for_all() -> None:
     """It has put in place what was committed; the others must not be told anything else."""
-    master = Master()
-    ended = msg.OperationEnded(OPERATION, None, "", (PeerId(1), PeerId(2), PeerId(3)), VERSION, 5)
+    master = MasterStage().restarted()
+    ended = msg.OperationEnded(OPERATION, None, "", (PeerId(1), PeerId(2), PeerId(3)), 7, 5)
     after = Expected(4, Lineage(RUN, OPERATION))
-    master.come(1, after, msg.KnownOutcome(ended))
+    master.come(1, msg.KnownOutcome(ended), expected=after)
     effects: list[MasterEffect] = []
     for peer in (2, 3):
-        request = msg.SyncRequest(OPERATION, offer())
-        effects += master.come(peer, KNOWN, request, msg.OperationDone(OPERATION, b"x"))
-    ends = told(effects, msg.OperationEnded)
-    assert {(peer, m.abort) for peer, m in ends} >= {(2, None), (3, None)}
-    assert master.expected == after
+        effects += master.come(peer, asks(), DONE, expected=KNOWN)
+    assert set(aborts(effects)) >= {(2, None), (3, None)}
+    assert expected(master) == after
 
 
 def test_one_that_a_member_is_lost_from_with_the_master_begins_again() -> None:
     """The others might elect something else without it than what one of them is done with."""
-    master = Master()
-    first = offer(revision=0, lineage=None)
-    done = msg.OperationDone(OPERATION, b"x")
-    master.come(1, NOTHING_EXPECTED, msg.SyncRequest(OPERATION, first), done)
-    effects = master.come(2, NOTHING_EXPECTED, msg.SyncRequest(OPERATION, offer(b"y")))
+    master = MasterStage().restarted()
+    master.come(1, asks(revision=0, lineage=None), DONE, expected=NOTHING_EXPECTED)
+    effects = master.come(2, asks(b"y"), expected=NOTHING_EXPECTED)
     effects += master.wait(20, 1, 2)
-    ends = told(effects, msg.OperationEnded)
-    assert {(peer, m.abort) for peer, m in ends} == {
-        (1, AbortCause.MEMBER_LOST),
-        (2, AbortCause.MEMBER_LOST),
-    }
-    assert master.expected == NOTHING_EXPECTED
+    lost = AbortCause.MEMBER_LOST
+    assert set(aborts(effects)) == {(1, lost), (2, lost)}
+    assert expected(master) == NOTHING_EXPECTED
     assert not told(effects, msg.SyncStarted)
 
 
 def test_a_master_that_was_told_nothing_of_it_lets_them_call_again() -> None:
     """Requests that come after the reports are as good."""
-    master = Master()
+    master = MasterStage().restarted()
     for peer in (1, 2, 3):
-        master.come(peer, KNOWN)
+        master.come(peer, expected=KNOWN)
     effects: list[MasterEffect] = []
     for peer in (1, 2, 3):
-        effects += master.hear(peer, msg.SyncRequest(OPERATION, offer()))
+        effects += master.hear(peer, asks())
     assert [peer for peer, _ in told(effects, msg.SyncStarted)] == [1, 2, 3]

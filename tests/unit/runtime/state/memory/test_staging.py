@@ -126,7 +126,7 @@ def test_a_full_disk_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
         Staging(SMALL, [0, 2, 3], 0, str(tmp_path))
     assert caught.value.errno == errno.ENOSPC
     said = str(caught.value)
-    for words in (str(tmp_path), "No space left", "make room there", "raise the limit"):
+    for words in (str(tmp_path), "No space left", "free space there", "raise staging_bytes_max"):
         assert words in said
     Staging(SMALL, [0, 2, 3], 10, str(tmp_path)).close()  # memory needs no disk
 
@@ -183,7 +183,7 @@ def test_the_room_is_reserved(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_not_there() -> None:
     missing = str(Path(tempfile.gettempdir()) / "no" / "such" / "place")
-    with pytest.raises(FileNotFoundError, match="name a directory that can be written to") as found:
+    with pytest.raises(FileNotFoundError, match="to a writable directory") as found:
         Staging(SMALL, [0], 0, missing)
     assert missing in str(found.value)
 
@@ -193,5 +193,5 @@ def test_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr("pccl.runtime.state.memory.staging.mmap.mmap", refuse)
-    with pytest.raises(MemoryError, match=r"5 bytes of shared state.*lower the limit"):
+    with pytest.raises(MemoryError, match=r"5 bytes of fetched shared.*lower staging"):
         Staging(SMALL, [0], 100)

@@ -132,7 +132,7 @@ def test_a_tensor_that_got_other_memory_is_noticed() -> None:
     memory = StateMemory([info, given_array(np.zeros(3), "n"), Given("p", 0, 0, DataType.INT8)])
     memory.check_in_place()
     first.data = torch.zeros(4)
-    with pytest.raises(ValueError, match=r"'w' lies in other memory.*copy_\(\)"):
+    with pytest.raises(ValueError, match=r"'w' has other memory.*copy_\(\)"):
         memory.check_in_place()
     assert np.frombuffer(memory.views[0], np.float32).tolist() == [1.0] * 4  # not freed
 

@@ -1,0 +1,44 @@
+"""What is below the public faces of a communicator and of a master."""
+
+from __future__ import annotations
+
+import pccl
+from pccl.machines.master.machine import MasterMachine
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.master_server import MasterServer
+
+
+def engine_of(comm: pccl.Communicator | pccl.aio.Communicator) -> PeerEngine:
+    """The engine of a member."""
+    return comm._session.engine  # pyright: ignore[reportPrivateUsage]
+
+
+def port_of(comm: pccl.Communicator) -> tuple[str, int]:
+    """Where a member listens."""
+    listener = engine_of(comm)._listener  # pyright: ignore[reportPrivateUsage]
+    assert listener is not None
+    return "127.0.0.1", listener.address.port
+
+
+def lanes_of(comm: pccl.Communicator) -> int:
+    """How many lanes a member has, to anybody."""
+    links = engine_of(comm).keeper._links.all()  # pyright: ignore[reportPrivateUsage]
+    return sum(len(link.lanes) for link in links)
+
+
+def server_of(node: pccl.MasterNode) -> MasterServer:
+    """The server of a master that runs."""
+    server = node._server  # pyright: ignore[reportPrivateUsage]
+    assert server is not None
+    return server
+
+
+def machine_of(node: pccl.MasterNode) -> MasterMachine:
+    """What a master knows."""
+    return server_of(node).machine
+
+
+def master_port(node: pccl.MasterNode) -> tuple[str, int]:
+    """Where a master listens."""
+    host, _, port = node.address.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,11 @@
+"""What forks of a process with torch need not import again."""
+
+import contextlib
+from importlib import import_module
+
+with contextlib.suppress(ImportError):
+    torch = import_module("torch")
+    import_module("pccl.bindings.diloco")
+    import_module("pccl.bindings.gradient_averager")
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
