@@ -79,7 +79,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 )
 @click.option("--save-scenario", type=_FILE, callback=check_file, help="Write the drawn scenario.")
 @click.option("--json", "json_path", type=_FILE, callback=check_file, help="Write the report.")
-@click.option("--html", "html_path", type=_FILE, callback=check_page, help="Write it as a page.")
+@click.option("--html", "html_path", type=_FILE, callback=check_page, help="Write an HTML page.")
 @click.option("--netns", is_flag=True, help="Use network namespaces (root and Linux).")
 @click.option("--plant", type=click.IntRange(1), hidden=True, help="Spoil a result of peer 0.")
 @click.pass_context

@@ -185,7 +185,7 @@ def _summary(times: list[float]) -> dict[str, float]:
     "--size", "sizes", type=Size(), multiple=True, default=("4M", "64M"), show_default=True
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def recovery(peers: int, tries: int, sizes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Measure how soon survivors of a SIGKILL have their result, and how long a join takes.
 

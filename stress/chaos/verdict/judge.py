@@ -179,7 +179,7 @@ def _is_explained(record: RunRecord, removal: RemovalSeen) -> bool:
             continue
         fault = done.fault
         if fault.kind in (FaultKind.GARBAGE, FaultKind.JOINERS, *OF_MASTER):
-            continue  # these explain no removal
+            continue  # such faults explain no removal
         if fault.concerns(removal.index):
             return True
         # Of two members without a link, the master may remove either, also the far one.

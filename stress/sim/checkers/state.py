@@ -130,7 +130,7 @@ class StateCheckers:
     def look_at(self, state: SimState) -> None:
         """Check that only its own process has written into ``state``."""
         if not state.is_lent_in_place and not state.is_intact:
-            raise Violation(f"{state.holder}: the library wrote into its shared state after a call")
+            raise Violation(f"{state.holder}: its shared state was changed outside its calls")
 
     def look_at_memory(self) -> None:
         """Check the shared state of every process that ever ran."""

@@ -295,7 +295,7 @@ class TrainingCheckers:
         if gone and before.line == now.line and not self._excuses.was_master_restarted:
             raise Violation(
                 f"{who}: the run lost its contents of round {_number(before.contents)}; the "
-                f"members go on with round {_number(now.contents)}"
+                f"members continue with round {_number(now.contents)}"
             )
         self._done["run given up"] += gone
         for fragment, content in enumerate(now.contents[:-1]):

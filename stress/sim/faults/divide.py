@@ -28,7 +28,7 @@ DIVIDED_IN = (
     LifePhase.DONE,
     LifePhase.SYNC,
 )
-"""Phases in which ``trigger`` may be when the fault strikes."""
+"""Phases of the process ``trigger`` in which the fault may strike."""
 
 _MEMBERS_MIN = 3
 """With fewer members, a cut of a majority leaves the first master no member."""

@@ -27,7 +27,7 @@ from pccl.stress.sim.workloads.syncs import Recipe, SimState
 
 _PAUSE_NS = 50 * MS
 """Pause before the next attempt when no source sends the state."""
-_NOBODY_SENDS = "all members are RECEIVE_ONLY"
+_NOBODY_SENDS = "all of them are RECEIVE_ONLY"
 
 
 class StateWork:
