@@ -26,6 +26,7 @@ from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.transports.tcp import TcpTransport
 from tests.integration.conftest import QUICK, Run
+from tests.support.claimant import greet
 from tests.support.insides import lanes_of, master_port, port_of, server_of
 from tests.support.patience import LIMIT_S
 
@@ -147,14 +148,8 @@ def test_a_slow_peer_proves_itself_while_strangers_dial(run: Run, port: int, sou
     with flood(address, IDLE, 1):
         time.sleep(1.0)
         with socket.create_connection(address, LIMIT_S, (source, 0)) as sock:
-            while handshake.remote is None:
-                sock.sendall(handshake.take_output())
-                data = sock.recv(handshake.awaited_bytes)
-                assert data, "closed during the handshake"
-                handshake.receive(data)
-                if handshake.awaited_bytes and handshake.remote is None:
-                    time.sleep(0.75)
-    assert handshake.remote.security == Security.TOKEN
+            remote = greet(sock, handshake, pause_s=0.75)
+    assert remote.security == Security.TOKEN
 
 
 def _transport(run: Run) -> TcpTransport:

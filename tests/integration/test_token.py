@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl import Attribute, Timing
+from pccl import Timing
 from pccl.errors import LinkError, MasterLost, NotAdmitted
 from pccl.protocol.checksum import seal
-from pccl.protocol.codec import StreamDecoder, encode
+from pccl.protocol.codec import encode
 from pccl.protocol.handshake import (
     OPENING_BYTES,
     PROOF_BYTES,
@@ -26,8 +26,11 @@ from pccl.protocol.handshake import (
     Opening,
     derive_key,
 )
-from pccl.protocol.messages import Message, Register, Registered, Resume
+from pccl.protocol.messages import Register, Registered, Resume
 from pccl.protocol.types import PeerId
+from tests.integration.conftest import QUICK, Run
+from tests.support.claimant import Claimant, greet
+from tests.support.insides import engine_of, lanes_of, machine_of, master_port, port_of, server_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.secret_files import keep
 from tests.support.waiting import until
@@ -35,7 +38,6 @@ from tests.support.waiting import until
 TOKEN = "the token of these tests"
 OTHER = "the token of somebody else"
 AT_ONCE_S = patient(3.0)
-QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -57,57 +59,23 @@ def join(address: str, token: str | None, timing: Timing = QUICK) -> pccl.Commun
     return member
 
 
-@contextmanager
-def pair_of(node: pccl.MasterNode, token: str | None) -> Generator[list[pccl.Communicator]]:
-    """Two members of the run."""
-    first = join(node.address, token)
-    second = pccl.Communicator(node.address, timing=QUICK, token=token)
-    joining = threading.Thread(target=second.connect)
-    joining.start()
-    while first.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-        first.update_topology()
-    joining.join(LIMIT_S)
-    with first, second:
-        yield [first, second]
+@pytest.fixture
+def pair(new_run: Callable[..., Run]) -> Run:
+    """Two members of a run with a token."""
+    return new_run(2, token=TOKEN)
 
 
-def reduce(members: list[pccl.Communicator]) -> None:
-    arrays = [np.full(100_000, rank + 1.0, np.float32) for rank in range(len(members))]
-    calls = [
-        threading.Thread(target=member.all_reduce, args=(array,))
-        for member, array in zip(members, arrays, strict=True)
-    ]
-    for call in calls:
-        call.start()
-    for call in calls:
-        call.join(LIMIT_S)
-    assert all((array == sum(range(1, len(members) + 1))).all() for array in arrays)
+def reduce(run: Run) -> None:
+    arrays = [np.full(100_000, rank + 1.0, np.float32) for rank in range(len(run.members))]
+    run.reduce(arrays)
+    assert all((array == sum(range(1, len(arrays) + 1))).all() for array in arrays)
 
 
-def machine_of(node: pccl.MasterNode) -> tuple[bytes, int]:
-    """The run's id, and how many peers there are."""
-    server = node._server  # pyright: ignore[reportPrivateUsage]
-    assert server is not None
-    return server.machine.run, len(server.machine.membership.peers)
+def peers_of(node: pccl.MasterNode) -> int:
+    return len(machine_of(node).membership.peers)
 
 
-def port_of(member: pccl.Communicator) -> tuple[str, int]:
-    listener = member._session.engine._listener  # pyright: ignore[reportPrivateUsage]
-    assert listener is not None
-    return "127.0.0.1", listener.address.port
-
-
-def links_of(member: pccl.Communicator) -> int:
-    """How many lanes there are to anybody."""
-    keeper = member._session.engine.keeper  # pyright: ignore[reportPrivateUsage]
-    links = keeper._links.all()  # pyright: ignore[reportPrivateUsage]
-    return sum(len(link.lanes) for link in links)
-
-
-def dial(address: str | tuple[str, int]) -> socket.socket:
-    if isinstance(address, str):
-        host, _, port = address.rpartition(":")
-        address = host, int(port)
+def dial(address: tuple[str, int]) -> socket.socket:
     return socket.create_connection(address, LIMIT_S)
 
 
@@ -120,36 +88,26 @@ def rest_of(sock: socket.socket) -> bytes:
     return data
 
 
-def greet(sock: socket.socket, handshake: Handshake) -> Opening:
-    """Do the whole handshake; gives what the other side has said."""
-    while handshake.remote is None:
-        sock.sendall(handshake.take_output())
-        data = sock.recv(handshake.awaited_bytes)
-        assert data, "closed during the handshake"
-        handshake.receive(data)
-    return handshake.remote
-
-
 # -- with the token --------------------------------------------------------------------------------
 
 
-def test_two_peers_that_have_it_reduce() -> None:
-    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
-        reduce(members)
+def test_two_peers_that_have_it_reduce(pair: Run) -> None:
+    reduce(pair)
 
 
 def test_from_the_environment_and_from_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keep(tmp_path / "token", f"{TOKEN}\n")
     monkeypatch.setenv("PCCL_TOKEN", TOKEN)
-    with master_of(None) as node:
-        monkeypatch.delenv("PCCL_TOKEN")
-        with pytest.raises(NotAdmitted):
-            join(node.address, None)
-        monkeypatch.setenv("PCCL_TOKEN_FILE", str(tmp_path / "token"))
-        with pair_of(node, None) as members:
-            reduce(members)
+    run = new_run()
+    monkeypatch.delenv("PCCL_TOKEN")
+    with pytest.raises(NotAdmitted):
+        join(run.master.address, None)
+    monkeypatch.setenv("PCCL_TOKEN_FILE", str(tmp_path / "token"))
+    for _ in range(2):
+        run.join()
+    reduce(run)
 
 
 def test_masters_one_after_another_on_one_port() -> None:
@@ -161,19 +119,16 @@ def test_masters_one_after_another_on_one_port() -> None:
             join(address, token).close()
 
 
-def test_a_member_resumes() -> None:
+def test_a_member_resumes(pair: Run) -> None:
     """A control connection that breaks is made again, with a new handshake."""
-    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
-        server = node._server  # pyright: ignore[reportPrivateUsage]
-        assert server is not None
-        streams = server._streams  # pyright: ignore[reportPrivateUsage]
-        before = set(streams)
-        first = next(iter(streams.values()))
-        node_io = members[0]._session._io  # pyright: ignore[reportPrivateUsage]
-        node_io.loop.call_soon_threadsafe(first.connection.abort)
-        until(lambda: len(streams) == 2 and set(streams) != before)
-        reduce(members)
-        assert machine_of(node)[1] == 2
+    streams = server_of(pair.master)._streams  # pyright: ignore[reportPrivateUsage]
+    before = set(streams)
+    first = next(iter(streams.values()))
+    node_io = pair.members[0]._session._io  # pyright: ignore[reportPrivateUsage]
+    node_io.loop.call_soon_threadsafe(first.connection.abort)
+    until(lambda: len(streams) == 2 and set(streams) != before)
+    reduce(pair)
+    assert pair.registered == 2
 
 
 # -- without it ------------------------------------------------------------------------------------
@@ -189,16 +144,21 @@ def test_a_member_resumes() -> None:
     ids=["wrong", "missing", "superfluous"],
 )
 def test_a_newcomer_is_told_at_once(
-    there: str | None, here: str | None, words: str, log: str, caplog: pytest.LogCaptureFixture
+    new_run: Callable[..., Run],
+    there: str | None,
+    here: str | None,
+    words: str,
+    log: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with master_of(there) as node, pair_of(node, there) as members:
-        caplog.clear()
-        began_s = time.monotonic()
-        with pytest.raises(NotAdmitted, match=words):
-            join(node.address, here)
-        assert time.monotonic() - began_s < AT_ONCE_S
-        reduce(members)
-        assert machine_of(node)[1] == 2
+    run = new_run(2, token=there)
+    caplog.clear()
+    began_s = time.monotonic()
+    with pytest.raises(NotAdmitted, match=words):
+        join(run.master.address, here)
+    assert time.monotonic() - began_s < AT_ONCE_S
+    reduce(run)
+    assert run.registered == 2
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [log in warning.getMessage() for warning in warnings] == [True]
 
@@ -209,72 +169,51 @@ def test_nothing_is_parsed_before_the_proof() -> None:
     register = encode(Register(0, "", 1))
     with master_of(TOKEN) as node:
         for proof in (b"", REFUSAL, seal(b"\1" * 32)):
-            with closing(dial(node.address)) as sock:
+            with closing(dial(master_port(node))) as sock:
                 sock.sendall(opening + proof + register)
                 sock.shutdown(socket.SHUT_WR)
                 answer = rest_of(sock)
             assert answer[OPENING_BYTES:] in (b"", REFUSAL)
             assert Opening.decode(answer[:OPENING_BYTES]).security == 1
-        assert machine_of(node)[1] == 0
-        with closing(dial(node.address)) as sock:  # the same with a proof
-            greet(
-                sock,
-                Handshake.dial(Opening(Channel.CONTROL, bytes(32)), derive_key(TOKEN.encode())),
-            )
-            sock.sendall(register)
-            assert isinstance(first_message(sock), Registered)
-        assert machine_of(node)[1] == 1
+        assert peers_of(node) == 0
+        with Claimant(node.address, TOKEN.encode()) as newcomer:  # the same with a proof
+            newcomer.send(register)
+            assert newcomer.hears(Registered) is not None
+        assert peers_of(node) == 1
 
 
-def first_message(sock: socket.socket) -> Message:
-    decoder = StreamDecoder()
-    found: list[Message] = []
-    while not found:
-        data = sock.recv(1 << 10)
-        assert data
-        found += decoder.feed(data)
-    return found[0]
-
-
-def test_a_resume_without_the_token() -> None:
+def test_a_resume_without_the_token(pair: Run) -> None:
     """Who has overheard a peer's place still cannot take it."""
-    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
-        machine = members[0]._session.engine.machine  # pyright: ignore[reportPrivateUsage]
-        overheard = machine.own.token
-        resume = encode(Resume(machine.peer, overheard, 0))
-        run, _ = machine_of(node)
-        opening = Opening(Channel.CONTROL, bytes(32), run, 1, machine.peer, security=1)
-        with closing(dial(node.address)) as sock:
-            sock.sendall(opening.encode() + REFUSAL + resume)
-            assert rest_of(sock)[OPENING_BYTES:] == REFUSAL
-        reduce(members)
+    machine = engine_of(pair.members[0]).machine
+    resume = encode(Resume(machine.peer, machine.own.token, 0))
+    opening = Opening(Channel.CONTROL, bytes(32), machine.run, 1, machine.peer, security=1)
+    with closing(dial(master_port(pair.master))) as sock:
+        sock.sendall(opening.encode() + REFUSAL + resume)
+        assert rest_of(sock)[OPENING_BYTES:] == REFUSAL
+    reduce(pair)
 
 
 @pytest.mark.parametrize("security", [0, 1])
-def test_a_lane_cannot_be_opened(security: int) -> None:
-    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
-        run, _ = machine_of(node)
-        opening = Opening(
-            Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1), security=security
-        ).encode()
-        lanes = links_of(members[0])
-        with closing(dial(port_of(members[0]))) as sock:
-            sock.sendall(opening + seal(b"\1" * 32))
-            assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
-        assert links_of(members[0]) == lanes == 1
-        reduce(members)
+def test_a_lane_cannot_be_opened(pair: Run, security: int) -> None:
+    lane = (Channel.LANE, bytes(32), pair.machine.run, 1, PeerId(99), PeerId(1))
+    first = pair.members[0]
+    lanes = lanes_of(first)
+    with closing(dial(port_of(first))) as sock:
+        sock.sendall(Opening(*lane, security=security).encode() + seal(b"\1" * 32))
+        assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
+    assert lanes_of(first) == lanes == 1
+    reduce(pair)
 
 
-def test_a_lane_is_opened_with_it() -> None:
+def test_a_lane_is_opened_with_it(pair: Run) -> None:
     """The test above fails for the right reason."""
-    with master_of(TOKEN) as node, pair_of(node, TOKEN) as members:
-        run, _ = machine_of(node)
-        opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1))
-        with closing(dial(port_of(members[0]))) as sock:
-            remote = greet(sock, Handshake.dial(opening, derive_key(TOKEN.encode())))
-            assert (remote.source, remote.target, remote.run) == (1, 99, run)
-            until(lambda: links_of(members[0]) == 2)
-        reduce(members)
+    run, first = pair.machine.run, pair.members[0]
+    opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1))
+    with closing(dial(port_of(first))) as sock:
+        remote = greet(sock, Handshake.dial(opening, derive_key(TOKEN.encode())))
+        assert (remote.source, remote.target, remote.run) == (1, 99, run)
+        until(lambda: lanes_of(first) == 2)
+    reduce(pair)
 
 
 # -- an impostor at the master's address -----------------------------------------------------------
@@ -331,7 +270,7 @@ def test_a_member_is_not_turned_away_by_an_impostor() -> None:
 
     node = pccl.MasterNode("127.0.0.1:0", timing=timing, token=TOKEN)
     node.run()
-    port = int(node.address.rpartition(":")[2])
+    _, port = master_port(node)
     with join(node.address, TOKEN, timing) as member:
         node.interrupt()
         with impostor(serve, port), pytest.raises(MasterLost, match="no word from the master"):

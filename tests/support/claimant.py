@@ -21,6 +21,18 @@ MASTER = b"invented"
 """Id of the master that it says it has followed."""
 
 
+def greet(sock: socket.socket, handshake: Handshake, pause_s: float = 0.0) -> Opening:
+    """Do the whole handshake; what the other side has said. ``pause_s``: after each answer."""
+    while handshake.remote is None:
+        sock.sendall(handshake.take_output())
+        data = sock.recv(handshake.awaited_bytes)
+        assert data, "closed during the handshake"
+        handshake.receive(data)
+        if handshake.awaited_bytes and handshake.remote is None:
+            time.sleep(pause_s)
+    return handshake.remote
+
+
 class Claimant:
     """One control connection, its handshake done.
 
@@ -34,10 +46,7 @@ class Claimant:
         self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
         opening = Opening(Channel.CONTROL, os.urandom(NONCE_BYTES))
         handshake = Handshake.dial(opening, None if token is None else derive_key(token))
-        while handshake.remote is None:
-            self.sock.sendall(handshake.take_output())
-            handshake.receive(self._received(handshake.awaited_bytes))
-        self.run = handshake.remote.run
+        self.run = greet(self.sock, handshake).run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()
         self._heard: deque[msg.Message] = deque()
@@ -65,14 +74,6 @@ class Claimant:
                 return None
             self._heard += self._decoder.feed(data)
         raise AssertionError(f"no {kind.__name__} in time")
-
-    def _received(self, nbytes: int) -> bytes:
-        data = b""
-        while len(data) < nbytes:
-            more = self.sock.recv(nbytes - len(data))
-            assert more, "closed during the handshake"
-            data += more
-        return data
 
     def close(self) -> None:
         """Go without a word."""
