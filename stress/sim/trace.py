@@ -86,4 +86,6 @@ def _reader(kind: Any) -> Callable[[Any], object]:
     if not is_dataclass(kind):
         raise TypeError(f"a trace cannot hold a value of type {kind.__name__}")
     names = [field.name for field in fields(kind)]
-    return lambda what: [_reader(each.__class__)(each) for each in map(what.__getattribute__, names)]
+    return lambda what: [
+        _reader(each.__class__)(each) for each in map(what.__getattribute__, names)
+    ]
