@@ -29,7 +29,7 @@ Public modules:
 Internal packages, of which none imports a later one:
 
 * ``protocol``: the vocabulary, and the messages and frames on the wire.
-* ``collectives``: the schedules and the arithmetic of collectives.
+* ``collectives``: the schedules, the arithmetic and the wire formats of collectives.
 * ``topology``: measured links, and the choice of an algorithm.
 * ``state``: shared state: digests, election, fetching.
 * ``machines``: state machines of master and peer, which make all decisions.

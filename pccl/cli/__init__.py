@@ -6,7 +6,8 @@
 * ``streams``: handles standard streams that are closed, broken or full.
 * ``logs``: configures logging for the commands.
 * ``master``: ``pccl master`` runs one master in the foreground.
-* ``processes``: ``pccl launch`` and ``pccl join``: they start programs, and leave none behind.
+* ``processes``: ``pccl launch`` and ``pccl join``: they start programs, print their
+  output, and leave none behind.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.

@@ -7,5 +7,5 @@
 * ``repair``: how an operation in a ring continues after members were lost.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
 * ``peer``: one process of a run.
-* ``master``: the coordinator of a run.
+* ``master``: the coordinator of a run: it admits and removes peers, and decides outcomes.
 """

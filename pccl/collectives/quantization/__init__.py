@@ -17,9 +17,11 @@ Encoding may differ in the last bit between machines. Decoding does not. It uses
 additions, one by one, that IEEE 754 defines exactly, and each product of a code and a step is
 exact. So all members that decode the same bytes hold the same bits.
 
-A new format needs a member of ``WireFormat`` and of ``_WIRE`` in ``protocol/types.py``, and a
-``Codec`` in ``_CODECS`` below. It also needs its error in ``HALF_STEPS`` of
-``cli/bench/values.py``, and a row in ``docs/algorithms.md``.
+A new format needs a member of ``WireFormat`` and of ``_WIRE`` in ``protocol/types.py``, a ``Codec``
+in ``_CODECS`` below, and in that codec its case (such as a row of ``symmetric._SCALES``). Its name
+belongs into ``QuantizationOptions`` (``descriptors``) and ``docs/api.md``, its error into
+``HALF_STEPS`` (``cli/bench/values.py``) and ``docs/algorithms.md``, and an example of it into
+``tests/unit/cli/bench/test_values.py``.
 """
 
 from __future__ import annotations

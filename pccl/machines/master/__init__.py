@@ -10,7 +10,7 @@
 * ``link_states``: which links are up, as both ends report.
 * ``dial_plans``: which peer dials which.
 * ``peer_links``: brings up links, and finds out which peers can be dialled.
-* ``ballots``: the votes over operations, and their outcomes.
+* ``ballots``: the votes over operations: commit or abort, also after a member is lost.
 * ``rounds``: joint decisions, admission among them.
 * ``waits``: which member waits for which, and the reports about it.
 * ``lockstep``: finds callers that wait for each other in vain.

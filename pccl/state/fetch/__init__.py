@@ -2,7 +2,7 @@
 
 * ``slots``: the sets of missing, free and rare pieces, which are fast to search and to combine.
 * ``source``: one source of pieces: what it has, its outstanding pieces, and its rate.
-* ``pieces``: spreads the requests for missing pieces over several sources.
+* ``pieces``: chooses which source is asked for which missing piece.
 * ``maps``: the maps that a peer has requested, until they are complete.
 * ``target``: the contents that a download fetches: elected ones, or the members' snapshot.
 * ``download``: fetches a shared state from several sources, for a synchronization or a prefetch.

@@ -280,6 +280,7 @@ class Ballot(ABC):
         self._loss = f"{name_peers(list(peers))} lost: {reason}"
 
     def _give_up(self) -> Decision:
+        """Abort the operation, because a member was lost."""
         return self._end(Abort(AbortCause.MEMBER_LOST, self._loss))
 
     def _end(self, decision: Commit | Abort) -> Decision:
