@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DataType(enum.IntEnum):
-    """Element types, with the values of PCCL."""
+    """Element types, numbered as in PCCL."""
 
     UINT8 = 0
     INT8 = 1

@@ -31,7 +31,7 @@ from pccl.protocol.types import RemovalCause
 
 
 class Result(enum.IntEnum):
-    """Status codes, with the names and values of PCCL."""
+    """Status codes, with the names and numbers of PCCL."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1

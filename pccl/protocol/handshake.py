@@ -254,8 +254,8 @@ def _check_version(prefix: bytes, answer: bytes = b"") -> None:
     if check != _version_check(version) and not is_old:
         raise DamagedData(func="handshake", reason="the version was damaged on the way")
     if version != PROTOCOL_VERSION:
-        words = f"the process has protocol version {version}, not {PROTOCOL_VERSION}: use the same"
-        raise _refused(words, answer)
+        words = f"the other side has protocol version {version}, this one {PROTOCOL_VERSION}"
+        raise _refused(f"{words}: install the same version of pccl", answer)
 
 
 def _check_master(own: Opening, remote: Opening) -> None:

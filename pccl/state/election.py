@@ -260,7 +260,7 @@ def _senders_differ(members: _Members, content: bytes) -> Differ | None:
 
 
 def _changed(members: _Members, content: bytes) -> Differ | None:
-    """Apply rule 8. Return None if no member that expects no change would receive contents."""
+    """Apply rule 8. Return None unless a member that expects no change would receive contents."""
     if not any(offer.unchanged and offer.content != content for offer in members.values()):
         return None
     return Differ(_sets(members, lambda offer: offer.content, content), (), Conflict.CHANGED)

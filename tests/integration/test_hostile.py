@@ -371,7 +371,7 @@ def test_a_crowd_at_every_port_during_a_reduce(run: Run) -> None:
     ("answer", "error", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", MasterLost, "does not speak this protocol"),
-        (control(PROTOCOL_VERSION + 1), NotAdmitted, f"version {PROTOCOL_VERSION + 1} there, "),
+        (control(PROTOCOL_VERSION + 1), NotAdmitted, f"version {PROTOCOL_VERSION + 1}, this one"),
         (lane(), NotAdmitted, "a peer, not the master, listens at this address: is the"),
         (control(security=1), NotAdmitted, "requires a token: set PCCL_TOKEN, or token="),
         (control() + GARBAGE, MasterLost, "after 2 attempts"),

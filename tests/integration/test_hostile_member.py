@@ -335,12 +335,12 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "far ahead": (
         UPSTREAM,
         lambda o: 5 * frame(replace(o, n=1)),
-        f"more than {EARLY_STORE_BYTES_MAX} bytes sent ahead",
+        f"more than {EARLY_STORE_BYTES_MAX} bytes of frames before",
     ),
     "far ahead without payload": (
         UPSTREAM,
         lambda o: 6000 * frame(replace(o, tag=o.tag + (1 << 40)), length=0),
-        f"more than {EARLY_STORE_BYTES_MAX} bytes sent ahead",
+        f"more than {EARLY_STORE_BYTES_MAX} bytes of frames before",
     ),
 }
 

@@ -168,7 +168,7 @@ def test_another_version_is_named(new_run: Callable[..., Run]) -> None:
             asker.sendall(Opening(Channel.CONTROL, bytes(32), version=999).encode())
             error = asking.exception(LIMIT_S)
     assert isinstance(error, RemoteProtocolError)
-    assert error.reason.startswith("protocol version 999 there, ")
+    assert error.reason.startswith("the other side has protocol version 999, ")
 
 
 def test_the_token_is_asked_for() -> None:
@@ -176,7 +176,7 @@ def test_the_token_is_asked_for() -> None:
         assert master_status(master.address, token=TOKEN).member_count == 0
         with pytest.raises(RemoteProtocolError, match="requires a token"):
             master_status(master.address)
-        with pytest.raises(RemoteProtocolError, match="differs from the one there"):
+        with pytest.raises(RemoteProtocolError, match="have different tokens"):
             master_status(master.address, token=TOKEN[::-1])
 
 

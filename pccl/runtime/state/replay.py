@@ -181,7 +181,7 @@ class Replay:
         return True
 
     def _has_caught_up(self) -> bool:
-        """Return True if the tensors equal a newer state of the members; replay from there then."""
+        """If the tensors equal a newer state of the members, continue from it and return True."""
         here = self._prefetch.memory.piece_map.digest(may_differ=False)
         if here == self._holds or (here, 0) not in self._news:
             return False

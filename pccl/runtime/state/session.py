@@ -27,7 +27,7 @@ from pccl.transports.link import Links
 from pccl.transports.sinks import Sink
 
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
-"""All elected contents are here; no member sends a missing piece; the answer of ``compare``."""
+"""Events for the machine: all contents are here, no member sends a piece, ``compare`` is done."""
 
 
 class StateSession:

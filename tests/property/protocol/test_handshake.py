@@ -322,7 +322,7 @@ def test_a_token_on_one_side_only() -> None:
 def test_another_version(key: bytes | None) -> None:
     """Whatever follows the first eight bytes there, both say the same."""
     newer = PROTOCOL_VERSION + 1
-    words = f"protocol version {newer}, not {PROTOCOL_VERSION}: use the same"
+    words = f"protocol version {newer}, this one {PROTOCOL_VERSION}: install the same"
     prefix = changed(NEWCOMER, version=newer).encode()[:PREFIX_BYTES]
     other = acceptor(MASTER, key)
     with pytest.raises(HandshakeRefused, match=words) as caught:
@@ -336,7 +336,7 @@ def test_another_version(key: bytes | None) -> None:
 
 
 def test_the_preamble_of_version_1_is_understood() -> None:
-    with pytest.raises(HandshakeRefused, match="protocol version 1, not"):
+    with pytest.raises(HandshakeRefused, match="protocol version 1, this one"):
         acceptor(MASTER, KEY).receive(b"PCCL\1\0\0\0")
 
 
