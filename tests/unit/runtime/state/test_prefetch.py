@@ -22,44 +22,20 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.replay import ObservedReduction, Replay
-from pccl.runtime.state.results import Loose, ResultNews, Results, result_digest, result_memory
+from pccl.runtime.state.results import ResultNews, Results, result_digest, result_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
-from pccl.transports.link import Link, Links
-from pccl.transports.outgoing import Payload
+from pccl.transports.link import Links
 from tests.support.patience import LIMIT_S
+from tests.support.small_state import Recorder, filled
 
 MEMBER = PeerId(1)
-PIECE = 64
-
-
-class Recorder(Link):
-    """Up, and keeps what is sent."""
-
-    def __init__(self, peer: PeerId) -> None:
-        super().__init__(peer)
-        self.sent: list[FrameHeader] = []
-
-    @property
-    def up(self) -> bool:
-        return True
-
-    def send(
-        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
-    ) -> None:
-        self.sent.append(header)
 
 
 def memory_of(value: int, *, track_touched: bool = False) -> StateMemory:
-    values = np.full(4 * PIECE, value, np.uint8)
-    memory = StateMemory(
-        [Loose("w", values, DataType.UINT8)], piece_bytes=PIECE, track_touched=track_touched
-    )
-    hash_here(memory, memory.stale_pieces())
-    memory.hashed([0])
-    return memory
+    return filled(value, 4, track_touched=track_touched)
 
 
 def one_byte() -> Memory:
@@ -320,8 +296,7 @@ def test_nothing_is_written_after_whoever_joins_has_left(scene: Scene) -> None:
 
 
 def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
-    scene: Scene,
-    caplog: pytest.LogCaptureFixture,
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although nobody has told of a change, and the digests are those of before."""
     scene.fetch(memory_of(2))
