@@ -1,5 +1,11 @@
-"""What is the same for every test: one profile for property tests, and a Ctrl-C that arrives."""
+"""What is the same for every test: one profile for property tests, and a Ctrl-C that arrives.
 
+A test may be a coroutine function. Of its fixtures the one with a method ``run_test`` runs it, or
+``asyncio.run`` does.
+"""
+
+import asyncio
+import inspect
 import logging
 import signal
 from collections.abc import Iterator
@@ -29,6 +35,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header() -> str:
     return f"limits on real time: {PATIENCE:g} times the usual ones ({VARIABLE}=... says otherwise)"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    fixtures = {name: pyfuncitem.funcargs[name] for name in names}
+    runners = [one.run_test for one in fixtures.values() if hasattr(one, "run_test")]
+    (runners or [asyncio.run])[0](pyfuncitem.obj(**fixtures))
+    return True
 
 
 @pytest.fixture(autouse=True)

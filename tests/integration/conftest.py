@@ -16,6 +16,7 @@ from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
 from tests.support import waiting
 from tests.support.insides import machine_of
+from tests.support.members import grow
 from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
@@ -102,7 +103,7 @@ class Run:
         """Let the members make joint calls until somebody has joined who is not among them."""
         size = max(map(world_size, self.members), default=0) + 1
         joining = self.start(connect)
-        results_of([self.start(_grow, member, size) for member in self.members])
+        results_of([self.start(grow, member, size) for member in self.members])
         return joining.result(LIMIT_S)
 
     # -- calls ---------------------------------------------------------------------------------
@@ -132,11 +133,6 @@ class Run:
         arrays: list[Array] = [np.full(10, 1.0) for _ in self.members]
         self.reduce(arrays, retry=True)
         assert all((array == len(arrays)).all() for array in arrays)
-
-
-def _grow(member: pccl.Communicator, size: int) -> None:
-    while world_size(member) < size:
-        member.update_topology()
 
 
 def results_of(futures: list[Future[T]]) -> list[T]:

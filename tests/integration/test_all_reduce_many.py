@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import pccl
 import pccl.aio
 from pccl.errors import CollectiveAborted, DescriptorMismatch
 from tests.integration.conftest import Run
+from tests.support.members import grow
 from tests.support.patience import LIMIT_S
 
 torch = pytest.importorskip("torch")
@@ -149,11 +149,9 @@ def test_asyncio(run_of: Callable[..., Run]) -> None:
             await comm.connect()
             await comm.all_reduce_many(arrays[1], op=pccl.ReduceOp.AVG)
 
-    thread = threading.Thread(target=lambda: asyncio.run(newcomer()))
-    thread.start()
-    while run.members[0].world_size < 2:
-        run.members[0].update_topology()
+    joining = run.start(asyncio.run, newcomer())
+    grow(run.members[0], 2)
     run.members[0].all_reduce_many(arrays[0], op=pccl.ReduceOp.AVG)
-    thread.join(LIMIT_S)
+    joining.result(LIMIT_S)
     assert joined(arrays[0]) == joined(arrays[1]) == [1.5] * 300
     run.members[0].update_topology()

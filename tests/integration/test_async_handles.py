@@ -419,18 +419,13 @@ def test_a_handle_whose_communicator_is_closed(new_run: Callable[..., Run]) -> N
 
 
 PROGRAM = """
-import os, threading
+import os
 import numpy as np
 import pccl
+from tests.support.members import pair_at
 
 with pccl.MasterNode("127.0.0.1:0") as master:
-    first, second = pccl.Communicator(master.address), pccl.Communicator(master.address)
-    first.connect()
-    joining = threading.Thread(target=second.connect)
-    joining.start()
-    while first.world_size < 2:
-        first.update_topology()
-    joining.join()
+    first, second = pair_at(master.address)
     handles = [first.all_reduce_async(np.ones(5), tag=tag) for tag in range(3)]
     {ending}
 """

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 from unittest.mock import patch
 
@@ -19,37 +16,14 @@ from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, Res
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
 from tests.support.insides import engine_of
+from tests.support.members import Call, grow, pair_at
+from tests.support.members import admit as admit_to
 from tests.support.patience import LIMIT_S
-
-
-def in_thread(function: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except Exception as error:  # noqa: BLE001 - the future carries it
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
-def pair(node: pccl.MasterNode) -> tuple[pccl.Communicator, pccl.Communicator]:
-    """Two members."""
-    one, other = pccl.Communicator(node.address), pccl.Communicator(node.address)
-    one.connect()
-    joined = in_thread(other.connect)
-    while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-        one.update_topology()
-    joined.result(LIMIT_S)
-    return one, other
+from tests.support.waiting import until
 
 
 async def admit(member: pccl.Communicator) -> None:
-    loop = asyncio.get_running_loop()
-    while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-        await loop.run_in_executor(None, member.update_topology)
+    await asyncio.to_thread(grow, member, 2)
 
 
 async def join(newcomer: pccl.aio.Communicator, member: pccl.Communicator) -> None:
@@ -64,7 +38,7 @@ def test_a_call_that_another_thread_closes_under_says_so() -> None:
 
     def closing(session: Session, call: Any) -> Any:
         submission = submit(session, call)
-        in_thread(session.close).result(LIMIT_S)
+        Call(session.close).result()
         return submission
 
     async def with_asyncio() -> None:
@@ -75,7 +49,7 @@ def test_a_call_that_another_thread_closes_under_says_so() -> None:
     with patch.object(Session, "submit", closing):
         blocking = pccl.Communicator("127.0.0.1:1")
         with pytest.raises(NotConnected, match="closed by another thread"):
-            in_thread(blocking.update_topology).result(LIMIT_S)
+            Call(blocking.update_topology).result()
         asyncio.run(with_asyncio())
 
 
@@ -93,24 +67,21 @@ def test_an_internal_error_fails_the_call_and_frees_the_others(
         return post(plane, *arguments, **options)
 
     with pccl.MasterNode("127.0.0.1:0") as node:
-        one, other = pair(node)
+        one, other = pair_at(node.address)
         x, y = np.arange(4.0), np.arange(4.0)
         with patch.object(DataPlane, "post", failing):
-            theirs = in_thread(lambda: other.all_reduce(y))
+            theirs = Call(other.all_reduce, y)
             with pytest.raises(CollectiveAborted):
                 one.all_reduce(x)
             with pytest.raises(LocalProtocolError, match="planted"):
-                theirs.result(LIMIT_S)
+                theirs.result()
         assert x.tolist() == y.tolist() == [0.0, 1.0, 2.0, 3.0]
         with pytest.raises(LocalProtocolError):
             other.all_reduce(y)
-        again = in_thread(other.connect)
-        while one.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-            one.update_topology()
-        again.result(LIMIT_S)
-        theirs = in_thread(lambda: other.all_reduce(y))
+        admit_to(one, other)
+        theirs = Call(other.all_reduce, y)
         one.all_reduce(x)
-        assert theirs.result(LIMIT_S).contributors == (1, 3)
+        assert theirs.result().contributors == (1, 3)
         assert x.tolist() == y.tolist() == [0.0, 2.0, 4.0, 6.0]
         other.close()
         one.close()
@@ -124,15 +95,15 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         raise RuntimeError("planted")
 
     with pccl.MasterNode("127.0.0.1:0") as node:
-        one, other = pair(node)
+        one, other = pair_at(node.address)
         other.update_topology()  # went with its admission
         x, y = np.ones(4), np.ones(4)
         handle = one.all_reduce_async(x, tag=1, timeout_s=LIMIT_S)
         forgotten = np.ones(4)
         one.all_reduce_async(forgotten, tag=2, timeout_s=LIMIT_S)
-        asking = in_thread(one.are_peers_pending)
+        asking = Call(one.are_peers_pending)
         engine = engine_of(one)
-        _until(lambda: len(engine.calls) == 3)
+        until(lambda: len(engine.calls) == 3)
         timers = [call.timer for call in engine.calls if call.timer is not None]
         assert len(timers) == 2
         with (
@@ -141,21 +112,21 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         ):
             one.all_reduce(y)
         with pytest.raises(LocalProtocolError, match="planted"):
-            asking.result(LIMIT_S)
+            asking.result()
         assert handle.wait()[:2] == (False, pccl.Result.INTERNAL_ERROR)
         with pytest.raises(LocalProtocolError, match="planted"):
             one.all_reduce_async(y)
         assert len(engine.calls) == 0
         assert all(getattr(timer, "cancelled")() for timer in timers)  # noqa: B009
         before = one.peer_id
-        again = in_thread(one.connect)
+        again = Call(one.connect)
         while other.world_size < 2 or before in {member.peer_id for member in other.members()}:
             other.update_topology()
-        again.result(LIMIT_S)
+        again.result()
         for array in (x, forgotten, y):
-            theirs = in_thread(lambda: other.all_reduce(np.ones(4), tag=1))
+            theirs = Call(other.all_reduce, np.ones(4), tag=1)
             one.all_reduce(array, tag=1)
-            theirs.result(LIMIT_S)
+            theirs.result()
             assert array.tolist() == [2.0] * 4
         other.close()
         one.close()
@@ -169,7 +140,7 @@ def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
         async with pccl.aio.Communicator(node.address) as mine:
             await join(mine, other)
             x = np.ones(8_000_000, np.float32)
-            theirs = in_thread(lambda: other.all_reduce(np.ones(8_000_000, np.float32)))
+            theirs = Call(other.all_reduce, np.ones(8_000_000, np.float32))
             call = asyncio.create_task(mine.all_reduce(x))
             await asyncio.sleep(0.005)
             call.cancel()
@@ -179,7 +150,7 @@ def test_cancelled_twice_the_buffer_is_still_the_callers() -> None:
                 await call
             left = x.copy()
             await mine.close()  # the other one may have called after the withdrawal: it waits
-            outcome = await asyncio.wrap_future(in_thread(lambda: theirs.exception(LIMIT_S)))
+            outcome = await asyncio.to_thread(theirs.exception)
             if outcome is not None:  # otherwise it was committed before the cancellation came
                 assert isinstance(outcome, CollectiveAborted)
                 assert float(left.min()) == float(left.max()) == 1.0
@@ -200,8 +171,8 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
             call = asyncio.create_task(mine.all_reduce(x))
             await asyncio.sleep(0)
             # This loop is busy while the I/O thread commits; the commit cannot be noticed.
-            in_thread(lambda: other.all_reduce(y)).result(LIMIT_S)
-            in_thread(lambda: _until(lambda: bool(x[0] == 2.0))).result(LIMIT_S)
+            Call(other.all_reduce, y).result()
+            Call(until, lambda: bool(x[0] == 2.0)).result()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -214,16 +185,11 @@ def test_leaving_after_an_unnoticed_commit_requires_a_resync_and_connect_rejoins
                 other.all_reduce(y)
             await admit(other)
             await rejoining
-            theirs = in_thread(lambda: other.all_reduce(y))
+            theirs = Call(other.all_reduce, y)
             await mine.all_reduce(x)
-            theirs.result(LIMIT_S)
+            theirs.result()
             assert x.tolist() == y.tolist() == [3.0] * 8
             other.close()
 
     with pccl.MasterNode("127.0.0.1:0") as node:
         asyncio.run(scenario(node))
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        threading.Event().wait(0.001)

@@ -22,6 +22,7 @@ from pccl.errors import LinkError, NotConnected
 from pccl.runtime.engine import PeerEngine
 from tests.support.commands import run_to_end
 from tests.support.insides import engine_of, machine_of
+from tests.support.members import Call, pair_at
 from tests.support.patience import LIMIT_S, patient
 from tests.support.waiting import until
 
@@ -69,16 +70,6 @@ def connected(address: str) -> pccl.Communicator:
     comm = pccl.Communicator(address)
     comm.connect()
     return comm
-
-
-def pair(address: str) -> tuple[pccl.Communicator, pccl.Communicator]:
-    first, second = connected(address), pccl.Communicator(address)
-    joining = threading.Thread(target=second.connect)
-    joining.start()
-    while first.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-        first.update_topology()
-    joining.join()
-    return first, second
 
 
 @pytest.fixture
@@ -136,23 +127,12 @@ def test_collected_in_a_cycle(master: pccl.MasterNode) -> None:
 
 
 def test_close_while_another_thread_waits_in_a_call(master: pccl.MasterNode) -> None:
-    first, second = pair(master.address)
+    first, second = pair_at(master.address)
     values = np.arange(1000, dtype=np.float32)
-    raised: list[BaseException] = []
-
-    def reduce() -> None:
-        try:
-            first.all_reduce(values)
-        except pccl.PCCLError as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=reduce)
-    waiting.start()
+    waiting = Call(first.all_reduce, values)
     until(lambda: bool(engine_of(first).data_plane.transfers))
     first.close()
-    waiting.join(PROMPT_S)
-    assert not waiting.is_alive()
-    assert isinstance(raised[0], NotConnected)
+    assert isinstance(waiting.exception(PROMPT_S), NotConnected)
     assert np.array_equal(values, np.arange(1000, dtype=np.float32))
     second.close()
 
@@ -169,25 +149,14 @@ def test_close_after_the_master_has_gone() -> None:
 
 def test_close_during_connect() -> None:
     comm = pccl.Communicator("127.0.0.1:1")
-    raised: list[BaseException] = []
-
-    def connect() -> None:
-        try:
-            comm.connect(n_attempts=1000)
-        except pccl.PCCLError as error:
-            raised.append(error)
-
-    joining = threading.Thread(target=connect)
-    joining.start()
+    joining = Call(comm.connect, n_attempts=1000)
     until(lambda: engine_of(comm).machine.standing.value == "joining")
     comm.close()
-    joining.join(PROMPT_S)
-    assert not joining.is_alive()
-    assert isinstance(raised[0], NotConnected)
+    assert isinstance(joining.exception(PROMPT_S), NotConnected)
 
 
 def test_two_communicators_in_one_process(master: pccl.MasterNode) -> None:
-    first, second = pair(master.address)
+    first, second = pair_at(master.address)
     assert len(io_threads()) == 1
     first.close()
     while second.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) > 1:
@@ -261,6 +230,7 @@ PREAMBLE = """
 import asyncio, os, socket, sys, threading, warnings
 import numpy as np
 import pccl, pccl.aio
+from tests.support import members
 master = pccl.MasterNode("127.0.0.1:0")
 master.run()
 threading._register_atexit(master.interrupt)  # or the interpreter would wait for it
@@ -286,19 +256,8 @@ ENDINGS = {
         comm.me = sys.modules["__main__"].keep = [comm]
     """,
     "another thread in a reduce": """
-        first, second = pccl.Communicator(master.address), pccl.Communicator(master.address)
-        first.connect()
-        joining = threading.Thread(target=second.connect)
-        joining.start()
-        while first.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-            first.update_topology()
-        joining.join()
-        def reduce():
-            try:
-                first.all_reduce(np.ones(1000, np.float32))
-            except pccl.PCCLError:
-                pass
-        threading.Thread(target=reduce, daemon=True).start()
+        first, second = members.pair_at(master.address)
+        members.Call(first.all_reduce, np.ones(1000, np.float32))
         while not first._session.engine.data_plane.transfers:
             pass
     """,
@@ -340,11 +299,7 @@ ENDINGS = {
             comm.update_topology()
             assert len(master._server.machine.membership.peers) == 1
             with pccl.Communicator(master.address) as another:
-                joining = threading.Thread(target=another.connect)
-                joining.start()
-                while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-                    comm.update_topology()
-                joining.join()
+                members.admit(comm, another)
     """,
 }
 

@@ -85,6 +85,7 @@ from pccl.errors import CollectiveAborted  # noqa: E402
 from pccl.inquiry import RemovalCause  # noqa: E402
 from tests.integration.conftest import Run  # noqa: E402
 from tests.support import commands  # noqa: E402
+from tests.support.members import grow  # noqa: E402
 from tests.support.patience import LIMIT_S, patient  # noqa: E402
 
 GONE_S = patient(8.0)
@@ -154,12 +155,7 @@ def removals(run: Run) -> list[RemovalCause]:
 def grown(run: Run, by: int) -> None:
     """Let so many more in; the members agree on their calls by what these tell all of them."""
     size = len(run.members) + by
-
-    def grow(member: pccl.Communicator) -> None:
-        while member.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
-            member.update_topology()
-
-    run.each(grow)
+    run.each(lambda member: grow(member, size))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ import numpy as np
 import pccl
 from pccl.errors import Evicted
 from pccl.runtime.collective.transfer import Transfer
+from tests.support import members
 from tests.support.patience import LIMIT_S, patient
 from tests.support.peers import PeerProcess, obey
 from tests.support.ports import free_port
@@ -68,8 +69,7 @@ class Peer:
         return {"contributors": info.contributors, "exact": exact, "attempts": info.attempts}
 
     def grow(self, size: int) -> dict[str, Any]:
-        while self.comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < size:
-            self.comm.update_topology()
+        members.grow(self.comm, size)
         return {"peer": self.comm.peer_id}
 
     def rejoin(self) -> dict[str, Any]:
@@ -299,9 +299,7 @@ else:
             assert told["attempts"] == 1
         assert crew.removals() == []
 
-    def test_a_lock_that_is_held_for_less_than_the_deadline(
-        crew_of: Callable[[str], Crew],
-    ) -> None:
+    def test_a_lock_that_is_held_for_less_than_the_deadline(crew_of: Callable[[str], Crew]) -> None:
         """The I/O thread of the second peer does not run, and the others wait for its call."""
         crew = crew_of("patient")
         crew.connect(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from pccl.errors import (
 )
 from tests.integration.conftest import Run
 from tests.support.insides import port_of
+from tests.support.members import admit, pair_at
 from tests.support.patience import LIMIT_S, patient
 
 PROMPT_S = patient(3.0)
@@ -153,18 +153,9 @@ def broadcast(comm: pccl.Communicator, **options: Any) -> object:
 WAITING: dict[str, tuple[Callable[..., object], Result]] = {
     "update_topology": (pccl.Communicator.update_topology, Result.UPDATE_TOPOLOGY_FAILED),
     "are_peers_pending": (pccl.Communicator.are_peers_pending, Result.INVALID_USAGE),
-    "optimize_topology": (
-        pccl.Communicator.optimize_topology,
-        Result.TOPOLOGY_OPTIMIZATION_FAILED,
-    ),
-    "all_reduce": (
-        all_reduce,
-        Result.RANK_CONNECTION_LOST,
-    ),
-    "broadcast": (
-        broadcast,
-        Result.RANK_CONNECTION_LOST,
-    ),
+    "optimize_topology": (pccl.Communicator.optimize_topology, Result.TOPOLOGY_OPTIMIZATION_FAILED),
+    "all_reduce": (all_reduce, Result.RANK_CONNECTION_LOST),
+    "broadcast": (broadcast, Result.RANK_CONNECTION_LOST),
     "barrier": (pccl.Communicator.barrier, Result.RANK_CONNECTION_LOST),
 }
 
@@ -291,22 +282,9 @@ def test_the_environment(new_run: Callable[..., Run], monkeypatch: pytest.Monkey
         assert comm.p2p_connection_pool_size == 3
         assert other.p2p_connection_pool_size == 0
         comm.connect()
-        joining = run.start(other.connect)
-        while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-            comm.update_topology()
-        joining.result(LIMIT_S)
+        admit(comm, other)
         assert comm.world_size == other.world_size == 1
         assert comm.get_attribute(Attribute.NUM_DISTINCT_PEER_GROUPS) == 2
-
-
-def pair_on(address: str, **options: Any) -> tuple[pccl.Communicator, pccl.Communicator]:
-    first = pccl.Communicator(address, **options)
-    second = pccl.Communicator(address, **options)
-    joining = threading.Thread(target=first.connect, kwargs={"min_peers": 2})
-    joining.start()
-    second.connect(min_peers=2)
-    joining.join(LIMIT_S)
-    return first, second
 
 
 def reduce_on(first: pccl.Communicator, second: pccl.Communicator) -> list[float]:
@@ -334,7 +312,7 @@ HOSTS = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"} | (
 def test_hosts(host: str, number: str) -> None:
     with pccl.MasterNode(f"{host}:0") as master:
         port = master.address.rpartition(":")[2]
-        first, second = pair_on(f"{host}:{port}")
+        first, second = pair_at(f"{host}:{port}")
         with first, second:
             assert reduce_on(first, second) == [3.0] * 3
             assert {member.host for member in first.members()} == {number}
@@ -355,7 +333,7 @@ def free_ports() -> tuple[int, int]:
 def test_advertise(new_run: Callable[..., Run]) -> None:
     run = new_run()
     low, high = free_ports()
-    first, second = pair_on(run.master.address, advertise=f"localhost:{low}-{high}")
+    first, second = pair_at(run.master.address, advertise=f"localhost:{low}-{high}")
     with first, second:
         assert {(member.host, member.port) for member in first.members()} == {
             ("127.0.0.1", low),

@@ -6,8 +6,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,17 +21,14 @@ from pccl import MasterNode, Timing
 from pccl.inquiry import master_status
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, encode, frame
-from pccl.protocol.limits import (
-    ACKNOWLEDGED_BATCH_MAX,
-    HOST_CHARACTERS_MAX,
-    PROGRESS_BATCH_MAX,
-)
+from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, HOST_CHARACTERS_MAX, PROGRESS_BATCH_MAX
 from pccl.protocol.types import Member, OperationId, PeerId, Roster
 from pccl.runtime.master_store import DirectoryStore, Remembered
 from tests.integration.conftest import Run
 from tests.support.claimant import MASTER, Claimant, alone, returning
 from tests.support.commands import PCCL, environment_with, running
-from tests.support.patience import LIMIT_S, patient
+from tests.support.members import all_at_once
+from tests.support.patience import patient
 from tests.support.ports import free_address
 from tests.support.waiting import until
 
@@ -140,22 +136,13 @@ class Two:
             comm = pccl.Communicator(self.first, timing=QUICK, token=TOKEN)
             self._stack.callback(comm.close)
             self.members.append(comm)
-        _all_at_once([comm.connect for comm in self.members], min_peers=size)
+        all_at_once(*(partial(comm.connect, min_peers=size) for comm in self.members))
 
     def reduce(self) -> None:
         values = [np.full(100, 1.0) for _ in self.members]
-        calls = [
-            (lambda comm=comm, array=array: comm.all_reduce(array))
-            for comm, array in zip(self.members, values, strict=True)
-        ]
-        _all_at_once(calls)
+        pairs = zip(self.members, values, strict=True)
+        all_at_once(*(partial(comm.all_reduce, array) for comm, array in pairs))
         assert all((array == len(values)).all() for array in values)
-
-
-def _all_at_once(calls: Sequence[Callable[..., object]], **options: int) -> None:
-    with ThreadPoolExecutor(len(calls)) as threads:
-        for future in [threads.submit(call, **options) for call in calls]:
-            future.result(LIMIT_S)
 
 
 @pytest.fixture
@@ -208,7 +195,7 @@ def test_whoever_is_there_first_does_not_capture_a_restarted_master(
     with ExitStack() as stack:
         for member in members:
             stack.callback(member.close)
-        _all_at_once([member.connect for member in members], min_peers=2)
+        all_at_once(*(partial(member.connect, min_peers=2) for member in members))
         known = DirectoryStore(tmp_path).load()
         assert known is not None
         first.interrupt()
@@ -216,7 +203,7 @@ def test_whoever_is_there_first_does_not_capture_a_restarted_master(
             claimant.say(returning(known.run, 99), alone(99, 1 << 40), msg.Reported())
             arrays = [np.ones(10) for _ in members]
             pairs = zip(members, arrays, strict=True)
-            _all_at_once([partial(member.all_reduce, array) for member, array in pairs])
+            all_at_once(*(partial(member.all_reduce, array) for member, array in pairs))
             assert all((array == 2.0).all() for array in arrays)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import pccl
 import pccl.aio
 from pccl import Timing
 from pccl.errors import DeadlineExceeded, LockstepError
+from tests.support.members import Call, pair_at
 from tests.support.patience import LIMIT_S
 
 QUICK = Timing(heartbeat_s=0.05, tick_s=0.02, lockstep_s=0.3)
@@ -21,104 +20,79 @@ LONG_S = 1.5
 """Several times the pause after which a mistake is told."""
 
 
-class Outcome:
-    """A call in a thread that ends with it, as a thread of a program does."""
-
-    def __init__(self, call: Callable[..., object], *arguments: Any, **options: Any) -> None:
-        self.value: object = None
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(call, arguments, options))
-        self._thread.start()
-
-    def _run(self, call: Callable[..., object], arguments: Any, options: Any) -> None:
-        try:
-            self.value = call(*arguments, **options)
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-
-    def wait(self) -> Exception | None:
-        self._thread.join(LIMIT_S)
-        assert not self._thread.is_alive()
-        return self.error
+Pair = tuple[pccl.Communicator, pccl.Communicator]
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[pccl.Communicator, pccl.Communicator]]:
+def pair() -> Iterator[Pair]:
     with pccl.MasterNode("127.0.0.1:0", timing=QUICK) as master:
-        first = pccl.Communicator(master.address, timing=QUICK)
-        second = pccl.Communicator(master.address, timing=QUICK)
+        first, second = Call(pair_at, master.address, timing=QUICK).result()
         with first, second:
-            joining = [Outcome(comm.connect, min_peers=2) for comm in (first, second)]
-            assert [outcome.wait() for outcome in joining] == [None, None]
             yield first, second
 
 
-def test_different_tags(pair: tuple[pccl.Communicator, pccl.Communicator]) -> None:
+def test_different_tags(pair: Pair) -> None:
     first, second = pair
     arrays = [np.ones(10), np.ones(10)]
-    calls = [
-        Outcome(first.all_reduce, arrays[0], tag=1),
-        Outcome(second.all_reduce, arrays[1], tag=2),
-    ]
+    calls = [Call(first.all_reduce, arrays[0], tag=1), Call(second.all_reduce, arrays[1], tag=2)]
     for call in calls:
-        error = call.wait()
+        error = call.exception()
         assert isinstance(error, LockstepError)
         assert (error.result, error.func) == (pccl.Result.INVALID_USAGE, "all_reduce")
         assert "tag 1" in str(error)
         assert "tag 2" in str(error)
     assert all((array == 1).all() for array in arrays)
-    again = [Outcome(comm.all_reduce, np.ones(3)) for comm in pair]
-    assert [call.wait() for call in again] == [None, None]
+    again = [Call(comm.all_reduce, np.ones(3)) for comm in pair]
+    assert [call.exception() for call in again] == [None, None]
 
 
-def test_a_round_and_a_collective(pair: tuple[pccl.Communicator, pccl.Communicator]) -> None:
+def test_a_round_and_a_collective(pair: Pair) -> None:
     """The collective ends; the round, which spans all groups, can still be had."""
     first, second = pair
-    asking, waiting = Outcome(first.are_peers_pending), Outcome(second.barrier)
-    error = waiting.wait()
+    asking, waiting = Call(first.are_peers_pending), Call(second.barrier)
+    error = waiting.exception()
     assert isinstance(error, LockstepError)
     assert error.func == "barrier"
     assert "are_peers_pending" in str(error)
-    assert Outcome(second.are_peers_pending).wait() is None
-    assert asking.wait() is None
-    assert asking.value is False
+    assert Call(second.are_peers_pending).exception() is None
+    assert asking.result() is False
 
 
-def test_two_rounds(pair: tuple[pccl.Communicator, pccl.Communicator]) -> None:
+def test_two_rounds(pair: Pair) -> None:
     first, second = pair
-    calls = [Outcome(first.are_peers_pending), Outcome(second.optimize_topology)]
+    calls = Call[object](first.are_peers_pending), Call[object](second.optimize_topology)
     for call, func in zip(calls, ("are_peers_pending", "optimize_topology"), strict=True):
-        error = call.wait()
+        error = call.exception()
         assert isinstance(error, LockstepError)
         assert error.func == func
 
 
-def test_a_caller_who_could_go_on(pair: tuple[pccl.Communicator, pccl.Communicator]) -> None:
+def test_a_caller_who_could_go_on(pair: Pair) -> None:
     """This thread has made joint calls and lives, so it may make the missing one."""
     first, second = pair
-    partner = Outcome(first.barrier)
+    partner = Call(first.barrier)
     second.barrier()
-    assert partner.wait() is None
+    assert partner.exception() is None
     calls = [
-        Outcome(first.barrier, tag=1, timeout_s=LONG_S),
-        Outcome(second.barrier, tag=2, timeout_s=LONG_S),
+        Call(first.barrier, tag=1, timeout_s=LONG_S),
+        Call(second.barrier, tag=2, timeout_s=LONG_S),
     ]
     for call in calls:
-        assert isinstance(call.wait(), DeadlineExceeded)
+        assert isinstance(call.exception(), DeadlineExceeded)
 
 
-def test_an_open_handle(pair: tuple[pccl.Communicator, pccl.Communicator]) -> None:
+def test_an_open_handle(pair: Pair) -> None:
     first, second = pair
     handles: list[pccl.AsyncReduceHandle] = []
-    launch = Outcome(lambda: handles.append(first.all_reduce_async(np.ones(3), tag=3)))
-    assert launch.wait() is None
+    launch = Call(lambda: handles.append(first.all_reduce_async(np.ones(3), tag=3)))
+    assert launch.exception() is None
     calls = [
-        Outcome(first.barrier, tag=1, timeout_s=LONG_S),
-        Outcome(second.barrier, tag=2, timeout_s=LONG_S),
+        Call(first.barrier, tag=1, timeout_s=LONG_S),
+        Call(second.barrier, tag=2, timeout_s=LONG_S),
     ]
     for call in calls:
-        assert isinstance(call.wait(), DeadlineExceeded)
-    assert Outcome(second.all_reduce, np.ones(3), tag=3).wait() is None
+        assert isinstance(call.exception(), DeadlineExceeded)
+    assert Call(second.all_reduce, np.ones(3), tag=3).exception() is None
     assert handles[0].wait()[0]
 
 

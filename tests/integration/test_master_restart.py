@@ -21,6 +21,7 @@ from pccl import MasterNode, Timing
 from pccl.errors import MasterLost
 from pccl.inquiry import master_status
 from tests.support.commands import PCCL, environment_with, running
+from tests.support.members import grow
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
 from tests.support.ports import free_address
@@ -166,7 +167,7 @@ def test_a_standby_takes_over(run: Run) -> None:
     # A newcomer that knows both is admitted by the one that goes on.
     newcomer = pccl.Communicator(f"{address},{second}", timing=run.timing)
     joining = run.submit(newcomer.connect, n_attempts=100)
-    growing = [run.submit(_grow, worker.comm, 4) for worker in run.workers]
+    growing = [run.submit(grow, worker.comm, 4) for worker in run.workers]
     for member in growing:
         member.result(LIMIT_S)
     joining.result()
@@ -177,11 +178,6 @@ def test_a_standby_takes_over(run: Run) -> None:
 def knows_run(standby: str) -> bool:
     """Whether a master has told it which run it coordinates."""
     return "0 of ? members of run" in master_status(standby).waits_for
-
-
-def _grow(comm: pccl.Communicator, size: int) -> None:
-    while comm.world_size < size:
-        comm.update_topology()
 
 
 def test_members_that_are_gone_are_left_behind(run: Run) -> None:

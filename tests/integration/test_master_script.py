@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pccl
+from tests.support.members import Call, pair_at
 from tests.support.patience import LIMIT_S
 
 LAST_LINE_DONE = "keeps serving until Ctrl-C"
@@ -53,21 +52,12 @@ def line_of(stream: IO[str] | None) -> str:
 
 def reduce_at(address: str) -> None:
     """Two peers join and reduce."""
-    first, second = pccl.Communicator(address), pccl.Communicator(address)
+    first, second = pair_at(address)
     with first, second:
         ones = [np.ones(100), np.ones(100)]
-
-        def work(comm: pccl.Communicator, values: npt.NDArray[np.float64]) -> None:
-            comm.connect(min_peers=2)
-            comm.all_reduce(values)
-
-        threads = [
-            threading.Thread(target=work, args=a) for a in zip((first, second), ones, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(LIMIT_S)
+        theirs = Call(second.all_reduce, ones[1])
+        first.all_reduce(ones[0])
+        theirs.result()
         assert [float(values[7]) for values in ones] == [2.0, 2.0]
 
 

@@ -14,6 +14,7 @@ import pytest
 import pccl
 from pccl.progress import Drawer, ProgressBar
 from tests.support.commands import launch_example
+from tests.support.members import grow
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import wait_for_threads
@@ -36,8 +37,7 @@ def with_a_member(newcomer: Callable[[str], None]) -> None:
             state = state_of(1.0)
             comm.sync_shared_state(state)
             there.set()
-            while comm.world_size < 2:
-                comm.update_topology()
+            grow(comm, 2)
             state.push_revision()
             comm.sync_shared_state(state)
 

@@ -215,9 +215,7 @@ def test_a_first_sync_resumes_whoever_comes_first(new_run: Callable[..., Run], f
     arrays = [weights(1), weights(2)]
     states = [state_of(w=array) for array in arrays]
     states[1].revision = 40
-    calls = [
-        run.start(run.members[first].sync_shared_state, states[first]),
-    ]
+    calls = [run.start(run.members[first].sync_shared_state, states[first])]
     run.until(lambda: run.requests == 1)
     calls.append(run.start(run.members[1 - first].sync_shared_state, states[1 - first]))
     infos = [call.result(LIMIT_S) for call in calls]
@@ -499,11 +497,7 @@ def test_staged_on_the_disk(new_run: Callable[..., Run], tmp_path: Any) -> None:
     arrays = [weights(0, 3 * PIECE_FLOATS), weights(1, 3 * PIECE_FLOATS)]
     states = [state_of(w=array) for array in arrays]
     infos = sync_all(
-        run,
-        states,
-        [SEND_ONLY, RECEIVE_ONLY],
-        staging_bytes_max=0,
-        staging_directory=tmp_path,
+        run, states, [SEND_ONLY, RECEIVE_ONLY], staging_bytes_max=0, staging_directory=tmp_path
     )
     assert infos[1].rx_bytes == 3 * PIECE_BYTES
     assert arrays[0].tobytes() == arrays[1].tobytes()
@@ -553,10 +547,7 @@ def test_a_place_that_is_none_is_refused_at_once(
     words = r"staging_directory: no directory '.*nowhere'; create it, or leave staging_directory"
     with pytest.raises(ValueError, match=words):
         run.members[1].sync_shared_state(states[1], staging_directory=place)
-    with (
-        pccl.Communicator(run.master.address) as newcomer,
-        pytest.raises(ValueError, match=words),
-    ):
+    with pccl.Communicator(run.master.address) as newcomer, pytest.raises(ValueError, match=words):
         newcomer.connect(shared_state=state_of(w=weights(1)), staging_directory=str(place))
     assert [info.attempts for info in sync_all(run, states)] == [1, 1]
 
@@ -617,17 +608,10 @@ def test_any_thread_and_progress(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     arrays = [weights(0, 5 * PIECE_FLOATS), weights(1, 5 * PIECE_FLOATS)]
     seen: list[pccl.SyncProgress] = []
-    done: list[SharedStateSyncInfo] = []
-
-    def receive() -> None:
-        state = state_of(w=arrays[1])
-        done.append(run.members[1].sync_shared_state(state, RECEIVE_ONLY, on_progress=seen.append))
-
-    thread = threading.Thread(target=receive)
-    thread.start()
+    receive = run.members[1].sync_shared_state
+    taking = run.start(receive, state_of(w=arrays[1]), RECEIVE_ONLY, on_progress=seen.append)
     run.members[0].sync_shared_state(state_of(w=arrays[0]), SEND_ONLY)
-    thread.join()
-    assert done[0].rx_bytes == 5 * PIECE_BYTES
+    assert taking.result(LIMIT_S).rx_bytes == 5 * PIECE_BYTES
     phases = list(dict.fromkeys(progress.phase for progress in seen))
     assert [phase for phase in phases if phase != "fetching"] == [
         "hashing",
@@ -980,10 +964,7 @@ def test_a_source_whose_budget_runs_out_again_and_again_is_waited_for(
 
 @pytest.mark.parametrize("phase", ["hashing", "waiting", "fetching"])
 def test_closing(
-    new_run: Callable[..., Run],
-    slow: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
+    new_run: Callable[..., Run], slow: threading.Event, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     """The call ends, the state is what it was, and no thread is left after the last one."""
     run = new_run(2)

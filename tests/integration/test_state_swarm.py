@@ -28,6 +28,7 @@ from pccl import Timing
 from pccl.protocol.shared_state import PIECE_BYTES
 from pccl.protocol.types import PeerId
 from pccl.runtime.state.upload import StateUpload
+from tests.support import members
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.peers import PeerProcess, obey, report
 
@@ -65,8 +66,7 @@ class Peer:
         return {"peer": self.comm.peer_id}
 
     def grow(self, size: int) -> dict[str, Any]:
-        while self.comm.world_size < size:
-            self.comm.update_topology()
+        members.grow(self.comm, size)
         return {"world": size}
 
     def sync(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Tcp:
         self.accepted: list[Connection] = []
         self._arrival = asyncio.Event()
 
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
+    def run_test(self, main: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(main)
         guard = self.loop.call_later(20.0, task.cancel)
         self.loop.run_until_complete(task)
@@ -145,37 +145,31 @@ def test_a_busy_connection_leaves_room_for_others(
         listener.close()
 
     over = tcp.loop.create_future()
-    tcp.run(main())
+    tcp.run_test(main())
     assert max(per_turn) <= 3000
 
 
-def test_a_dial_that_nobody_answers(tcp: Tcp) -> None:
+async def test_a_dial_that_nobody_answers(tcp: Tcp) -> None:
     if sys.platform != "linux":
         pytest.skip("how a full backlog behaves differs")
-
-    async def main() -> None:
-        with socket.socket() as deaf, socket.socket() as full:
-            deaf.bind(("127.0.0.1", 0))
-            deaf.listen(0)
-            full.connect(deaf.getsockname())
-            with pytest.raises(LinkError, match="no answer in time"):
-                await tcp.dial(Address(*deaf.getsockname()), 0.02)
-
-    tcp.run(main())
+    with socket.socket() as deaf, socket.socket() as full:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        full.connect(deaf.getsockname())
+        with pytest.raises(LinkError, match="no answer in time"):
+            await tcp.dial(Address(*deaf.getsockname()), 0.02)
 
 
-def test_a_name_that_is_not_resolved_in_time(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_is_not_resolved_in_time(
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def resolve(*_: object) -> list[Resolved]:
         await asyncio.sleep(3600)
         return []
 
     monkeypatch.setattr(tcp_module, "resolve", resolve)
-
-    async def main() -> None:
-        with pytest.raises(LinkError, match="cannot reach name:1: the name lookup timed out"):
-            await tcp.dial(Address("name", 1), 0.01)
-
-    tcp.run(main())
+    with pytest.raises(LinkError, match="cannot reach name:1: the name lookup timed out"):
+        await tcp.dial(Address("name", 1), 0.01)
 
 
 def test_names_are_looked_up_on_the_given_executor(tcp: Tcp) -> None:
@@ -198,106 +192,90 @@ def test_names_are_looked_up_on_the_given_executor(tcp: Tcp) -> None:
 
     with Recording(1) as executor:
         tcp.transport.executor = executor
-        tcp.run(main())
+        tcp.run_test(main())
     assert asked == ["localhost"]
 
 
-def test_all_addresses_of_a_name_are_tried(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_addresses_of_a_name_are_tried(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Resolved] = []
 
     async def resolve(*_: object) -> list[Resolved]:
         return found
 
-    async def main() -> None:
-        good, closed = await tcp.listen(), await tcp.listen()
-        closed.close()
-        for listener in (closed, good):
-            to = (listener.address.host, listener.address.port)
-            found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", to))
-        monkeypatch.setattr(tcp_module, "resolve", resolve)
-        name = Address("name", 1)
-        end = Sink(await tcp.dial(name))
-        assert end.connection.remote == good.address
-        end.connection.abort()
-        (await tcp.next_accepted()).close()
-        found.reverse()
-        del found[1]
-        with pytest.raises(LinkError, match="address already in use"):
-            await tcp.listen(name)
-        good.close()
-        with pytest.raises(LinkError, match="cannot reach name:1: connection refused"):
-            await tcp.dial(name)
-        found.insert(0, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 1)))
-        second = await tcp.listen(name)
-        assert second.address == good.address
-        second.close()
-
-    tcp.run(main())
+    good, closed = await tcp.listen(), await tcp.listen()
+    closed.close()
+    for listener in (closed, good):
+        to = (listener.address.host, listener.address.port)
+        found.append((socket.AF_INET, socket.SOCK_STREAM, 6, "", to))
+    monkeypatch.setattr(tcp_module, "resolve", resolve)
+    name = Address("name", 1)
+    end = Sink(await tcp.dial(name))
+    assert end.connection.remote == good.address
+    end.connection.abort()
+    (await tcp.next_accepted()).close()
+    found.reverse()
+    del found[1]
+    with pytest.raises(LinkError, match="address already in use"):
+        await tcp.listen(name)
+    good.close()
+    with pytest.raises(LinkError, match="cannot reach name:1: connection refused"):
+        await tcp.dial(name)
+    found.insert(0, (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 1)))
+    second = await tcp.listen(name)
+    assert second.address == good.address
+    second.close()
 
 
 @pytest.mark.parametrize(
     ("listen_on", "dial_to"), [("::1", "::1"), ("::", "127.0.0.1"), ("", "localhost")]
 )
-def test_families(tcp: Tcp, listen_on: str, dial_to: str) -> None:
-    async def main() -> None:
-        try:
-            listener = await tcp.listen(Address(listen_on, 0))
-        except LinkError as error:
-            pytest.skip(str(error))
-        a = await tcp.dial(Address(dial_to, listener.address.port))
-        b = await tcp.next_accepted()
-        assert b.remote == a.local
-        assert b.local == a.remote
-        a.abort()
-        b.abort()
-        listener.close()
-
-    tcp.run(main())
+async def test_families(tcp: Tcp, listen_on: str, dial_to: str) -> None:
+    try:
+        listener = await tcp.listen(Address(listen_on, 0))
+    except LinkError as error:
+        pytest.skip(str(error))
+    a = await tcp.dial(Address(dial_to, listener.address.port))
+    b = await tcp.next_accepted()
+    assert b.remote == a.local
+    assert b.local == a.remote
+    a.abort()
+    b.abort()
+    listener.close()
 
 
-def test_no_descriptors_left_to_accept(
+async def test_no_descriptors_left_to_accept(
     tcp: Tcp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tcp_module, "ACCEPT_BACKOFF_S", 0.001)
-
-    async def main() -> None:
-        listener = await tcp.listen()
-        with socket.socket() as client:
-            with no_descriptors_left():
-                client.connect((listener.address.host, listener.address.port))
-                for _ in range(5):
-                    await asyncio.sleep(0.002)
-                assert not tcp.accepted
-            (await tcp.next_accepted()).abort()
-        assert [record.name for record in caplog.records] == ["pccl.link"]
-        assert "too many open files" in caplog.text
-        listener.close()
-
-    tcp.run(main())
-
-
-def test_a_listener_without_descriptors_can_be_closed(tcp: Tcp) -> None:
-    async def main() -> None:
-        listener = await tcp.listen()
-        with socket.socket() as client, no_descriptors_left():
+    listener = await tcp.listen()
+    with socket.socket() as client:
+        with no_descriptors_left():
             client.connect((listener.address.host, listener.address.port))
-            for _ in range(3):
-                await asyncio.sleep(0)
-            listener.close()
+            for _ in range(5):
+                await asyncio.sleep(0.002)
+            assert not tcp.accepted
+        (await tcp.next_accepted()).abort()
+    assert [record.name for record in caplog.records] == ["pccl.link"]
+    assert "too many open files" in caplog.text
+    listener.close()
 
-    tcp.run(main())
 
-
-def test_no_descriptors_left_to_dial(tcp: Tcp) -> None:
-    async def main() -> None:
-        listener = await tcp.listen()
-        with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
-            await tcp.dial(listener.address)
-        with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
-            await tcp.listen()
+async def test_a_listener_without_descriptors_can_be_closed(tcp: Tcp) -> None:
+    listener = await tcp.listen()
+    with socket.socket() as client, no_descriptors_left():
+        client.connect((listener.address.host, listener.address.port))
+        for _ in range(3):
+            await asyncio.sleep(0)
         listener.close()
 
-    tcp.run(main())
+
+async def test_no_descriptors_left_to_dial(tcp: Tcp) -> None:
+    listener = await tcp.listen()
+    with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
+        await tcp.dial(listener.address)
+    with no_descriptors_left(), pytest.raises(LinkError, match="too many open files"):
+        await tcp.listen()
+    listener.close()
 
 
 def test_closing_the_loop_cuts_an_orderly_end_short(tcp: Tcp) -> None:
@@ -317,7 +295,7 @@ def test_closing_the_loop_cuts_an_orderly_end_short(tcp: Tcp) -> None:
     ends: list[Connection] = []
     listeners: list[Listener] = []
     with socket.socket() as client:
-        tcp.run(main())
+        tcp.run_test(main())
         tcp.loop.close()
         assert client.recv(10) == b"bye"
         for end in ends:
@@ -325,29 +303,27 @@ def test_closing_the_loop_cuts_an_orderly_end_short(tcp: Tcp) -> None:
         listeners[0].close()
 
 
-def test_an_end_that_the_other_side_ignores(tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_the_other_side_ignores(
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pccl.transports.tcp_socket.LINGER_S", 0.001)
-
-    async def main() -> None:
-        listener = await tcp.listen()
-        before = open_descriptors()
-        with socket.create_connection((listener.address.host, listener.address.port)) as client:
-            client.sendall(b"hello")
-            end = Sink(await tcp.next_accepted())
-            end.connection.send([b"bye"])
-            end.connection.close()
-            assert await end.lost is None
-            for _ in range(100):
-                client.send(b"never mind")
-                await asyncio.sleep(0.001)
-                if len(open_descriptors()) <= len(before) + 1:
-                    break
-            else:
-                pytest.fail("the descriptor was never given back")
-            assert client.recv(100) == b"bye"
-        listener.close()
-
-    tcp.run(main())
+    listener = await tcp.listen()
+    before = open_descriptors()
+    with socket.create_connection((listener.address.host, listener.address.port)) as client:
+        client.sendall(b"hello")
+        end = Sink(await tcp.next_accepted())
+        end.connection.send([b"bye"])
+        end.connection.close()
+        assert await end.lost is None
+        for _ in range(100):
+            client.send(b"never mind")
+            await asyncio.sleep(0.001)
+            if len(open_descriptors()) <= len(before) + 1:
+                break
+        else:
+            pytest.fail("the descriptor was never given back")
+        assert client.recv(100) == b"bye"
+    listener.close()
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # is multi-threaded
@@ -388,27 +364,24 @@ def test_the_child_of_a_fork_lets_go_silently(tcp: Tcp) -> None:
             tell.close()
 
     children: list[int] = []
-    tcp.run(main())
+    tcp.run_test(main())
     assert os.waitpid(children[0], 0)[1] == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell")
-def test_a_connection_knows_what_the_kernel_has_seen_of_its_path(tcp: Tcp) -> None:
-    async def main() -> None:
-        one, other = await tcp.link()
-        for _ in range(50):
-            one.connection.send([bytes(100_000)])
-            await asyncio.sleep(0)
-        measured = one.connection.measure()
-        assert measured is not None
-        assert 1_000 <= measured.rtt_ns < NS_PER_S  # inside one machine
-        assert measured.rtt_ns % 1000 == 0
-        assert 10**6 < measured.bytes_per_s < 10**12
-        one.connection.abort()
-        assert one.connection.measure() is None
-        await other.lost
-
-    tcp.run(main())
+async def test_a_connection_knows_what_the_kernel_has_seen_of_its_path(tcp: Tcp) -> None:
+    one, other = await tcp.link()
+    for _ in range(50):
+        one.connection.send([bytes(100_000)])
+        await asyncio.sleep(0)
+    measured = one.connection.measure()
+    assert measured is not None
+    assert 1_000 <= measured.rtt_ns < NS_PER_S  # inside one machine
+    assert measured.rtt_ns % 1000 == 0
+    assert 10**6 < measured.bytes_per_s < 10**12
+    one.connection.abort()
+    assert one.connection.measure() is None
+    await other.lost
 
 
 def test_what_an_older_kernel_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pccl.aio
 from pccl.errors import CollectiveAborted, DeadlineExceeded, NotConnected
 from tests.integration.conftest import Array, Run
 from tests.support.commands import run_to_end
+from tests.support.members import Call
 from tests.support.patience import LIMIT_S, patient
 
 PROMPT_S = patient(3.0)
@@ -51,28 +52,13 @@ def test_one_connects_another_reduces_a_third_closes(new_run: Callable[..., Run]
     run = new_run(1)
     comm = run.newcomer()
 
-    def in_a_thread(call: Callable[[], Any]) -> None:
-        failed: list[BaseException] = []
-
-        def run_it() -> None:
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failed.append(error)
-
-        thread = threading.Thread(target=run_it)
-        thread.start()
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
-        assert failed == []
-
-    run.admit(lambda: in_a_thread(comm.connect))
+    run.admit(lambda: Call(comm.connect).result())
     array = np.ones(10)
     theirs = run.start(run.members[0].all_reduce, np.ones(10))
-    in_a_thread(lambda: comm.all_reduce(array))
+    Call(comm.all_reduce, array).result()
     theirs.result(LIMIT_S)
     assert (array == 2).all()
-    in_a_thread(comm.close)
+    Call(comm.close).result()
     run.until(lambda: run.registered == 1)
 
 
@@ -223,17 +209,13 @@ def test_closing_waits_for_no_name_server(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     comm = pccl.Communicator("silent.example:1", advertise="127.0.0.1")
 
-    def connect() -> None:
-        with pytest.raises(NotConnected, match="closed"):
-            comm.connect()
-
-    joining = threading.Thread(target=connect)
-    joining.start()
+    joining = Call(comm.connect)
     try:
         assert asked.wait(LIMIT_S)
         started = time.monotonic()
         comm.close()
-        joining.join(LIMIT_S)
+        assert isinstance(error := joining.exception(), NotConnected)
+        assert "closed" in str(error)
         assert time.monotonic() - started < PROMPT_S
     finally:
         answered.set()
@@ -248,27 +230,19 @@ PREAMBLE = """
 import asyncio, multiprocessing, os, subprocess, sys, threading, warnings
 import numpy as np
 import pccl, pccl.aio
+from tests.support.members import Call, grow, pair_at
 
 def pair(master):
-    first, second = pccl.Communicator(master.address), pccl.Communicator(master.address)
-    first.connect()
-    joining = threading.Thread(target=second.connect)
-    joining.start()
-    while first.world_size < 2:
-        first.update_topology()
-    joining.join()
-    return first, second
+    return pair_at(master.address)
 
 def reduce(first, second, times):
     arrays = np.ones(100), np.ones(100)
-    def theirs():
+    def all_of_them(comm, array):
         for _ in range(times):
-            second.all_reduce(arrays[1])
-    reducing = threading.Thread(target=theirs)
-    reducing.start()
-    for _ in range(times):
-        first.all_reduce(arrays[0])
-    reducing.join()
+            comm.all_reduce(array)
+    theirs = Call(all_of_them, second, arrays[1])
+    all_of_them(first, arrays[0])
+    theirs.result()
     assert arrays[0][0] == arrays[1][0] == 2.0 ** times
 """
 
@@ -323,13 +297,12 @@ PROGRAMS = {
     "a program that a thread runs while another one is in a call": """
         with pccl.MasterNode("127.0.0.1:0") as master:
             first, second = pair(master)
-            waiting = threading.Thread(target=first.barrier)
-            waiting.start()
+            waiting = Call(first.barrier)
             while not first._session.engine.data_plane.transfers:
                 pass
             subprocess.run([sys.executable, "-c", "pass"], check=True)
             second.barrier()
-            waiting.join()
+            waiting.result()
             first.close(); second.close()
     """,
     "everything at once, warnings and asyncio's debugging on": """
@@ -338,27 +311,22 @@ PROGRAMS = {
             reduce(first, second, 3)
             handles = [comm.all_reduce_async(np.ones(9), tag=3) for comm in (first, second)]
             assert all(handle.wait()[0] for handle in handles)
-            many = [
-                pccl.ReduceOpDescriptor.from_numpy(
-                    array, array, pccl.ReduceDescriptor(5, pccl.ReduceOp.MAX, tag, None, None)
-                )
-                for tag, array in enumerate(np.ones((4, 5)))
-            ]
-            theirs = threading.Thread(target=second.all_reduce_multiple_with_retry, args=(many,))
-            mine = [
-                pccl.ReduceOpDescriptor.from_numpy(
-                    array, array, pccl.ReduceDescriptor(5, pccl.ReduceOp.MAX, tag, None, None)
-                )
-                for tag, array in enumerate(np.ones((4, 5)))
-            ]
-            theirs.start()
+            many, mine = (
+                [
+                    pccl.ReduceOpDescriptor.from_numpy(
+                        array, array, pccl.ReduceDescriptor(5, pccl.ReduceOp.MAX, tag, None, None)
+                    )
+                    for tag, array in enumerate(np.ones((4, 5)))
+                ]
+                for _ in range(2)
+            )
+            theirs = Call(second.all_reduce_multiple_with_retry, many)
             first.all_reduce_multiple_with_retry(mine)
-            theirs.join()
+            theirs.result()
             for call in ("are_peers_pending", "optimize_topology", "barrier"):
-                other = threading.Thread(target=getattr(second, call))
-                other.start()
+                other = Call(getattr(second, call))
                 getattr(first, call)()
-                other.join()
+                other.result()
             try:
                 first.all_reduce(np.ones(4), timeout_s=0.05)
             except pccl.PCCLError as error:
@@ -369,8 +337,7 @@ PROGRAMS = {
             async def use():
                 async with pccl.aio.Communicator(master.address) as comm:
                     joining = asyncio.create_task(comm.connect(min_peers=2))
-                    while first.world_size < 2 :
-                        await asyncio.to_thread(first.update_topology)
+                    await asyncio.to_thread(grow, first, 2)
                     await joining
                     launched = await comm.all_reduce_async(np.ones(3))
                     await asyncio.to_thread(first.all_reduce, np.ones(3))

@@ -110,7 +110,7 @@ def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], C
     assert len(callers) == 1
 
 
-def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:
+async def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:
     callers = with_open_calls(9)
 
     async def call(entered: asyncio.Event, leave: asyncio.Event) -> None:
@@ -120,23 +120,20 @@ def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:
             entered.set()
             await leave.wait()
 
-    async def main() -> None:
-        entered, leave = asyncio.Event(), asyncio.Event()
-        task = asyncio.create_task(call(entered, leave))
-        await entered.wait()
-        assert callers.all_blocked()
-        leave.set()
-        await task
-        assert not callers.all_blocked()
-        entered.clear()
-        leave.clear()
-        again = asyncio.create_task(call(entered, leave))
-        await entered.wait()
-        assert callers.all_blocked(), "the first task is done"
-        leave.set()
-        await again
-
-    asyncio.run(main())
+    entered, leave = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(call(entered, leave))
+    await entered.wait()
+    assert callers.all_blocked()
+    leave.set()
+    await task
+    assert not callers.all_blocked()
+    entered.clear()
+    leave.clear()
+    again = asyncio.create_task(call(entered, leave))
+    await entered.wait()
+    assert callers.all_blocked(), "the first task is done"
+    leave.set()
+    await again
 
 
 def test_callers_are_not_kept_alive_and_may_outlive_it() -> None:

@@ -80,7 +80,7 @@ class Bench:
         self.told.append(event)
         self.answer(event)
 
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
+    def run_test(self, story: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(story)
 
     def launch(self, call: OpenCall | None = None, deadline: Deadline | None = None) -> int:
@@ -113,22 +113,19 @@ def reject_with(bench: Bench, error: errors.PCCLError | ValueError) -> Callable[
 # -- outcomes ------------------------------------------------------------------------------------
 
 
-def test_a_call_returns(bench: Bench) -> None:
-    async def story() -> None:
-        call = bench.calls.new()
-        waiting = bench.loop.create_task(bench.calls.wait(reduce_event(), DEADLINE, call))
-        await asyncio.sleep(0)
-        assert bench.told == [ReduceCall(1, 7, SUM, True)]
-        assert (len(bench.calls), bench.calls.get(1)) == (1, call)
-        call.tx_bytes, call.rx_bytes = 30, 20
-        bench.calls.resolve(1, RESULT)
-        assert (len(bench.calls), bench.calls.get(1)) == (0, None)
-        assert await waiting == ReduceInfo(2, 30, 20, MEMBERS, 1, 2, "ring", 0.0)
-        (timer,) = bench.clock.timers
-        assert timer.when_ns == 5_000
-        assert timer.cancelled
-
-    bench.run(story())
+async def test_a_call_returns(bench: Bench) -> None:
+    call = bench.calls.new()
+    waiting = bench.loop.create_task(bench.calls.wait(reduce_event(), DEADLINE, call))
+    await asyncio.sleep(0)
+    assert bench.told == [ReduceCall(1, 7, SUM, True)]
+    assert (len(bench.calls), bench.calls.get(1)) == (1, call)
+    call.tx_bytes, call.rx_bytes = 30, 20
+    bench.calls.resolve(1, RESULT)
+    assert (len(bench.calls), bench.calls.get(1)) == (0, None)
+    assert await waiting == ReduceInfo(2, 30, 20, MEMBERS, 1, 2, "ring", 0.0)
+    (timer,) = bench.clock.timers
+    assert timer.when_ns == 5_000
+    assert timer.cancelled
     assert len(bench.told) == 1
 
 
@@ -138,27 +135,23 @@ def test_a_time_limit(bench: Bench) -> None:
     assert bench.told[1:] == [LeaveCall(ticket, "timeout_s=0.25 ran out")]
 
 
-def test_an_error_is_a_copy(bench: Bench) -> None:
+async def test_an_error_is_a_copy(bench: Bench) -> None:
     """The original, in the machine's history, does not keep what it has gone through."""
     told = errors.DescriptorMismatch(reason="who asked what")
     told.completed_tags = (3, 4)
     told.__cause__ = KeyError("why")
-
-    async def story() -> None:
-        for _ in range(2):
-            waiting = bench.wait(reduce_event())
-            await asyncio.sleep(0)
-            (number,) = (number for number, _ in bench.calls.items())
-            bench.calls.reject(number, told)
-            with pytest.raises(errors.DescriptorMismatch) as caught:
-                await waiting
-            assert caught.value is not told
-            assert (caught.value.result, caught.value.reason) == (3, "who asked what")
-            assert caught.value.completed_tags == (3, 4)
-            assert caught.value.__cause__ is told.__cause__
-        assert told.__traceback__ is None
-
-    bench.run(story())
+    for _ in range(2):
+        waiting = bench.wait(reduce_event())
+        await asyncio.sleep(0)
+        (number,) = (number for number, _ in bench.calls.items())
+        bench.calls.reject(number, told)
+        with pytest.raises(errors.DescriptorMismatch) as caught:
+            await waiting
+        assert caught.value is not told
+        assert (caught.value.result, caught.value.reason) == (3, "who asked what")
+        assert caught.value.completed_tags == (3, 4)
+        assert caught.value.__cause__ is told.__cause__
+    assert told.__traceback__ is None
 
 
 def test_what_has_ended_lends_no_memory(bench: Bench) -> None:
@@ -177,22 +170,18 @@ def test_what_has_ended_lends_no_memory(bench: Bench) -> None:
     assert [call.operand for call in calls] == [None] * 3
 
 
-def test_all_calls_and_later_ones_fail_by_a_bug(bench: Bench) -> None:
+async def test_all_calls_and_later_ones_fail_by_a_bug(bench: Bench) -> None:
     tickets = [bench.launch(deadline=DEADLINE) for _ in range(2)]
-
-    async def story() -> None:
-        waiting = bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
-        await asyncio.sleep(0)
-        bench.calls.break_down(errors.LocalProtocolError(reason="a bug"))
-        for outcome in (waiting, *map(bench.calls.finish, tickets)):
-            with pytest.raises(errors.LocalProtocolError, match="a bug"):
-                await outcome
-        told = len(bench.told)
+    waiting = bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
+    await asyncio.sleep(0)
+    bench.calls.break_down(errors.LocalProtocolError(reason="a bug"))
+    for outcome in (waiting, *map(bench.calls.finish, tickets)):
         with pytest.raises(errors.LocalProtocolError, match="a bug"):
-            await bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
-        assert len(bench.told) == told, "the machine hears of no later call"
-
-    bench.run(story())
+            await outcome
+    told = len(bench.told)
+    with pytest.raises(errors.LocalProtocolError, match="a bug"):
+        await bench.wait(RoundCall(0, RoundKind.UPDATE_TOPOLOGY))
+    assert len(bench.told) == told, "the machine hears of no later call"
     assert len(bench.calls) == 0
     assert all(timer.cancelled for timer in bench.clock.timers)
 
@@ -215,42 +204,36 @@ def join_event(*, rejoins: bool) -> JoinCall:
     ids=["update", "pending", "optimize", "join", "rejoin", "reduce"],
 )
 @pytest.mark.parametrize("answered", ["never", "before", "while it leaves"])
-def test_leaving_before_and_after_the_answer(
+async def test_leaving_before_and_after_the_answer(
     bench: Bench,
     event: CallEvent,
     value: ReduceResult | None,
     told: PeerEvent,
     answered: str,
 ) -> None:
-    async def story() -> None:
-        waiting = bench.wait(event)
-        await asyncio.sleep(0)
-        if answered == "before":
-            bench.calls.resolve(1, value)
-        waiting.cancel()
-        if answered == "while it leaves":
-            bench.calls.resolve(1, value)
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    bench.run(story())
+    waiting = bench.wait(event)
+    await asyncio.sleep(0)
+    if answered == "before":
+        bench.calls.resolve(1, value)
+    waiting.cancel()
+    if answered == "while it leaves":
+        bench.calls.resolve(1, value)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
     assert bench.told[1:] == [LeaveCall(1, LEFT) if answered == "never" else told]
     assert len(bench.calls) == 0
 
 
 @pytest.mark.parametrize("leaves_first", [False, True])
-def test_leaving_after_a_failure(bench: Bench, leaves_first: bool) -> None:
-    async def story() -> None:
-        waiting = bench.wait(reduce_event())
-        await asyncio.sleep(0)
-        if leaves_first:
-            waiting.cancel()
-        bench.calls.reject(1, errors.CollectiveAborted(reason="peer 3 lost"))
+async def test_leaving_after_a_failure(bench: Bench, leaves_first: bool) -> None:
+    waiting = bench.wait(reduce_event())
+    await asyncio.sleep(0)
+    if leaves_first:
         waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    bench.run(story())
+    bench.calls.reject(1, errors.CollectiveAborted(reason="peer 3 lost"))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
     assert len(bench.told) == 1
 
 
@@ -289,35 +272,30 @@ def test_what_is_wrong_with_a_launch_raises_at_once(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_becomes_of_the_run_is_told_by_the_wait(bench: Bench, error: errors.PCCLError) -> None:
+async def test_what_becomes_of_the_run_is_told_by_the_wait(
+    bench: Bench, error: errors.PCCLError
+) -> None:
     bench.answer = reject_with(bench, error)
     ticket = bench.launch()
     assert bench.told == [reduce_event(ticket)]
-
-    async def story() -> None:
-        with pytest.raises(type(error), match=error.reason) as caught:
-            await bench.calls.finish(ticket)
-        assert type(caught.value) is type(error)
-
-    bench.run(story())
+    with pytest.raises(type(error), match=error.reason) as caught:
+        await bench.calls.finish(ticket)
+    assert type(caught.value) is type(error)
     assert bench.told[1:] == [Claim(ticket)]
 
 
-def test_a_ticket(bench: Bench) -> None:
-    async def story() -> None:
-        ticket = bench.launch()
-        assert not bench.calls.has_ended(ticket)
-        waits = [bench.loop.create_task(bench.calls.finish(ticket)) for _ in range(2)]
-        await asyncio.sleep(0)
-        waits[0].cancel()
-        await asyncio.sleep(0)
-        assert bench.told == [reduce_event(ticket)], "the reduce goes on"
-        bench.calls.resolve(ticket, RESULT)
-        assert bench.calls.has_ended(ticket)
-        assert await waits[1] == ReduceInfo(2, 0, 0, MEMBERS, 1, 2, "ring")
-        assert bench.told[1:] == [Claim(ticket)]
-
-    bench.run(story())
+async def test_a_ticket(bench: Bench) -> None:
+    ticket = bench.launch()
+    assert not bench.calls.has_ended(ticket)
+    waits = [bench.loop.create_task(bench.calls.finish(ticket)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    await asyncio.sleep(0)
+    assert bench.told == [reduce_event(ticket)], "the reduce goes on"
+    bench.calls.resolve(ticket, RESULT)
+    assert bench.calls.has_ended(ticket)
+    assert await waits[1] == ReduceInfo(2, 0, 0, MEMBERS, 1, 2, "ring")
+    assert bench.told[1:] == [Claim(ticket)]
 
 
 def test_a_ticket_that_is_forgotten_before_its_outcome(bench: Bench) -> None:

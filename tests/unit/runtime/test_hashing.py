@@ -91,24 +91,20 @@ def test_a_little_is_hashed_without_threads() -> None:
     assert memory.piece_map[0] == digests_of(array)[0]
 
 
-def test_threads_are_shared_and_end_with_the_last_user() -> None:
+async def test_threads_are_shared_and_end_with_the_last_user() -> None:
     memory = zeros_of(64 * PIECE_BYTES)
-
-    async def work() -> None:
-        loop = asyncio.get_running_loop()
-        first, second = PooledHasher(loop), PooledHasher(loop)
-        for hasher in (first, second, first):
-            await hasher.hash_pieces(memory, range(64))
-        assert len(workers()) == 2
-        first.close()
-        assert len(workers()) == 2
-        second.close()
-        assert workers() == []
-        first.close()  # a second time changes nothing
-        await first.hash_pieces(memory, range(64))  # and it may begin anew
-        first.close()
-
-    asyncio.run(work())
+    loop = asyncio.get_running_loop()
+    first, second = PooledHasher(loop), PooledHasher(loop)
+    for hasher in (first, second, first):
+        await hasher.hash_pieces(memory, range(64))
+    assert len(workers()) == 2
+    first.close()
+    assert len(workers()) == 2
+    second.close()
+    assert workers() == []
+    first.close()  # a second time changes nothing
+    await first.hash_pieces(memory, range(64))  # and it may begin anew
+    first.close()
 
 
 class Gate:

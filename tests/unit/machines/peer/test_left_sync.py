@@ -219,13 +219,18 @@ def go_on(group: Group) -> None:
         assert len(group.contents()) == 1
 
 
+@pytest.fixture
+def group() -> Group:
+    """A master, and three peers with the same contents."""
+    return Group()
+
+
 # -- a synchronization ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_all_leave_a_synchronization_and_call_it_again(later: bool) -> None:
+def test_all_leave_a_synchronization_and_call_it_again(group: Group, later: bool) -> None:
     """Everybody has what was elected: nobody has to receive anything."""
-    group = Group()
     for _ in range(2):
         group.leave(sync)
         assert not any(peer.machine.needs_resync for peer in group.peers)
@@ -238,8 +243,7 @@ def test_all_leave_a_synchronization_and_call_it_again(later: bool) -> None:
 
 
 @pytest.mark.parametrize("updates", [False, True])
-def test_all_leave_it_and_go_on_without_it(updates: bool) -> None:
-    group = Group()
+def test_all_leave_it_and_go_on_without_it(group: Group, updates: bool) -> None:
     assert kinds(group.call(sync)) == ALL_SYNCHRONIZED
     for turn in range(3):
         for peer in group.peers:
@@ -256,8 +260,7 @@ def test_all_leave_it_and_go_on_without_it(updates: bool) -> None:
     go_on(group)
 
 
-def test_a_newcomer_receives_what_all_left() -> None:
-    group = Group()
+def test_a_newcomer_receives_what_all_left(group: Group) -> None:
     group.leave(sync)
     group.join(Peer(group, b"other"))
     answers = group.call(sync)
@@ -269,9 +272,8 @@ def test_a_newcomer_receives_what_all_left() -> None:
 
 
 @pytest.mark.parametrize("mistaken", [False, True])
-def test_one_leaves_it_and_calls_again_while_the_others_go_on(mistaken: bool) -> None:
+def test_one_leaves_it_and_calls_again_while_the_others_go_on(group: Group, mistaken: bool) -> None:
     """It must not wait for a call that the others have behind them."""
-    group = Group()
     leaver, *others = group.peers
     group.leave(sync, leaver)
     theirs = group.begin(reduce, *others)
@@ -285,8 +287,7 @@ def test_one_leaves_it_and_calls_again_while_the_others_go_on(mistaken: bool) ->
     go_on(group)
 
 
-def test_a_call_that_is_not_the_same_is_a_new_one() -> None:
-    group = Group()
+def test_a_call_that_is_not_the_same_is_a_new_one(group: Group) -> None:
     leaver = group.peers[0]
     group.leave(sync)
     leaver.push()
@@ -308,17 +309,15 @@ def test_who_had_to_receive_something_is_behind() -> None:
     go_on(group)
 
 
-def test_who_had_another_revision_is_behind() -> None:
-    group = Group()
+def test_who_had_another_revision_is_behind(group: Group) -> None:
     ahead = group.peers[0]
     ahead.push(ahead.state.content)
     group.leave(sync)
     assert [peer.machine.needs_resync for peer in group.peers] == [False, True, True]
 
 
-def test_what_was_left_is_known_after_a_rejoin() -> None:
+def test_what_was_left_is_known_after_a_rejoin(group: Group) -> None:
     """All leave a synchronization, then a collective, and connect again."""
-    group = Group()
     group.leave(sync)
     group.leave(reduce)
     assert kinds(group.call(update)) == [errors.ResyncRequired] * 3
@@ -329,9 +328,8 @@ def test_what_was_left_is_known_after_a_rejoin() -> None:
     go_on(group)
 
 
-def test_the_call_returned_and_its_caller_had_left() -> None:
+def test_the_call_returned_and_its_caller_had_left(group: Group) -> None:
     """The same, but the outcome was there before anybody left."""
-    group = Group()
     group.call(sync)
     operation = OperationId(1, 0, group.master.membership.newest_view(0), SYNC_TAG, 0)
     for peer in group.peers:
@@ -341,8 +339,7 @@ def test_the_call_returned_and_its_caller_had_left() -> None:
     go_on(group)
 
 
-def test_a_comparison_that_returned_unnoticed_changes_nothing() -> None:
-    group = Group()
+def test_a_comparison_that_returned_unnoticed_changes_nothing(group: Group) -> None:
     group.call(sync)
     for peer in group.peers:
         looks = replace(peer.state, purpose=SyncPurpose.VERIFY)
@@ -354,8 +351,7 @@ def test_a_comparison_that_returned_unnoticed_changes_nothing() -> None:
     assert kinds(group.call(reduce)) == [pe.ReduceResult] * 3
 
 
-def test_a_state_of_another_layout_is_no_heir_of_what_was_left() -> None:
-    group = Group()
+def test_a_state_of_another_layout_is_no_heir_of_what_was_left(group: Group) -> None:
     group.leave(sync)
     for peer in group.peers[:1]:
         peer.state = replace(FRESH, revision=1, layout=b"another")
@@ -368,9 +364,8 @@ def test_a_state_of_another_layout_is_no_heir_of_what_was_left() -> None:
 
 @pytest.mark.parametrize("pushed", [False, True])
 @pytest.mark.parametrize("how", ["sync", "connect"])
-def test_all_leave_a_collective(how: str, pushed: bool) -> None:
+def test_all_leave_a_collective(group: Group, how: str, pushed: bool) -> None:
     """Nobody has the result: what was there before it is what all have."""
-    group = Group()
     group.call(sync)
     for peer in group.peers:
         peer.push()
@@ -388,9 +383,8 @@ def test_all_leave_a_collective(how: str, pushed: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["sync", "connect"])
-def test_one_has_taken_the_result(how: str) -> None:
+def test_one_has_taken_the_result(group: Group, how: str) -> None:
     """It is what the others receive, also if they say that theirs is of the same revision."""
-    group = Group()
     group.call(sync)
     *leaving, staying = group.peers
     group.leave(reduce, *leaving)
@@ -405,9 +399,8 @@ def test_one_has_taken_the_result(how: str) -> None:
     go_on(group)
 
 
-def test_one_has_taken_the_result_and_not_said_so() -> None:
+def test_one_has_taken_the_result_and_not_said_so(group: Group) -> None:
     """What it has is not given up for what the others had before."""
-    group = Group()
     group.call(sync)
     *leaving, staying = group.peers
     group.leave(reduce, *leaving)

@@ -156,6 +156,16 @@ class Bench:
         lane.sink.complete()
 
 
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def lane() -> FakeLane:
+    return FakeLane()
+
+
 RING_OF_THREE = (OTHER, ME, STRANGER)
 """Segments come from OTHER and go to STRANGER."""
 
@@ -174,9 +184,7 @@ def ints(*values: int) -> bytes:
 # receives partials of chunk 1 at step 0 (and owns it), and takes the final chunk 0 at step 1.
 
 
-def test_a_reduce_of_two() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_reduce_of_two(bench: Bench, lane: Any) -> None:
     send, recv = np.arange(8, dtype=np.int32), np.full(8, -1, np.int32)
     bench.post(OPERATION, send, recv)
     bench.plane.begin(OPERATION)
@@ -199,9 +207,10 @@ def test_a_reduce_of_two() -> None:
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.STAR, Algorithm.MESH])
 @pytest.mark.parametrize("committed", [True, False])
-def test_an_operation_that_is_over_holds_nothing(algorithm: Algorithm, committed: bool) -> None:
+def test_an_operation_that_is_over_holds_nothing(
+    bench: Bench, algorithm: Algorithm, committed: bool
+) -> None:
     """Memory that is lent is large: it must not wait for the collector of reference cycles."""
-    bench = Bench()
     send, recv = np.arange(8, dtype=np.int32), np.zeros(8, np.int32)
     lent = [weakref.ref(send), weakref.ref(recv)]
     descriptor = Descriptor(DataType.INT32, ReduceOp.SUM, 8, algorithm=algorithm)
@@ -217,9 +226,7 @@ def test_an_operation_that_is_over_holds_nothing(algorithm: Algorithm, committed
         gc.enable()
 
 
-def test_payload_is_read_into_the_result_itself() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_payload_is_read_into_the_result_itself(bench: Bench, lane: Any) -> None:
     recv = np.zeros(8, np.int32)
     bench.post(OPERATION, np.ones(8, np.int32), recv)
     bench.start(lane, data(0, 16))
@@ -228,9 +235,7 @@ def test_payload_is_read_into_the_result_itself() -> None:
     assert np.frombuffer(memory, np.uint8).ctypes.data == recv.ctypes.data + 16 + 3
 
 
-def test_second_copies_count_once() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_second_copies_count_once(bench: Bench, lane: Any) -> None:
     recv = np.zeros(8, np.int32)
     bench.post(OPERATION, np.ones(8, np.int32), recv)
     bench.plane.begin(OPERATION)
@@ -241,8 +246,7 @@ def test_second_copies_count_once() -> None:
     assert len(bench.link.sent) == before + 1
 
 
-def test_of_two_lanes_with_the_same_segment_the_newest_has_the_place() -> None:
-    bench = Bench()
+def test_of_two_lanes_with_the_same_segment_the_newest_has_the_place(bench: Bench) -> None:
     old: Any = FakeLane()
     new: Any = FakeLane()
     recv = np.zeros(8, np.int32)
@@ -257,9 +261,9 @@ def test_of_two_lanes_with_the_same_segment_the_newest_has_the_place() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_nothing_is_written_after_the_end_and_the_input_is_restored(in_place: bool) -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_nothing_is_written_after_the_end_and_the_input_is_restored(
+    bench: Bench, lane: Any, in_place: bool
+) -> None:
     send = np.arange(8, dtype=np.int32)
     recv = send if in_place else np.zeros(8, np.int32)
     bench.post(OPERATION, send, recv)
@@ -278,9 +282,7 @@ def test_nothing_is_written_after_the_end_and_the_input_is_restored(in_place: bo
     assert bench.done == []
 
 
-def test_restored_also_after_the_own_part_was_complete() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_restored_also_after_the_own_part_was_complete(bench: Bench, lane: Any) -> None:
     buffer = np.arange(8, dtype=np.int32)
     bench.post(OPERATION, buffer)
     bench.plane.begin(OPERATION)
@@ -293,9 +295,9 @@ def test_restored_also_after_the_own_part_was_complete() -> None:
 
 
 @pytest.mark.parametrize("operation", [STALE, NEXT])
-def test_frames_of_another_attempt_are_drained(operation: OperationId) -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_frames_of_another_attempt_are_drained(
+    bench: Bench, lane: Any, operation: OperationId
+) -> None:
     recv = np.zeros(8, np.int32)
     bench.post(OPERATION, np.ones(8, np.int32), recv)
     bench.frame(lane, data(0, 16, operation=operation), ints(9, 9))
@@ -316,17 +318,15 @@ def test_frames_of_another_attempt_are_drained(operation: OperationId) -> None:
         (FrameHeader(FrameKind.HAVE, OPERATION, 0, 0, 2 << 20), OTHER),
     ],
 )
-def test_frames_that_nobody_may_send(header: FrameHeader, peer: PeerId) -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_frames_that_nobody_may_send(
+    bench: Bench, lane: Any, header: FrameHeader, peer: PeerId
+) -> None:
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
     with pytest.raises(RemoteProtocolError):
         bench.start(lane, header, peer)
 
 
-def test_early_frames_wait_for_their_operation() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_early_frames_wait_for_their_operation(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
     bench.frame(lane, data(0, 16), ints(400, 500))
     half = data(0, 24)
@@ -340,9 +340,7 @@ def test_early_frames_wait_for_their_operation() -> None:
     assert recv.tolist() == [0, 0, 0, 0, 404, 505, 606, 707]
 
 
-def test_early_frames_are_bounded() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_early_frames_are_bounded(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
     chunk = 64 << 10
     for number in range(3):
@@ -351,9 +349,7 @@ def test_early_frames_are_bounded() -> None:
         bench.start(lane, data(0, 3 * chunk, chunk))
 
 
-def test_early_frames_of_closed_views_are_forgotten() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_early_frames_of_closed_views_are_forgotten(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
     chunk = 200 << 10
     bench.frame(lane, data(0, 0, chunk), bytes(chunk))
@@ -362,8 +358,7 @@ def test_early_frames_of_closed_views_are_forgotten() -> None:
     bench.frame(lane, data(0, 0, chunk, NEXT), bytes(chunk))
 
 
-def test_an_early_frame_cut_off_gives_its_memory_back() -> None:
-    bench = Bench()
+def test_an_early_frame_cut_off_gives_its_memory_back(bench: Bench) -> None:
     bench.coming.add(OPERATION)
     chunk = 200 << 10
     for _ in range(3):
@@ -372,9 +367,7 @@ def test_an_early_frame_cut_off_gives_its_memory_back() -> None:
         lane.sink.lost()
 
 
-def test_early_frames_that_make_no_sense_close_the_link() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_early_frames_that_make_no_sense_close_the_link(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
     bench.frame(lane, data(0, 17), ints(1, 2))
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
@@ -384,9 +377,7 @@ def test_early_frames_that_make_no_sense_close_the_link() -> None:
 # -- ahead of the start ------------------------------------------------------------------------
 
 
-def test_what_goes_ahead_says_what_was_asked_for() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_what_goes_ahead_says_what_was_asked_for(bench: Bench, lane: Any) -> None:
     bench.go_ahead(OPERATION, np.arange(8, dtype=np.int32))
     what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 8))
     assert [header for header, _ in bench.link.sent] == [
@@ -399,10 +390,8 @@ def test_what_goes_ahead_says_what_was_asked_for() -> None:
     assert len(bench.link.sent) == 4
 
 
-def test_of_another_descriptor_nothing_is_taken() -> None:
+def test_of_another_descriptor_nothing_is_taken(bench: Bench, lane: Any) -> None:
     """Else one could be done with a result of two different things."""
-    bench = Bench()
-    lane: Any = FakeLane()
     bench.go_ahead(OPERATION, np.arange(8, dtype=np.int32))
     other = fingerprint(Descriptor(DataType.INT32, ReduceOp.MAX, 8))
     for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
@@ -414,9 +403,7 @@ def test_of_another_descriptor_nothing_is_taken() -> None:
     assert not bench.link.closed  # the master tells everybody who has asked for what
 
 
-def test_of_another_descriptor_nothing_is_a_fault_before_the_start() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_of_another_descriptor_nothing_is_a_fault_before_the_start(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
     what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 1 << 20))
     larger = replace(data(0, 1 << 20, 4), what=what)
@@ -435,10 +422,8 @@ def test_of_another_descriptor_nothing_is_a_fault_before_the_start() -> None:
         bench.start(lane, larger)
 
 
-def test_who_waits_for_the_start_sends_nothing_on_before_it() -> None:
+def test_who_waits_for_the_start_sends_nothing_on_before_it(bench: Bench, lane: Any) -> None:
     """Otherwise it would send ahead what it has no account of."""
-    bench = Bench()
-    lane: Any = FakeLane()
     bench.coming.add(OPERATION)
     bench.frame(lane, data(0, 16), ints(10, 20))
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
@@ -452,8 +437,7 @@ def test_who_waits_for_the_start_sends_nothing_on_before_it() -> None:
     assert len(bench.link.sent) == 4
 
 
-def test_a_lane_is_not_suspect_before_the_start() -> None:
-    bench = Bench()
+def test_a_lane_is_not_suspect_before_the_start(bench: Bench) -> None:
     bench.go_ahead(OPERATION, np.arange(8, dtype=np.int32))
     assert not bench.plane.uses(OTHER)  # it may not have made the call
     bench.plane.begin(OPERATION)
@@ -461,9 +445,9 @@ def test_a_lane_is_not_suspect_before_the_start() -> None:
     assert len(bench.link.sent) == 2  # it had begun
 
 
-def test_a_question_that_comes_early_is_answered_when_the_operation_is_posted() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_question_that_comes_early_is_answered_when_the_operation_is_posted(
+    bench: Bench, lane: Any
+) -> None:
     bench.coming.add(OPERATION)
     bench.frame(lane, data(0, 16), ints(10, 20))
     for number in (1, 2):
@@ -474,9 +458,7 @@ def test_a_question_that_comes_early_is_answered_when_the_operation_is_posted() 
     assert lane.said == [(FrameHeader(FrameKind.HAVE, OPERATION, 0, 2, 1), b"\x01")]
 
 
-def test_early_questions_are_bounded() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_early_questions_are_bounded(bench: Bench, lane: Any) -> None:
     bench.coming.update(replace(OPERATION, n=n) for n in range(6000))
     for n in range((256 << 10) // HEADER_BYTES):
         bench.frame(lane, replace(query(1), operation=replace(OPERATION, n=n)), b"")
@@ -507,9 +489,8 @@ def sending() -> Bench:
     return bench
 
 
-def test_after_a_lost_link_only_what_is_lacking_is_sent_again() -> None:
+def test_after_a_lost_link_only_what_is_lacking_is_sent_again(lane: Any) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.link.is_up = False
     bench.lose(0, 1)
     bench.frame(lane, data(0, 16), ints(400, 500))  # ready for step 1: waits in the link
@@ -526,10 +507,9 @@ def test_after_a_lost_link_only_what_is_lacking_is_sent_again() -> None:
     assert bench.link.numbers == [0, 1, 2, 1, 3]
 
 
-def test_of_several_lanes_one_is_lost() -> None:
+def test_of_several_lanes_one_is_lost(lane: Any) -> None:
     """Asked at once: only what was on it, and is lacking, is sent again, and once."""
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(1)
     assert bench.link.asked == [query(1)]
     assert bench.link.sent == []  # it may have arrived
@@ -542,9 +522,8 @@ def test_of_several_lanes_one_is_lost() -> None:
     assert bench.link.asked == [query(1)]
 
 
-def test_a_lost_lane_whose_segments_have_arrived() -> None:
+def test_a_lost_lane_whose_segments_have_arrived(lane: Any) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0, 1)
     bench.answer(lane, 1, 0b0011)
     assert bench.link.sent == []
@@ -562,8 +541,7 @@ def test_a_lane_that_carried_nothing_of_it() -> None:
     assert bench.link.asked == []
 
 
-def test_a_link_that_was_never_up_has_nothing_doubtful() -> None:
-    bench = Bench()
+def test_a_link_that_was_never_up_has_nothing_doubtful(bench: Bench) -> None:
     bench.link.is_up = False
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
     bench.plane.begin(OPERATION)
@@ -573,9 +551,8 @@ def test_a_link_that_was_never_up_has_nothing_doubtful() -> None:
     assert bench.link.numbers == [0, 1]
 
 
-def test_two_losses_are_settled_by_the_newest_answer() -> None:
+def test_two_losses_are_settled_by_the_newest_answer(lane: Any) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0)
     bench.lose(1)
     assert bench.link.asked == [query(1), query(2)]
@@ -585,10 +562,9 @@ def test_two_losses_are_settled_by_the_newest_answer() -> None:
     assert len(bench.link.sent) == 2
 
 
-def test_an_answer_says_nothing_about_what_was_lost_after_the_question() -> None:
+def test_an_answer_says_nothing_about_what_was_lost_after_the_question(lane: Any) -> None:
     """Number 1 was on its way on the second lane when the answer to the first loss was given."""
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0)
     bench.lose(1)
     bench.answer(lane, 1, 0b0000)
@@ -597,9 +573,8 @@ def test_an_answer_says_nothing_about_what_was_lost_after_the_question() -> None
     assert len(bench.link.sent) == 1
 
 
-def test_a_repeated_segment_that_is_lost_again() -> None:
+def test_a_repeated_segment_that_is_lost_again(lane: Any) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0, 1)
     bench.answer(lane, 1, 0b0010)
     bench.lose(0)
@@ -612,10 +587,9 @@ def test_a_repeated_segment_that_is_lost_again() -> None:
     assert transfer.tx_bytes == 32
 
 
-def test_the_same_segment_in_doubt_twice_is_sent_again_once() -> None:
+def test_the_same_segment_in_doubt_twice_is_sent_again_once(lane: Any) -> None:
     """Two copies were under way on two lanes, and both lanes are lost."""
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0)
     bench.lose(0)
     bench.answer(lane, 1, 0b0000)
@@ -636,9 +610,8 @@ def test_every_lane_that_comes_up_is_asked() -> None:
 
 
 @pytest.mark.parametrize(("losses", "question"), [(0, 0), (0, 1), (2, 0), (2, 3)])
-def test_an_answer_to_a_question_that_nobody_asked(losses: int, question: int) -> None:
+def test_an_answer_to_a_question_that_nobody_asked(lane: Any, losses: int, question: int) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     for number in range(losses):
         bench.lose(number)
     with pytest.raises(RemoteProtocolError, match=f"{question}, but was asked only {losses}"):
@@ -649,9 +622,8 @@ def test_an_answer_to_a_question_that_nobody_asked(losses: int, question: int) -
     assert len(bench.link.sent) == losses
 
 
-def test_answers_of_anybody_else_say_nothing() -> None:
+def test_answers_of_anybody_else_say_nothing(lane: Any) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0, 1)
     bench.answer(lane, 1, 0b0000, peer=STRANGER)
     other = FrameHeader(FrameKind.HAVE, NEXT, 0, 1, 1)
@@ -660,9 +632,8 @@ def test_answers_of_anybody_else_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 2, 100])
-def test_an_answer_of_the_wrong_length(length: int) -> None:
+def test_an_answer_of_the_wrong_length(lane: Any, length: int) -> None:
     bench = sending()
-    lane: Any = FakeLane()
     bench.lose(0, 1)
     with pytest.raises(RemoteProtocolError, match=f"a bitmap of {length} bytes for "):
         bench.frame(lane, FrameHeader(FrameKind.HAVE, OPERATION, 0, 1, length), bytes(length))
@@ -670,9 +641,7 @@ def test_an_answer_of_the_wrong_length(length: int) -> None:
     assert bench.link.sent == []
 
 
-def test_a_query_is_answered_on_its_lane_with_what_is_here() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_query_is_answered_on_its_lane_with_what_is_here(bench: Bench, lane: Any) -> None:
     another: Any = FakeLane()
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
     bench.frame(another, data(0, 24), ints(1, 1))
@@ -682,18 +651,16 @@ def test_a_query_is_answered_on_its_lane_with_what_is_here() -> None:
 
 
 @pytest.mark.parametrize("operation", [STALE, NEXT])
-def test_a_query_of_another_attempt_is_not_answered(operation: OperationId) -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_query_of_another_attempt_is_not_answered(
+    bench: Bench, lane: Any, operation: OperationId
+) -> None:
     bench.post(OPERATION, np.ones(8, np.int32), np.zeros(8, np.int32))
     bench.frame(lane, FrameHeader(FrameKind.QUERY, operation, 0, 1, 0), b"")
     bench.frame(lane, query(1), b"", peer=STRANGER)  # not upstream
     assert lane.said == []
 
 
-def test_a_link_is_used_while_anything_may_be_under_way_on_it() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_link_is_used_while_anything_may_be_under_way_on_it(bench: Bench, lane: Any) -> None:
     bench.post(OPERATION, np.arange(8, dtype=np.int32), np.zeros(8, np.int32))
     assert not bench.plane.uses(OTHER)  # somebody has not asked yet, which may take hours
     bench.plane.begin(OPERATION)
@@ -717,8 +684,7 @@ def digest_of(*segments: bytes) -> bytes:
     return digest.value()
 
 
-def test_the_root_of_a_broadcast_is_done_as_soon_as_it_begins() -> None:
-    bench = Bench()
+def test_the_root_of_a_broadcast_is_done_as_soon_as_it_begins(bench: Bench) -> None:
     buffer = np.arange(5, dtype=np.int32)
     bench.broadcast(buffer, root=1)
     assert (bench.links[STRANGER].sent, bench.done) == ([], [])
@@ -757,16 +723,13 @@ def test_the_engine_may_look_and_end_from_within_on_done() -> None:
 
 
 @pytest.mark.parametrize("header", [data(0, 0), data(1, 0), data(2, 0), data(65535, 0)])
-def test_the_root_of_a_broadcast_is_sent_nothing(header: FrameHeader) -> None:
-    bench = Bench()
+def test_the_root_of_a_broadcast_is_sent_nothing(bench: Bench, header: FrameHeader) -> None:
     bench.broadcast(np.ones(4, np.int32), root=1)
     with pytest.raises(RemoteProtocolError, match="not upstream"):
         bench.start(FakeLane(), header)
 
 
-def test_a_rank_in_the_middle_forwards_what_arrives() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_a_rank_in_the_middle_forwards_what_arrives(bench: Bench, lane: Any) -> None:
     buffer = np.zeros(4, np.int32)
     bench.broadcast(buffer, root=0)
     bench.plane.begin(OPERATION)
@@ -785,10 +748,8 @@ def test_a_rank_in_the_middle_forwards_what_arrives() -> None:
     assert buffer.tolist() == [5, 6, 7, 8]
 
 
-def test_nobody_is_done_before_it_has_begun() -> None:
+def test_nobody_is_done_before_it_has_begun(bench: Bench, lane: Any) -> None:
     """The news that all have asked may come later than all the data."""
-    bench = Bench()
-    lane: Any = FakeLane()
     bench.broadcast(np.zeros(2, np.int32), root=0)
     bench.frame(lane, data(0, 0), ints(5, 6))
     assert bench.done == []
@@ -797,9 +758,7 @@ def test_nobody_is_done_before_it_has_begun() -> None:
     assert bench.done == [(OPERATION, digest_of(ints(5, 6)))]
 
 
-def test_an_aborted_broadcast_leaves_the_buffer_as_it_was() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_an_aborted_broadcast_leaves_the_buffer_as_it_was(bench: Bench, lane: Any) -> None:
     buffer = np.arange(6, dtype=np.int32)
     bench.broadcast(buffer, root=0)
     bench.plane.begin(OPERATION)
@@ -815,9 +774,7 @@ def test_an_aborted_broadcast_leaves_the_buffer_as_it_was() -> None:
     assert bench.done == []
 
 
-def test_after_a_lost_link_the_root_repeats_what_is_lacking() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_after_a_lost_link_the_root_repeats_what_is_lacking(bench: Bench, lane: Any) -> None:
     link = bench.links[STRANGER]
     bench.broadcast(np.arange(6, dtype=np.int32), root=1)
     bench.plane.begin(OPERATION)
@@ -828,9 +785,7 @@ def test_after_a_lost_link_the_root_repeats_what_is_lacking() -> None:
     assert link.sent == [(data(0, 8), ints(2, 3))]
 
 
-def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers(bench: Bench, lane: Any) -> None:
     bench.broadcast(np.zeros(4, np.int32), root=2)  # STRANGER, OTHER, ME
     bench.links[STRANGER].is_up = False
     bench.plane.begin(OPERATION)
@@ -844,9 +799,7 @@ def test_the_last_rank_of_a_broadcast_asks_nothing_and_answers() -> None:
     assert bench.links[STRANGER].asked == []
 
 
-def test_who_left_after_he_was_done_repeats_from_a_copy() -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_who_left_after_he_was_done_repeats_from_a_copy(bench: Bench, lane: Any) -> None:
     link = bench.links[STRANGER]
     buffer = np.arange(6, dtype=np.int32)
     bench.broadcast(buffer, root=1)
@@ -863,9 +816,9 @@ def test_who_left_after_he_was_done_repeats_from_a_copy() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_who_leaves_after_he_was_done_has_his_input(in_place: bool) -> None:
-    bench = Bench()
-    lane: Any = FakeLane()
+def test_who_leaves_after_he_was_done_has_his_input(
+    bench: Bench, lane: Any, in_place: bool
+) -> None:
     send = np.arange(8, dtype=np.int32)
     recv = send if in_place else np.zeros(8, np.int32)
     bench.post(OPERATION, send, recv)
@@ -888,8 +841,7 @@ def test_who_leaves_after_he_was_done_has_his_input(in_place: bool) -> None:
 # -- barrier -----------------------------------------------------------------------------------
 
 
-def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
-    bench = Bench()
+def test_a_barrier_moves_nothing_and_is_done_as_it_begins(bench: Bench) -> None:
     bench.plane.post(OPERATION, Descriptor.barrier(), None, RING_OF_THREE, ME)
     assert bench.done == []
     bench.plane.begin(OPERATION)
@@ -910,9 +862,10 @@ def test_a_barrier_moves_nothing_and_is_done_as_it_begins() -> None:
 # -- gaps ------------------------------------------------------------------------------------------
 
 
-def test_behind_a_gap_segments_come_from_the_one_before_it_and_from_nobody_else() -> None:
+def test_behind_a_gap_segments_come_from_the_one_before_it_and_from_nobody_else(
+    bench: Bench, lane: Any
+) -> None:
     """The chain was STRANGER, OTHER, ME; then OTHER is lost."""
-    bench = Bench()
     buffer = np.zeros(4, np.int32)
     bench.broadcast(buffer, root=2)
     bench.plane.begin(OPERATION)
@@ -921,7 +874,6 @@ def test_behind_a_gap_segments_come_from_the_one_before_it_and_from_nobody_else(
     half: Any = FakeLane()
     bench.start(half, data(1, 8))
     bench.read(half, ints(9, 9)[:3], 0)
-    lane: Any = FakeLane()
     with pytest.raises(RemoteProtocolError, match="not upstream"):
         bench.start(lane, data(1, 8), STRANGER)
     assert bench.plane.close_gap(OPERATION, STRANGER, 1)
@@ -938,11 +890,12 @@ def test_behind_a_gap_segments_come_from_the_one_before_it_and_from_nobody_else(
     assert len(bench.done) == 1
 
 
-def test_a_gap_is_not_closed_without_what_only_the_lost_ones_have_or_without_a_link() -> None:
+def test_a_gap_is_not_closed_without_what_only_the_lost_ones_have_or_without_a_link(
+    lane: Any,
+) -> None:
     bench = Bench()
     bench.broadcast(np.zeros(4, np.int32), root=0)  # OTHER is the root
     bench.plane.begin(OPERATION)
-    lane: Any = FakeLane()
     bench.frame(lane, data(0, 0), ints(1, 2))
     assert not bench.plane.close_gap(OPERATION, STRANGER, 1)
     bench.frame(lane, data(0, 8), ints(3, 4))
@@ -955,9 +908,8 @@ def test_a_gap_is_not_closed_without_what_only_the_lost_ones_have_or_without_a_l
     assert not bench.plane.uses(STRANGER)
 
 
-def test_across_a_gap_goes_what_is_missing_behind_it() -> None:
+def test_across_a_gap_goes_what_is_missing_behind_it(bench: Bench, lane: Any) -> None:
     """The chain is ME, STRANGER, OTHER; then STRANGER is lost, with all that was sent to it."""
-    bench = Bench()
     bench.broadcast(np.array([1, 2, 3, 4], np.int32), root=1)
     bench.plane.begin(OPERATION)
     assert len(bench.links[STRANGER].sent) == 2
@@ -970,7 +922,6 @@ def test_across_a_gap_goes_what_is_missing_behind_it() -> None:
     bench.plane.send_across(OPERATION, OTHER, 1)  # told twice
     bench.lose(0, 1, peer=STRANGER)  # the lane to the lost one ends
     assert bench.link.asked == [question]
-    lane: Any = FakeLane()
     bench.answer(lane, 1, 0b01)
     assert bench.link.sent == [(data(1, 8), ints(3, 4))]
     bench.lose(1)  # the lane that it was given
@@ -981,12 +932,10 @@ def test_across_a_gap_goes_what_is_missing_behind_it() -> None:
     assert bench.link.revoked == [OPERATION]
 
 
-def test_what_becomes_final_later_goes_across_at_once() -> None:
+def test_what_becomes_final_later_goes_across_at_once(bench: Bench, lane: Any) -> None:
     """The chain is OTHER, ME, STRANGER in a ring; everything behind the gap is there already."""
-    bench = Bench()
     bench.broadcast(np.zeros(4, np.int32), root=0)
     bench.plane.begin(OPERATION)
-    lane: Any = FakeLane()
     bench.frame(lane, data(0, 0), ints(1, 2))
     bench.plane.send_across(OPERATION, OTHER, 1)  # the root: it needs nothing
     bench.frame(lane, data(0, 8), ints(3, 4))

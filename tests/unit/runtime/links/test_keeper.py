@@ -255,39 +255,54 @@ class World:
         assert self.elder.ups_and_downs == self.young.ups_and_downs == [True]
 
 
+Story = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def between(
+    elder: int = 0, young: int = 0, *, steady: bool = False, **options: Any
+) -> Callable[[Story], Callable[[], None]]:
+    """Make a test of a story in such a world. ``steady``: its link is never down."""
+
+    def make(story: Story) -> Callable[[], None]:
+        def test() -> None:
+            world = World(elder, young, **options).run(story)
+            if steady:
+                world.check_never_down()
+
+        return test
+
+    return make
+
+
 # -- how many ------------------------------------------------------------------------------------
 
 
-def test_the_lanes_behind_the_first_are_dialled_when_the_link_is_used() -> None:
-    async def main(world: World) -> None:
-        await world.sleep(60 * NS_PER_S)
-        assert world.numbers() == [0]
-        assert len(world.dials_ns) == 1
-        await world.use()
-        assert world.numbers() == [0, 1, 2, 3]
-        await world.use()
-        await world.sleep(60 * NS_PER_S)
-        assert world.numbers() == [0, 1, 2, 3]
-        assert len(world.dials_ns) == 4
-        assert world.elder.frames.lost == world.young.frames.lost == []
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_the_lanes_behind_the_first_are_dialled_when_the_link_is_used(world: World) -> None:
+    await world.sleep(60 * NS_PER_S)
+    assert world.numbers() == [0]
+    assert len(world.dials_ns) == 1
+    await world.use()
+    assert world.numbers() == [0, 1, 2, 3]
+    await world.use()
+    await world.sleep(60 * NS_PER_S)
+    assert world.numbers() == [0, 1, 2, 3]
+    assert len(world.dials_ns) == 4
+    assert world.elder.frames.lost == world.young.frames.lost == []
 
 
-def test_a_link_that_is_used_before_it_is_up_gets_its_lanes_when_it_is() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == []
-        for side in world.sides:
-            assert not any(side.ups_and_downs)
-            assert all("connection refused" in str(change.reason) for change in side.changes)
-        await world.elder.listen()
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == [0, 1, 2, 3, 4]
-        assert [side.ups_and_downs.count(True) for side in world.sides] == [1, 1]
-
-    World(5, 0, elder_listens=False, young_listens=False).run(main)
+@between(5, 0, elder_listens=False, young_listens=False)
+async def test_a_link_that_is_used_before_it_is_up_gets_its_lanes_when_it_is(world: World) -> None:
+    await world.use()
+    await world.sleep(NS_PER_S)
+    assert world.numbers() == []
+    for side in world.sides:
+        assert not any(side.ups_and_downs)
+        assert all("connection refused" in str(change.reason) for change in side.changes)
+    await world.elder.listen()
+    await world.sleep(NS_PER_S)
+    assert world.numbers() == [0, 1, 2, 3, 4]
+    assert [side.ups_and_downs.count(True) for side in world.sides] == [1, 1]
 
 
 @pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
@@ -316,92 +331,78 @@ def test_the_number_of_lanes(
     World(elder, young, near).run(main).check_never_down()
 
 
-def test_no_link_has_more_lanes_than_there_are_numbers() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        assert world.numbers() == list(range(256))
-
-    World(1000, 0).run(main).check_never_down()
+@between(1000, 0, steady=True)
+async def test_no_link_has_more_lanes_than_there_are_numbers(world: World) -> None:
+    await world.use()
+    assert world.numbers() == list(range(256))
 
 
-def test_without_a_collective_on_the_dialling_side_there_is_one_lane() -> None:
-    async def main(world: World) -> None:
-        world.elder.keeper.use((YOUNG,))
-        await world.sleep(10 * NS_PER_S)
-        assert world.numbers() == [0]
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_without_a_collective_on_the_dialling_side_there_is_one_lane(world: World) -> None:
+    world.elder.keeper.use((YOUNG,))
+    await world.sleep(10 * NS_PER_S)
+    assert world.numbers() == [0]
 
 
 # -- how many, if nobody was told ------------------------------------------------------------------
 
 
-def test_links_that_are_used_together_share_the_connections() -> None:
-    async def main(world: World) -> None:
-        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
-        world.young.keeper.want(there)
-        world.young.keeper.use(member.peer for member in there)
-        await world.settle()
-        assert world.numbers() == [0, 1, 2, 3]
-        assert len(world.dials_ns) == 4
-
-    World().run(main).check_never_down()
+@between(steady=True)
+async def test_links_that_are_used_together_share_the_connections(world: World) -> None:
+    there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+    world.young.keeper.want(there)
+    world.young.keeper.use(member.peer for member in there)
+    await world.settle()
+    assert world.numbers() == [0, 1, 2, 3]
+    assert len(world.dials_ns) == 4
 
 
-def test_what_is_more_than_its_share_is_closed_once_it_is_idle() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        assert world.numbers() == list(range(16))
-        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
-        world.young.lanes[9].carried[OPERATION] = [7]
-        world.young.keeper.want(there)
-        world.young.keeper.use(member.peer for member in there)
-        await world.sleep(TICK_NS + SETTLED_NS)
-        assert world.numbers() == [0, 1, 2, 3, 9]
-        del world.young.lanes[9].carried[OPERATION]
-        await world.sleep(TICK_NS)
-        assert world.numbers() == [0, 1, 2, 3]
-        assert len(world.elder.frames.lost) == 12
-
-    World().run(main).check_never_down()
+@between(steady=True)
+async def test_what_is_more_than_its_share_is_closed_once_it_is_idle(world: World) -> None:
+    await world.use()
+    assert world.numbers() == list(range(16))
+    there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+    world.young.lanes[9].carried[OPERATION] = [7]
+    world.young.keeper.want(there)
+    world.young.keeper.use(member.peer for member in there)
+    await world.sleep(TICK_NS + SETTLED_NS)
+    assert world.numbers() == [0, 1, 2, 3, 9]
+    del world.young.lanes[9].carried[OPERATION]
+    await world.sleep(TICK_NS)
+    assert world.numbers() == [0, 1, 2, 3]
+    assert len(world.elder.frames.lost) == 12
 
 
-def test_a_number_that_was_told_is_not_shared() -> None:
-    async def main(world: World) -> None:
-        there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
-        world.young.keeper.want(there)
-        world.young.keeper.use(member.peer for member in there)
-        await world.sleep(TICK_NS + SETTLED_NS)
-        assert world.numbers() == list(range(20))
-
-    World(20, 0).run(main).check_never_down()
+@between(20, 0, steady=True)
+async def test_a_number_that_was_told_is_not_shared(world: World) -> None:
+    there = (world.elder.member, *(Member(peer, "nowhere", 1) for peer in NOT_THERE))
+    world.young.keeper.want(there)
+    world.young.keeper.use(member.peer for member in there)
+    await world.sleep(TICK_NS + SETTLED_NS)
+    assert world.numbers() == list(range(20))
 
 
 # -- who may have them -----------------------------------------------------------------------------
 
 
-def test_a_newcomer_gets_one_lane_until_it_is_wanted() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(10 * NS_PER_S)
-        assert list(world.elder.lanes) == [0]
-        assert world.elder.frames.lost == []
-        world.elder.keeper.want((world.young.member,))
-        await world.sleep(NS_PER_S)  # its next attempts, each after half a second
-        assert world.numbers() == [0, 1, 2, 3]
-
-    World(4, 4, elder_wants=False).run(main).check_never_down()
+@between(4, 4, elder_wants=False, steady=True)
+async def test_a_newcomer_gets_one_lane_until_it_is_wanted(world: World) -> None:
+    await world.use()
+    await world.sleep(10 * NS_PER_S)
+    assert list(world.elder.lanes) == [0]
+    assert world.elder.frames.lost == []
+    world.elder.keeper.want((world.young.member,))
+    await world.sleep(NS_PER_S)  # its next attempts, each after half a second
+    assert world.numbers() == [0, 1, 2, 3]
 
 
-def test_the_lanes_of_a_newcomer_that_leaves_are_forgotten() -> None:
-    async def main(world: World) -> None:
-        world.young.keeper.want(())
-        await world.settle()
-        assert world.elder.links.all() == []
-        assert world.elder.ups_and_downs == [True, False]
-        assert world.elder.frames.known == set()
-
-    World(elder_wants=False).run(main)
+@between(elder_wants=False)
+async def test_the_lanes_of_a_newcomer_that_leaves_are_forgotten(world: World) -> None:
+    world.young.keeper.want(())
+    await world.settle()
+    assert world.elder.links.all() == []
+    assert world.elder.ups_and_downs == [True, False]
+    assert world.elder.frames.known == set()
 
 
 @pytest.mark.parametrize(("number", "is_taken"), [(255, True), (256, False), (65535, False)])
@@ -435,131 +436,121 @@ async def dial_by_hand(world: World, number: int) -> None:
 # -- lost lanes ------------------------------------------------------------------------------------
 
 
-def test_a_lane_that_lived_long_is_redialled_at_once() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(LONG_NS)
-        for number in (2, 0, 3, 1):
-            before = [side.lanes[number] for side in world.sides]
-            world.young.end(number).reset()
-            await world.sleep(5 * LATENCY)  # two round trips, and less than any back-off
-            assert sorted(world.numbers()) == [0, 1, 2, 3]
-            for side, lane in zip(world.sides, before, strict=True):
-                assert side.lanes[number] is not lane
-                assert side.frames.lost[-1] is lane
-        assert [len(side.frames.lost) for side in world.sides] == [4, 4]
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_a_lane_that_lived_long_is_redialled_at_once(world: World) -> None:
+    await world.use()
+    await world.sleep(LONG_NS)
+    for number in (2, 0, 3, 1):
+        before = [side.lanes[number] for side in world.sides]
+        world.young.end(number).reset()
+        await world.sleep(5 * LATENCY)  # two round trips, and less than any back-off
+        assert sorted(world.numbers()) == [0, 1, 2, 3]
+        for side, lane in zip(world.sides, before, strict=True):
+            assert side.lanes[number] is not lane
+            assert side.frames.lost[-1] is lane
+    assert [len(side.frames.lost) for side in world.sides] == [4, 4]
 
 
-def test_a_lane_that_is_lost_as_soon_as_it_is_up_is_redialled_ever_more_seldom() -> None:
-    async def main(world: World) -> None:
-        await world.use()  # the elder refuses lane 1 each time
-        world.dials_ns.clear()
-        await world.sleep(5 * NS_PER_S)
-        pauses_ms = [
-            (later - earlier) // MS
-            for earlier, later in zip(world.dials_ns, world.dials_ns[1:], strict=False)
-        ]
-        waits_ms = [40, 80, 160, 320, 500, 500, 500, 500, 500, 500, 500]
-        # Between the end of one pause and the beginning of the next: dialling, greeting, the end.
-        extra_ms = [pause - wait for pause, wait in zip(pauses_ms[:8], waits_ms[:8], strict=True)]
-        assert all(4 <= extra <= 6 for extra in extra_ms)
-        assert list(world.elder.lanes) == [0]
-        world.elder.keeper.want((world.young.member,))
-        await world.sleep(10 * NS_PER_S)
-        assert world.numbers() == [0, 1]
-        world.young.end(1).reset()  # it had lived long: forgiven
-        await world.sleep(5 * LATENCY)
-        assert world.numbers() == [0, 1]
-        world.young.end(1).reset()  # it had not, and waits for as long as if it had never failed
-        await world.sleep(15 * MS)
-        assert world.numbers() == [0]
-        await world.sleep(15 * MS)
-        assert world.numbers() == [0, 1]
+@between(2, 2, elder_wants=False, steady=True)
+async def test_a_lane_that_is_lost_as_soon_as_it_is_up_is_redialled_ever_more_seldom(
+    world: World,
+) -> None:
+    await world.use()  # the elder refuses lane 1 each time
+    world.dials_ns.clear()
+    await world.sleep(5 * NS_PER_S)
+    pauses_ms = [
+        (later - earlier) // MS
+        for earlier, later in zip(world.dials_ns, world.dials_ns[1:], strict=False)
+    ]
+    waits_ms = [40, 80, 160, 320, 500, 500, 500, 500, 500, 500, 500]
+    # Between the end of one pause and the beginning of the next: dialling, greeting, the end.
+    extra_ms = [pause - wait for pause, wait in zip(pauses_ms[:8], waits_ms[:8], strict=True)]
+    assert all(4 <= extra <= 6 for extra in extra_ms)
+    assert list(world.elder.lanes) == [0]
+    world.elder.keeper.want((world.young.member,))
+    await world.sleep(10 * NS_PER_S)
+    assert world.numbers() == [0, 1]
+    world.young.end(1).reset()  # it had lived long: forgiven
+    await world.sleep(5 * LATENCY)
+    assert world.numbers() == [0, 1]
+    world.young.end(1).reset()  # it had not, and waits for as long as if it had never failed
+    await world.sleep(15 * MS)
+    assert world.numbers() == [0]
+    await world.sleep(15 * MS)
+    assert world.numbers() == [0, 1]
 
-    World(2, 2, elder_wants=False).run(main).check_never_down()
+
+@between(4, 4, steady=True)
+async def test_a_new_lane_takes_the_place_of_the_one_of_its_number(world: World) -> None:
+    await world.use()
+    await world.sleep(LONG_NS)
+    old = world.elder.lanes[2]
+    world.young.end(2).stall(None)  # the elder is not told that it is over
+    world.young.lanes[2].abort()
+    await world.settle()
+    new = world.elder.lanes[2]
+    assert new is not old
+    assert world.numbers() == [0, 1, 2, 3]
+    assert world.elder.frames.lost == [old]
+    assert not old.ready
+    await world.sleep(10 * NS_PER_S)
+    assert world.elder.lanes[2] is new
+    assert world.elder.frames.lost == [old]
 
 
-def test_a_new_lane_takes_the_place_of_the_one_of_its_number() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(LONG_NS)
-        old = world.elder.lanes[2]
-        world.young.end(2).stall(None)  # the elder is not told that it is over
-        world.young.lanes[2].abort()
+@between(1, 1)
+async def test_the_only_lane_is_replaced_without_a_word(world: World) -> None:
+    await world.sleep(LONG_NS)
+    old = world.elder.lanes[0]
+    world.young.end(0).stall(None)
+    world.young.lanes[0].abort()
+    await world.settle()
+    assert world.numbers() == [0]
+    assert world.elder.lanes[0] is not old
+    assert world.elder.frames.lost == [old]
+    assert world.elder.ups_and_downs == [True]
+    assert world.young.ups_and_downs == [True, False, True]
+
+
+@between(4, 4)
+async def test_the_link_is_down_when_its_last_lane_is(world: World) -> None:
+    await world.use()
+    await world.sleep(LONG_NS)
+    world.elder.deafen()
+    for number in (1, 0, 3):
+        world.young.end(number).reset()
         await world.settle()
-        new = world.elder.lanes[2]
-        assert new is not old
-        assert world.numbers() == [0, 1, 2, 3]
-        assert world.elder.frames.lost == [old]
-        assert not old.ready
-        await world.sleep(10 * NS_PER_S)
-        assert world.elder.lanes[2] is new
-        assert world.elder.frames.lost == [old]
-
-    World(4, 4).run(main).check_never_down()
-
-
-def test_the_only_lane_is_replaced_without_a_word() -> None:
-    async def main(world: World) -> None:
-        await world.sleep(LONG_NS)
-        old = world.elder.lanes[0]
-        world.young.end(0).stall(None)
-        world.young.lanes[0].abort()
-        await world.settle()
-        assert world.numbers() == [0]
-        assert world.elder.lanes[0] is not old
-        assert world.elder.frames.lost == [old]
-        assert world.elder.ups_and_downs == [True]
-        assert world.young.ups_and_downs == [True, False, True]
-
-    World(1, 1).run(main)
+        world.check_never_down()
+    assert world.numbers() == [2]
+    down_ns = world.now_ns
+    world.young.end(2).reset()
+    await world.settle()
+    assert world.elder.ups_and_downs == [True, False]
+    assert "connection reset by the network" in str(world.elder.changes[-1].reason)
+    await world.elder.listen()
+    await world.sleep(NS_PER_S)
+    assert world.numbers() == [0, 1, 2, 3]
+    assert world.elder.ups_and_downs == [True, False, True]
+    assert world.young.ups_and_downs[:2] == [True, False]
+    assert world.young.ups_and_downs.count(True) == 2
+    assert world.young.ups_and_downs[-1]
+    downs = [change.reason for change in world.young.changes if change.reason is not None]
+    assert downs[0] == "lost the connection to there:4003: connection reset by the network"
+    assert all("connection refused" in reason for reason in downs[1:])
+    assert world.young.changes[1].when_ns - down_ns < LATENCY
 
 
-def test_the_link_is_down_when_its_last_lane_is() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(LONG_NS)
-        world.elder.deafen()
-        for number in (1, 0, 3):
-            world.young.end(number).reset()
-            await world.settle()
-            world.check_never_down()
-        assert world.numbers() == [2]
-        down_ns = world.now_ns
-        world.young.end(2).reset()
-        await world.settle()
-        assert world.elder.ups_and_downs == [True, False]
-        assert "connection reset by the network" in str(world.elder.changes[-1].reason)
-        await world.elder.listen()
-        await world.sleep(NS_PER_S)
-        assert world.numbers() == [0, 1, 2, 3]
-        assert world.elder.ups_and_downs == [True, False, True]
-        assert world.young.ups_and_downs[:2] == [True, False]
-        assert world.young.ups_and_downs.count(True) == 2
-        assert world.young.ups_and_downs[-1]
-        downs = [change.reason for change in world.young.changes if change.reason is not None]
-        assert downs[0] == "lost the connection to there:4003: connection reset by the network"
-        assert all("connection refused" in reason for reason in downs[1:])
-        assert world.young.changes[1].when_ns - down_ns < LATENCY
-
-    World(4, 4).run(main)
-
-
-def test_all_lanes_lost_at_once() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(LONG_NS)
-        for number in range(4):
-            world.young.end(number).reset()
-        await world.settle()
-        assert world.numbers() == [0, 1, 2, 3]
-        assert [len(side.frames.lost) for side in world.sides] == [4, 4]
-        for side in world.sides:
-            assert side.ups_and_downs == [True, False, True]
-
-    World(4, 4).run(main)
+@between(4, 4)
+async def test_all_lanes_lost_at_once(world: World) -> None:
+    await world.use()
+    await world.sleep(LONG_NS)
+    for number in range(4):
+        world.young.end(number).reset()
+    await world.settle()
+    assert world.numbers() == [0, 1, 2, 3]
+    assert [len(side.frames.lost) for side in world.sides] == [4, 4]
+    for side in world.sides:
+        assert side.ups_and_downs == [True, False, True]
 
 
 # -- when the younger cannot dial, or need not -----------------------------------------------------
@@ -585,17 +576,15 @@ def test_an_elder_that_nobody_can_dial_dials_the_younger(elder: int, young: int)
     World(elder, young, elder_listens=False).run(main)
 
 
-def test_a_younger_that_nobody_can_dial_dials_the_elder() -> None:
-    async def main(world: World) -> None:
-        world.check_joined()
-        await world.use()
-        await world.sleep(LONG_NS)
-        world.young.end(0).reset()
-        await world.settle()
-        assert world.numbers() == [0, 1]
-        world.check_joined()
-
-    World(2, 0, young_listens=False).run(main).check_never_down()
+@between(2, 0, young_listens=False, steady=True)
+async def test_a_younger_that_nobody_can_dial_dials_the_elder(world: World) -> None:
+    world.check_joined()
+    await world.use()
+    await world.sleep(LONG_NS)
+    world.young.end(0).reset()
+    await world.settle()
+    assert world.numbers() == [0, 1]
+    world.check_joined()
 
 
 @pytest.mark.parametrize("who", ["elder", "young"])
@@ -639,85 +628,77 @@ def test_dials_that_cross_leave_one_link(token: bytes | None) -> None:
 # -- peers that are not wanted any more ------------------------------------------------------------
 
 
-def test_the_lanes_of_an_unwanted_peer_are_closed() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        assert world.young.frames.known == {ELDER}
+@between(4, 4)
+async def test_the_lanes_of_an_unwanted_peer_are_closed(world: World) -> None:
+    await world.use()
+    assert world.young.frames.known == {ELDER}
+    world.dials_ns.clear()
+    world.young.keeper.want(())
+    await world.settle()
+    assert world.numbers() == []
+    assert world.elder.ups_and_downs == [True, False]
+    world.elder.keeper.want(())
+    await world.sleep(10 * NS_PER_S)
+    assert world.dials_ns == []
+    assert world.young.frames.known == world.elder.frames.known == set()
+    assert list(world.network.ends) == []
+    world.want()
+    await world.settle()
+    assert world.numbers() == [0]  # it has not been used since
+    await world.use()
+    assert world.numbers() == [0, 1, 2, 3]
+
+
+@between(4, 4)
+async def test_a_peer_that_is_unwanted_while_its_lanes_are_dialled(world: World) -> None:
+    for delay_ns in range(0, 6 * LATENCY, LATENCY // 2):
+        for side in world.sides:
+            side.keeper.use((side.other,))
+        await world.sleep(delay_ns)
+        for side in world.sides:
+            side.keeper.want(())
         world.dials_ns.clear()
-        world.young.keeper.want(())
-        await world.settle()
+        await world.sleep(NS_PER_S)
         assert world.numbers() == []
-        assert world.elder.ups_and_downs == [True, False]
-        world.elder.keeper.want(())
-        await world.sleep(10 * NS_PER_S)
         assert world.dials_ns == []
-        assert world.young.frames.known == world.elder.frames.known == set()
         assert list(world.network.ends) == []
         world.want()
         await world.settle()
-        assert world.numbers() == [0]  # it has not been used since
-        await world.use()
-        assert world.numbers() == [0, 1, 2, 3]
-
-    World(4, 4).run(main)
+        assert world.numbers() == [0]
 
 
-def test_a_peer_that_is_unwanted_while_its_lanes_are_dialled() -> None:
-    async def main(world: World) -> None:
-        for delay_ns in range(0, 6 * LATENCY, LATENCY // 2):
-            for side in world.sides:
-                side.keeper.use((side.other,))
-            await world.sleep(delay_ns)
-            for side in world.sides:
-                side.keeper.want(())
-            world.dials_ns.clear()
-            await world.sleep(NS_PER_S)
-            assert world.numbers() == []
-            assert world.dials_ns == []
-            assert list(world.network.ends) == []
-            world.want()
-            await world.settle()
-            assert world.numbers() == [0]
-
-    World(4, 4).run(main)
+@between(4, 4)
+async def test_a_peer_that_is_unwanted_while_a_redial_waits(world: World) -> None:
+    await world.use()
+    world.elder.deafen()
+    for number in range(4):
+        world.young.end(number).reset()
+    await world.settle()
+    assert world.numbers() == []
+    for side in world.sides:  # the elder's dial waits, too
+        side.keeper.want(())
+    await world.elder.listen()
+    world.dials_ns.clear()
+    await world.sleep(10 * NS_PER_S)
+    assert world.dials_ns == []
 
 
-def test_a_peer_that_is_unwanted_while_a_redial_waits() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        world.elder.deafen()
-        for number in range(4):
-            world.young.end(number).reset()
-        await world.settle()
-        assert world.numbers() == []
-        for side in world.sides:  # the elder's dial waits, too
-            side.keeper.want(())
-        await world.elder.listen()
-        world.dials_ns.clear()
-        await world.sleep(10 * NS_PER_S)
-        assert world.dials_ns == []
-
-    World(4, 4).run(main)
-
-
-def test_after_the_end_nothing_is_dialled_or_told() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        world.young.end(1).reset()
-        world.young.keeper.close()
-        await world.settle()
-        world.elder.keeper.want(())
-        world.dials_ns.clear()
-        connection = await world.elder.host.dial(world.young.address, 1.0)
-        assert len(world.dials_ns) == 1
-        connection.start(Deaf(connection))
-        await world.sleep(10 * NS_PER_S)
-        assert len(world.dials_ns) == 1
-        assert world.young.ups_and_downs == [True]
-        assert world.elder.ups_and_downs == [True, False]
-        assert list(world.network.ends) == []
-
-    World(4, 4).run(main)
+@between(4, 4)
+async def test_after_the_end_nothing_is_dialled_or_told(world: World) -> None:
+    await world.use()
+    world.young.end(1).reset()
+    world.young.keeper.close()
+    await world.settle()
+    world.elder.keeper.want(())
+    world.dials_ns.clear()
+    connection = await world.elder.host.dial(world.young.address, 1.0)
+    assert len(world.dials_ns) == 1
+    connection.start(Deaf(connection))
+    await world.sleep(10 * NS_PER_S)
+    assert len(world.dials_ns) == 1
+    assert world.young.ups_and_downs == [True]
+    assert world.elder.ups_and_downs == [True, False]
+    assert list(world.network.ends) == []
 
 
 class Deaf:
@@ -742,54 +723,47 @@ class Deaf:
 # -- lanes that are silent -------------------------------------------------------------------------
 
 
-def test_a_lane_that_answers_is_left_alone() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        before = [dict(side.lanes) for side in world.sides]
-        for side in world.sides:
-            side.frames.used.add(side.other)
-        await world.sleep(100 * NS_PER_S)
-        assert [side.lanes for side in world.sides] == before
-        # Every five seconds or a little more, a question, an answer, or one of each; 56 bytes.
-        for side in world.sides:
-            for lane in side.lanes.values():
-                assert 16 <= lane.received_bytes / HEADER_BYTES <= 40
-                assert lane.received_bytes % HEADER_BYTES == 0
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_a_lane_that_answers_is_left_alone(world: World) -> None:
+    await world.use()
+    before = [dict(side.lanes) for side in world.sides]
+    for side in world.sides:
+        side.frames.used.add(side.other)
+    await world.sleep(100 * NS_PER_S)
+    assert [side.lanes for side in world.sides] == before
+    # Every five seconds or a little more, a question, an answer, or one of each; 56 bytes.
+    for side in world.sides:
+        for lane in side.lanes.values():
+            assert 16 <= lane.received_bytes / HEADER_BYTES <= 40
+            assert lane.received_bytes % HEADER_BYTES == 0
 
 
-def test_lanes_that_nobody_needs_are_not_asked() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        for side in world.sides:
-            side.end(1).stall(None)
-        before = [dict(side.lanes) for side in world.sides]
-        await world.sleep(100 * NS_PER_S)
-        assert [side.lanes for side in world.sides] == before
-        for side in world.sides:
-            assert [lane.received_bytes for lane in side.lanes.values()] == [0] * 4
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_lanes_that_nobody_needs_are_not_asked(world: World) -> None:
+    await world.use()
+    for side in world.sides:
+        side.end(1).stall(None)
+    before = [dict(side.lanes) for side in world.sides]
+    await world.sleep(100 * NS_PER_S)
+    assert [side.lanes for side in world.sides] == before
+    for side in world.sides:
+        assert [lane.received_bytes for lane in side.lanes.values()] == [0] * 4
 
 
-def test_whoever_receives_says_so_from_time_to_time() -> None:
+@between(4, 4, steady=True)
+async def test_whoever_receives_says_so_from_time_to_time(world: World) -> None:
     """On a slow line the sender's question would wait behind what it has sent."""
-
-    async def main(world: World) -> None:
-        await world.use()
-        lane, other = world.young.lanes[1], world.elder.lanes[1]
-        for quarters in range(1, 5):
-            lane.payload_bytes += 1  # something arrives, bit by bit
-            await world.sleep(STALL_NS // 4 + 2 * TICK_NS)
-            assert other.received_bytes == quarters * HEADER_BYTES
-            assert other.moved_bytes == other.received_bytes
-        await world.sleep(10 * STALL_NS)  # nothing more does
-        assert other.received_bytes == 4 * HEADER_BYTES
-        for side in world.sides:
-            assert [side.lanes[n].received_bytes for n in (0, 2, 3)] == [0] * 3
-
-    World(4, 4).run(main).check_never_down()
+    await world.use()
+    lane, other = world.young.lanes[1], world.elder.lanes[1]
+    for quarters in range(1, 5):
+        lane.payload_bytes += 1  # something arrives, bit by bit
+        await world.sleep(STALL_NS // 4 + 2 * TICK_NS)
+        assert other.received_bytes == quarters * HEADER_BYTES
+        assert other.moved_bytes == other.received_bytes
+    await world.sleep(10 * STALL_NS)  # nothing more does
+    assert other.received_bytes == 4 * HEADER_BYTES
+    for side in world.sides:
+        assert [side.lanes[n].received_bytes for n in (0, 2, 3)] == [0] * 3
 
 
 @pytest.mark.parametrize("who", ["both", "elder", "young"])
@@ -828,35 +802,31 @@ def test_a_silent_lane_that_is_needed_is_replaced(who: str) -> None:
     World(4, 4).run(main).check_never_down()
 
 
-def test_a_lane_that_comes_up_while_it_is_needed_has_its_time() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        await world.sleep(20 * NS_PER_S)
-        for side in world.sides:
-            side.frames.used.add(side.other)
-        world.young.end(1).reset()
-        await world.settle()
-        new = [side.lanes[1] for side in world.sides]
-        await world.sleep(60 * NS_PER_S)
-        assert [side.lanes[1] for side in world.sides] == new
-        assert [len(side.frames.lost) for side in world.sides] == [1, 1]
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_a_lane_that_comes_up_while_it_is_needed_has_its_time(world: World) -> None:
+    await world.use()
+    await world.sleep(20 * NS_PER_S)
+    for side in world.sides:
+        side.frames.used.add(side.other)
+    world.young.end(1).reset()
+    await world.settle()
+    new = [side.lanes[1] for side in world.sides]
+    await world.sleep(60 * NS_PER_S)
+    assert [side.lanes[1] for side in world.sides] == new
+    assert [len(side.frames.lost) for side in world.sides] == [1, 1]
 
 
-def test_a_process_that_slept_gives_its_lanes_time() -> None:
-    async def main(world: World) -> None:
-        await world.use()
-        for side in world.sides:
-            side.frames.used.add(side.other)
-            side.end(1).stall(None)
-        old = [side.lanes[1] for side in world.sides]
-        await world.sleep(STALL_NS - NS_PER_S)
-        for side in world.sides:
-            side.sleep(NS_PER_S)
-        await world.sleep(STALL_NS - NS_PER_S)
-        assert [side.lanes[1] for side in world.sides] == old
-        await world.sleep(3 * NS_PER_S)
-        assert all(side.lanes[1] is not lane for side, lane in zip(world.sides, old, strict=True))
-
-    World(4, 4).run(main).check_never_down()
+@between(4, 4, steady=True)
+async def test_a_process_that_slept_gives_its_lanes_time(world: World) -> None:
+    await world.use()
+    for side in world.sides:
+        side.frames.used.add(side.other)
+        side.end(1).stall(None)
+    old = [side.lanes[1] for side in world.sides]
+    await world.sleep(STALL_NS - NS_PER_S)
+    for side in world.sides:
+        side.sleep(NS_PER_S)
+    await world.sleep(STALL_NS - NS_PER_S)
+    assert [side.lanes[1] for side in world.sides] == old
+    await world.sleep(3 * NS_PER_S)
+    assert all(side.lanes[1] is not lane for side, lane in zip(world.sides, old, strict=True))

@@ -22,44 +22,20 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.replay import ObservedReduction, Replay
-from pccl.runtime.state.results import Loose, ResultNews, Results, result_digest, result_memory
+from pccl.runtime.state.results import ResultNews, Results, result_digest, result_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
-from pccl.transports.link import Link, Links
-from pccl.transports.outgoing import Payload
+from pccl.transports.link import Links
 from tests.support.patience import LIMIT_S
+from tests.support.small_state import Recorder, filled
 
 MEMBER = PeerId(1)
-PIECE = 64
-
-
-class Recorder(Link):
-    """Up, and keeps what is sent."""
-
-    def __init__(self, peer: PeerId) -> None:
-        super().__init__(peer)
-        self.sent: list[FrameHeader] = []
-
-    @property
-    def up(self) -> bool:
-        return True
-
-    def send(
-        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
-    ) -> None:
-        self.sent.append(header)
 
 
 def memory_of(value: int, *, track_touched: bool = False) -> StateMemory:
-    values = np.full(4 * PIECE, value, np.uint8)
-    memory = StateMemory(
-        [Loose("w", values, DataType.UINT8)], piece_bytes=PIECE, track_touched=track_touched
-    )
-    hash_here(memory, memory.stale_pieces())
-    memory.hashed([0])
-    return memory
+    return filled(value, 4, track_touched=track_touched)
 
 
 def one_byte() -> Memory:
@@ -118,6 +94,11 @@ class Scene:
         return set(self.memory.views[0])
 
 
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
 def test_who_has_no_room_is_admitted_without_having_fetched(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -130,9 +111,8 @@ def test_who_has_no_room_is_admitted_without_having_fetched(
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
+def test_a_member_that_does_not_answer_holds_nobody_up(scene: Scene, dies: bool) -> None:
     """It was asked for its map, when all is here from another one."""
-    scene = Scene()
     silent = PeerId(2)
     scene.links.to(silent)
     scene.prefetch.link_changed(silent, up=True)
@@ -147,9 +127,8 @@ def test_a_member_that_does_not_answer_holds_nobody_up(dies: bool) -> None:
     assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
 
 
-def test_a_map_that_comes_byte_by_byte_is_waited_for() -> None:
+def test_a_map_that_comes_byte_by_byte_is_waited_for(scene: Scene) -> None:
     """One frame of it may take longer than a silent member is waited for."""
-    scene = Scene()
     digests = memory_of(2).piece_map.part(range(4))
     header = FrameHeader(FrameKind.MAP, scene.operation, 0, 0, len(digests), 4)
     sink = scene.prefetch.frame_started(MEMBER, header)
@@ -165,8 +144,7 @@ def test_a_map_that_comes_byte_by_byte_is_waited_for() -> None:
     assert scene.prefetch.content == memory_of(2).piece_map.digest(may_differ=False)
 
 
-def test_a_map_of_which_no_more_comes_is_not_waited_for() -> None:
-    scene = Scene()
+def test_a_map_of_which_no_more_comes_is_not_waited_for(scene: Scene) -> None:
     header = FrameHeader(FrameKind.MAP, scene.operation, 0, 0, 4 * 32, 4)
     sink = scene.prefetch.frame_started(MEMBER, header)
     sink.memory(0)
@@ -183,8 +161,7 @@ def test_a_map_of_which_no_more_comes_is_not_waited_for() -> None:
     assert scene.prefetch.download.pieces is not None  # it is not lost either
 
 
-def test_the_only_source_dies() -> None:
-    scene = Scene()
+def test_the_only_source_dies(scene: Scene) -> None:
     scene.hear_map(memory_of(2).piece_map)
     scene.now_ns = 90
     scene.hear_piece(memory_of(2), 0)
@@ -200,8 +177,7 @@ def test_the_only_source_dies() -> None:
     assert scene.prefetch.content == b""
 
 
-def test_the_only_source_lives_and_sends_nothing() -> None:
-    scene = Scene()
+def test_the_only_source_lives_and_sends_nothing(scene: Scene) -> None:
     scene.hear_map(memory_of(2).piece_map)
     scene.hear_piece(memory_of(2), 0)
     scene.now_ns = 19
@@ -213,9 +189,8 @@ def test_the_only_source_lives_and_sends_nothing() -> None:
     assert list(scene.fetched.verified) == [0]
 
 
-def test_nothing_else_is_begun_while_fetched_pieces_are_read() -> None:
+def test_nothing_else_is_begun_while_fetched_pieces_are_read(scene: Scene) -> None:
     """Its room would be taken for the next contents."""
-    scene = Scene()
     scene.fetch(memory_of(2))
     content = scene.prefetch.content
     assert content == memory_of(2).piece_map.digest(may_differ=False)
@@ -234,9 +209,8 @@ NO_RESULTS: Any = None
 """An exchange: none is asked for."""
 
 
-def test_contents_that_are_put_in_place_half_way_are_hashed_again() -> None:
+def test_contents_that_are_put_in_place_half_way_are_hashed_again(scene: Scene) -> None:
     """Although nobody has told of a change."""
-    scene = Scene()
     theirs = memory_of(2)
     scene.fetch(theirs)
     del scene.fetched.verified[3]  # fails when all but the digests are in place
@@ -284,9 +258,8 @@ class Exchange:
         self.scene.prefetch.close()
 
 
-def test_nothing_is_written_after_whoever_joins_has_left() -> None:
+def test_nothing_is_written_after_whoever_joins_has_left(scene: Scene) -> None:
     """A thread may be putting what was fetched in place just then."""
-    scene = Scene()
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(FetchedPieces):
@@ -323,10 +296,9 @@ def test_nothing_is_written_after_whoever_joins_has_left() -> None:
 
 
 def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
-    caplog: pytest.LogCaptureFixture,
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Although nobody has told of a change, and the digests are those of before."""
-    scene = Scene()
     scene.fetch(memory_of(2))
 
     class Given(Replay):
@@ -397,10 +369,9 @@ def digest_of_map(memory: StateMemory, piece: bytes) -> bytes:
 
 @pytest.mark.parametrize("shown", ["right", "another", "none"])
 def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
-    shown: str, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that lies may show a map by which nothing need be fetched."""
-    scene = Scene()
     scene.fetch(memory_of(2))
     result = result_memory(OPERATION, VALUES, DataType.UINT8)
     digest = result_digest(result)
@@ -434,10 +405,9 @@ def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
 
 @pytest.mark.parametrize(("nbytes", "is_taken"), [(2048, True), (2049, False)])
 def test_a_result_of_many_times_the_state_is_not_fetched(
-    nbytes: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, nbytes: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pccl.runtime.state.replay.RESULT_BYTES_MIN", 0)
-    scene = Scene()
     scene.fetch(memory_of(2))
     content = scene.prefetch.content
     news = ResultNews(content, 0, OPERATION, DataType.UINT8, nbytes, bytes(32), (MEMBER,))

@@ -4,51 +4,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
-
 from pccl.machines.peer.events import ComparisonDone, ReduceDone
-from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.memory.fetched import FetchedPieces
-from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import Loose
 from pccl.runtime.state.session import StateNews, StateSession
-from pccl.transports.link import Link, Links
-from pccl.transports.outgoing import Payload
+from pccl.transports.link import Links
+from tests.support.small_state import Recorder, filled
 
 OWN, FIRST, SECOND = PeerId(1), PeerId(2), PeerId(3)
 OPERATION = OperationId(1, 0, 1, 0, 0)
-PIECE, PIECES = 64, 8
+PIECES = 8
 MAP_BYTES = PIECES * DIGEST_BYTES
 STALL_NS = 10
-
-
-class Recorder(Link):
-    """Up, and keeps what is sent."""
-
-    def __init__(self, peer: PeerId) -> None:
-        super().__init__(peer)
-        self.kinds: list[FrameKind] = []
-
-    @property
-    def up(self) -> bool:
-        return True
-
-    def send(
-        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
-    ) -> None:
-        self.kinds.append(header.kind)
-
-
-def memory_of(value: int) -> StateMemory:
-    values = np.full(PIECES * PIECE, value, np.uint8)
-    memory = StateMemory([Loose("w", values, DataType.UINT8)], piece_bytes=PIECE)
-    hash_here(memory, memory.stale_pieces())
-    memory.hashed([0])
-    return memory
 
 
 class Scene:
@@ -58,8 +27,8 @@ class Scene:
         self.now_ns = 0
         self.done: list[bytes] = []
         self.compared: list[str] = []
-        self.theirs = memory_of(2)
-        memory = memory_of(1)
+        self.theirs = filled(2, PIECES)
+        memory = filled(1, PIECES)
         self.links = Links(Recorder)
         for peer in (FIRST, SECOND):
             self.links.to(peer)
@@ -90,7 +59,7 @@ class Scene:
     def asked(self, peer: PeerId, kind: FrameKind = FrameKind.MAP_ASK) -> int:
         link = self.links.to(peer)
         assert isinstance(link, Recorder)
-        return link.kinds.count(kind)
+        return [header.kind for header, _ in link.sent].count(kind)
 
     def pass_time(self, duration_ns: int) -> None:
         self.now_ns += duration_ns

@@ -7,7 +7,6 @@ import gc
 import numpy as np
 import pytest
 
-from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import PeerId
@@ -15,35 +14,12 @@ from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.frames import pack_numbers
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import Loose
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
-from pccl.transports.link import Link, Links
+from pccl.transports.link import Links
 from pccl.transports.outgoing import Payload
+from tests.support.small_state import PIECE, Recorder, memory_of
 
 NEWCOMER = PeerId(7)
-PIECE = 64
-
-
-class Recorder(Link):
-    """Keeps what waits, as a link without a lane does."""
-
-    def __init__(self, peer: PeerId) -> None:
-        super().__init__(peer)
-        self.queued: list[tuple[FrameHeader, Payload]] = []
-
-    def send(
-        self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
-    ) -> None:
-        self.queued.append((header, payload))
-
-    def revoke(self, operation: object) -> None:
-        self.queued = [one for one in self.queued if one[0].operation != operation]
-
-
-def memory_of(values: np.ndarray) -> StateMemory:
-    memory = StateMemory([Loose("w", values, DataType.UINT8)], piece_bytes=PIECE)
-    hash_here(memory, memory.stale_pieces())
-    return memory
 
 
 class Scene:
@@ -58,7 +34,7 @@ class Scene:
     def queued(self) -> list[tuple[FrameHeader, Payload]]:
         link = self.links.to(NEWCOMER)
         assert isinstance(link, Recorder)
-        return link.queued
+        return link.sent
 
     def ask(self, kind: FrameKind, payload: bytes = b"") -> None:
         header = FrameHeader(kind, self.operation, 0, 0, len(payload))

@@ -95,7 +95,7 @@ class World:
     def now(self) -> int:
         return self.loop.now_ns()
 
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
+    def run_test(self, main: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(main)
 
     async def sleep_until(self, when_ns: int) -> None:
@@ -122,7 +122,7 @@ def world() -> Iterator[World]:
 
 def scenario(main: Callable[[World], Coroutine[Any, Any, None]], **options: Any) -> World:
     world = World(**options)
-    world.run(main(world))
+    world.run_test(main(world))
     world.loop.close()
     return world
 
@@ -130,53 +130,44 @@ def scenario(main: Callable[[World], Coroutine[Any, Any, None]], **options: Any)
 # -- arithmetic --------------------------------------------------------------------------------
 
 
-def test_a_dial_takes_a_round_trip(world: World) -> None:
-    async def main() -> None:
-        await world.link(world.a, world.b)
-        assert world.now == 2 * LATENCY
-        with pytest.raises(LinkError, match="cannot reach b:9: connection refused"):
-            await world.a.dial(Address("b", 9), 60.0)
-        assert world.now == 4 * LATENCY
-
-    world.run(main())
+async def test_a_dial_takes_a_round_trip(world: World) -> None:
+    await world.link(world.a, world.b)
+    assert world.now == 2 * LATENCY
+    with pytest.raises(LinkError, match="cannot reach b:9: connection refused"):
+        await world.a.dial(Address("b", 9), 60.0)
+    assert world.now == 4 * LATENCY
 
 
-def test_bytes_leave_at_the_bandwidth_and_arrive_after_the_latency(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        start = world.now
-        assert a.send(bytes(500)) == 500
-        assert a.send(bytes(250)) == 250  # queues behind
-        assert b.send(bytes(100)) == 100  # the other way is free
-        await world.sleep_until(start + 2 * LATENCY)
-        a.send(bytes(10))  # the way is free again
-        await world.sleep_until(start + 4 * LATENCY)
-        first = start + 500 * US + LATENCY
-        assert b.arrivals == [
-            (first, 500),
-            (first + 250 * US, 250),
-            (start + 3 * LATENCY + 10 * US, 10),
-        ]
-        assert a.arrivals == [(start + 100 * US + LATENCY, 100)]
-
-    world.run(main())
+async def test_bytes_leave_at_the_bandwidth_and_arrive_after_the_latency(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    start = world.now
+    assert a.send(bytes(500)) == 500
+    assert a.send(bytes(250)) == 250  # queues behind
+    assert b.send(bytes(100)) == 100  # the other way is free
+    await world.sleep_until(start + 2 * LATENCY)
+    a.send(bytes(10))  # the way is free again
+    await world.sleep_until(start + 4 * LATENCY)
+    first = start + 500 * US + LATENCY
+    assert b.arrivals == [
+        (first, 500),
+        (first + 250 * US, 250),
+        (start + 3 * LATENCY + 10 * US, 10),
+    ]
+    assert a.arrivals == [(start + 100 * US + LATENCY, 100)]
 
 
-def test_connections_of_a_pair_share_its_bandwidth(world: World) -> None:
-    async def main() -> None:
-        a1, b1 = await world.link(world.a, world.b)
-        a2, b2 = await world.link(world.a, world.b)
-        a3, c3 = await world.link(world.a, world.c)
-        start = world.now
-        for log in (a1, a2, a3):
-            log.send(bytes(1000))
-        await world.sleep_until(start + S)
-        alone = start + 1000 * US + LATENCY
-        assert b1.arrivals == [(alone, 1000)]
-        assert c3.arrivals == [(alone + 1, 1000)]  # one event an instant
-        assert b2.arrivals == [(alone + 1000 * US, 1000)]
-
-    world.run(main())
+async def test_connections_of_a_pair_share_its_bandwidth(world: World) -> None:
+    a1, b1 = await world.link(world.a, world.b)
+    a2, b2 = await world.link(world.a, world.b)
+    a3, c3 = await world.link(world.a, world.c)
+    start = world.now
+    for log in (a1, a2, a3):
+        log.send(bytes(1000))
+    await world.sleep_until(start + S)
+    alone = start + 1000 * US + LATENCY
+    assert b1.arrivals == [(alone, 1000)]
+    assert c3.arrivals == [(alone + 1, 1000)]  # one event an instant
+    assert b2.arrivals == [(alone + 1000 * US, 1000)]
 
 
 def test_large_writes_arrive_in_pieces() -> None:
@@ -213,80 +204,68 @@ def test_the_window_bounds_what_is_on_the_way() -> None:
     scenario(main, window_bytes=1000)
 
 
-def test_links_can_be_changed_at_any_time(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        world.network.set_link("a", "b", latency_ns=20 * MS, bytes_per_s=None)
-        start = world.now
-        a.send(bytes(100))
-        world.network.route("a", "b").latency_ns = 1 * MS
-        a.send(bytes(50))  # does not overtake
-        await world.sleep_until(start + S)
-        assert b.arrivals == [(start + 20 * MS, 100), (start + 20 * MS + 1, 50)]
-        start = world.now
-        b.send(b"x")
-        a.send(b"x")
-        await world.sleep_until(start + S)
-        assert b.arrivals[-1] == (start + 1 * MS, 1)
-        assert a.arrivals == [(start + 20 * MS, 1)]
-
-    world.run(main())
+async def test_links_can_be_changed_at_any_time(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    world.network.set_link("a", "b", latency_ns=20 * MS, bytes_per_s=None)
+    start = world.now
+    a.send(bytes(100))
+    world.network.route("a", "b").latency_ns = 1 * MS
+    a.send(bytes(50))  # does not overtake
+    await world.sleep_until(start + S)
+    assert b.arrivals == [(start + 20 * MS, 100), (start + 20 * MS + 1, 50)]
+    start = world.now
+    b.send(b"x")
+    a.send(b"x")
+    await world.sleep_until(start + S)
+    assert b.arrivals[-1] == (start + 1 * MS, 1)
+    assert a.arrivals == [(start + 20 * MS, 1)]
 
 
-def test_the_end_comes_behind_the_bytes(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        start = world.now
-        a.send(bytes(1000))
-        a.connection.close()
-        await world.sleep_until(start + S)
-        assert a.lost == [(start + 1, None)]  # the dial's answer has taken this instant
-        assert b.arrivals == [(start + 1000 * US + LATENCY, 1000)]
-        assert b.lost_ns == start + 1000 * US + LATENCY + 1
-
-    world.run(main())
+async def test_the_end_comes_behind_the_bytes(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    start = world.now
+    a.send(bytes(1000))
+    a.connection.close()
+    await world.sleep_until(start + S)
+    assert a.lost == [(start + 1, None)]  # the dial's answer has taken this instant
+    assert b.arrivals == [(start + 1000 * US + LATENCY, 1000)]
+    assert b.lost_ns == start + 1000 * US + LATENCY + 1
 
 
-def test_an_abort_overtakes_bytes_that_have_not_left(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        a.send(bytes(100))
-        a.send(bytes(1000))
-        await world.sleep_until(2 * LATENCY + 500 * US)
-        a.connection.abort()
-        await world.sleep_until(S)
-        assert b.arrivals == [(3 * LATENCY + 100 * US, 100)]
-        assert b.lost_ns == 3 * LATENCY + 500 * US
-
-    world.run(main())
+async def test_an_abort_overtakes_bytes_that_have_not_left(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    a.send(bytes(100))
+    a.send(bytes(1000))
+    await world.sleep_until(2 * LATENCY + 500 * US)
+    a.connection.abort()
+    await world.sleep_until(S)
+    assert b.arrivals == [(3 * LATENCY + 100 * US, 100)]
+    assert b.lost_ns == 3 * LATENCY + 500 * US
 
 
 # -- faults ------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_noticed_after_the_latency(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b, port=7)
-        c, d = await world.link(world.b, world.c)
-        await world.b.listen(Address("b", 8), lambda _: pytest.fail("accepted by the dead"))
-        start = world.now
-        a.send(b"never read")
-        world.b.crash()
-        world.b.crash()
-        await world.sleep_until(start + S)
-        assert a.lost_ns in (start + LATENCY, start + LATENCY + 1)
-        assert d.lost_ns in (start + LATENCY, start + LATENCY + 1)
-        assert not b.lost
-        assert not b.received
-        assert not c.lost
-        assert (b.send(b"x"), world.b.ends, world.network.ends) == (0, [], {})
-        with pytest.raises(LinkError, match="refused"):
-            await world.a.dial(Address("b", 8), 60.0)
-        again = world.network.host("b")
-        assert world.network.hosts["b"] is again
-        await world.link(world.a, again, port=8)
-
-    world.run(main())
+async def test_a_crash_is_noticed_after_the_latency(world: World) -> None:
+    a, b = await world.link(world.a, world.b, port=7)
+    c, d = await world.link(world.b, world.c)
+    await world.b.listen(Address("b", 8), lambda _: pytest.fail("accepted by the dead"))
+    start = world.now
+    a.send(b"never read")
+    world.b.crash()
+    world.b.crash()
+    await world.sleep_until(start + S)
+    assert a.lost_ns in (start + LATENCY, start + LATENCY + 1)
+    assert d.lost_ns in (start + LATENCY, start + LATENCY + 1)
+    assert not b.lost
+    assert not b.received
+    assert not c.lost
+    assert (b.send(b"x"), world.b.ends, world.network.ends) == (0, [], {})
+    with pytest.raises(LinkError, match="refused"):
+        await world.a.dial(Address("b", 8), 60.0)
+    again = world.network.host("b")
+    assert world.network.hosts["b"] is again
+    await world.link(world.a, again, port=8)
 
 
 def test_what_was_sent_before_a_crash_arrives_as_a_prefix() -> None:
@@ -309,116 +288,101 @@ def test_what_was_sent_before_a_crash_arrives_as_a_prefix() -> None:
     assert outcomes == {10, 1010}  # a reset, or all of it and the end
 
 
-def test_a_dial_of_a_crashed_process_never_returns(world: World) -> None:
-    async def main() -> None:
-        listener = await world.b.listen(Address("b", 0), lambda _: None)
-        before = world.loop.create_task(world.a.dial(listener.address, 1.0))
-        await asyncio.sleep(0)
-        world.a.crash()
-        after = world.loop.create_task(world.a.dial(listener.address, 1.0))
-        await world.sleep_until(100 * S)
-        for task in (before, after):
-            assert not task.done()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        with pytest.raises(LinkError):
-            await world.a.listen(Address("a", 0), lambda _: None)
-
-    world.run(main())
+async def test_a_dial_of_a_crashed_process_never_returns(world: World) -> None:
+    listener = await world.b.listen(Address("b", 0), lambda _: None)
+    before = world.loop.create_task(world.a.dial(listener.address, 1.0))
+    await asyncio.sleep(0)
+    world.a.crash()
+    after = world.loop.create_task(world.a.dial(listener.address, 1.0))
+    await world.sleep_until(100 * S)
+    for task in (before, after):
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with pytest.raises(LinkError):
+        await world.a.listen(Address("a", 0), lambda _: None)
 
 
-def test_a_silent_crash_leaves_connections_half_open(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        b.send(b"out of the door")
-        b.send(bytes(10_000))
-        await world.sleep_until(world.now + 100 * US)
-        world.b.crash(silent=True)
-        start = world.now
-        a.send(b"hello?")
-        with pytest.raises(LinkError, match="no answer in time"):
-            await world.a.dial(Address("b", 7), 3.0)
-        assert world.now == start + 3 * S
-        assert not a.lost
-        assert a.received == b"out of the door"
-        world.network.host("b")
-        assert not a.lost
-        start = world.now
-        a.send(b"x")
-        await world.sleep_until(start + S)
-        assert a.lost_ns == start + 2 * LATENCY + 1 * US
-
-    world.run(main())
+async def test_a_silent_crash_leaves_connections_half_open(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    b.send(b"out of the door")
+    b.send(bytes(10_000))
+    await world.sleep_until(world.now + 100 * US)
+    world.b.crash(silent=True)
+    start = world.now
+    a.send(b"hello?")
+    with pytest.raises(LinkError, match="no answer in time"):
+        await world.a.dial(Address("b", 7), 3.0)
+    assert world.now == start + 3 * S
+    assert not a.lost
+    assert a.received == b"out of the door"
+    world.network.host("b")
+    assert not a.lost
+    start = world.now
+    a.send(b"x")
+    await world.sleep_until(start + S)
+    assert a.lost_ns == start + 2 * LATENCY + 1 * US
 
 
-def test_a_reset_takes_both_ends_at_once(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        start = world.now
-        a.send(bytes(100))
-        a.send(bytes(100))
-        await world.sleep_until(start + LATENCY + 150 * US)
-        next(iter(world.network.ends)).reset()
-        await world.sleep_until(start + S)
-        assert {a.lost_ns, b.lost_ns} == {
-            start + LATENCY + 150 * US,
-            start + LATENCY + 150 * US + 1,
-        }
-        assert len(b.received) == 100
-        assert not world.network.ends
-
-    world.run(main())
+async def test_a_reset_takes_both_ends_at_once(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    start = world.now
+    a.send(bytes(100))
+    a.send(bytes(100))
+    await world.sleep_until(start + LATENCY + 150 * US)
+    next(iter(world.network.ends)).reset()
+    await world.sleep_until(start + S)
+    assert {a.lost_ns, b.lost_ns} == {
+        start + LATENCY + 150 * US,
+        start + LATENCY + 150 * US + 1,
+    }
+    assert len(b.received) == 100
+    assert not world.network.ends
 
 
 @pytest.mark.parametrize("which", ["pair", "one way", "connection"])
-def test_a_stall_holds_bytes_up_and_loses_none(world: World, which: str) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        start = world.now
-        match which:
-            case "connection":
-                a.connection.stall(100 * MS)
-            case _:
-                world.network.stall("a", "b", 100 * MS, one_way=which == "one way")
-        a.send(bytes(10))
-        b.send(bytes(20))
-        await world.sleep_until(start + 50 * MS)
-        a.send(bytes(30))
-        a.connection.close()
-        await world.sleep_until(start + S)
-        # What waits is released at the end of the stall, and goes on one event an instant.
-        end = start + 100 * MS
-        assert [n for _, n in b.arrivals] == [10, 30]
-        assert all(end < when < end + 10 for when, _ in b.arrivals)
-        assert end < b.lost_ns < end + 10
-        if which == "pair":
-            assert not a.arrivals  # closed meanwhile
-        else:
-            assert a.arrivals == [(start + LATENCY + 20 * US, 20)]
-
-    world.run(main())
+async def test_a_stall_holds_bytes_up_and_loses_none(world: World, which: str) -> None:
+    a, b = await world.link(world.a, world.b)
+    start = world.now
+    match which:
+        case "connection":
+            a.connection.stall(100 * MS)
+        case _:
+            world.network.stall("a", "b", 100 * MS, one_way=which == "one way")
+    a.send(bytes(10))
+    b.send(bytes(20))
+    await world.sleep_until(start + 50 * MS)
+    a.send(bytes(30))
+    a.connection.close()
+    await world.sleep_until(start + S)
+    # What waits is released at the end of the stall, and goes on one event an instant.
+    end = start + 100 * MS
+    assert [n for _, n in b.arrivals] == [10, 30]
+    assert all(end < when < end + 10 for when, _ in b.arrivals)
+    assert end < b.lost_ns < end + 10
+    if which == "pair":
+        assert not a.arrivals  # closed meanwhile
+    else:
+        assert a.arrivals == [(start + LATENCY + 20 * US, 20)]
 
 
-def test_a_partition_lasts_until_it_is_healed(world: World) -> None:
-    async def main() -> None:
-        a, b = await world.link(world.a, world.b)
-        world.network.stall("a", "b", None)
-        world.network.stall("a", "b", 1)
-        a.connection.stall(None)
-        a.send(b"hello")
-        with pytest.raises(LinkError, match="no answer in time"):
-            await world.a.dial(Address("b", 7), 10.0)
-        world.b.crash()
-        await world.sleep_until(100 * S)
-        assert not b.arrivals
-        assert not a.lost
-        world.network.heal("a", "b")
-        a.connection.heal()
-        await world.sleep_until(101 * S)
-        assert a.lost_ns < 100 * S + 10
-
-    world.run(main())
+async def test_a_partition_lasts_until_it_is_healed(world: World) -> None:
+    a, b = await world.link(world.a, world.b)
+    world.network.stall("a", "b", None)
+    world.network.stall("a", "b", 1)
+    a.connection.stall(None)
+    a.send(b"hello")
+    with pytest.raises(LinkError, match="no answer in time"):
+        await world.a.dial(Address("b", 7), 10.0)
+    world.b.crash()
+    await world.sleep_until(100 * S)
+    assert not b.arrivals
+    assert not a.lost
+    world.network.heal("a", "b")
+    a.connection.heal()
+    await world.sleep_until(101 * S)
+    assert a.lost_ns < 100 * S + 10
 
 
 def test_acknowledgements_are_held_up_too() -> None:
@@ -508,7 +472,7 @@ def chaos(seed: int) -> World:
 
     for name in "def":
         network.host(name)
-    world.run(main())
+    world.run_test(main())
     with pytest.raises(Deadlock):
         world.loop.run_forever()
     for data, source, sink in pairs:
@@ -554,16 +518,13 @@ if __name__ == "__main__":
 # -- what a connection knows of its path -------------------------------------------------------
 
 
-def test_a_connection_knows_the_truth_about_its_path(world: World) -> None:
-    async def main() -> None:
-        world.network.set_link("a", "b", latency_ns=3_000_000, bytes_per_s=900)
-        one, _ = await world.link(world.a, world.b)
-        assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
-        two, other = await world.link(world.a, world.b)  # they share the way
-        assert one.connection.measure() == PathMeasure(6_000_000, 450, False)
-        assert other.connection.measure() == PathMeasure(6_000_000, 450, False)
-        two.connection.abort()
-        assert two.connection.measure() is None
-        assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
-
-    world.run(main())
+async def test_a_connection_knows_the_truth_about_its_path(world: World) -> None:
+    world.network.set_link("a", "b", latency_ns=3_000_000, bytes_per_s=900)
+    one, _ = await world.link(world.a, world.b)
+    assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
+    two, other = await world.link(world.a, world.b)  # they share the way
+    assert one.connection.measure() == PathMeasure(6_000_000, 450, False)
+    assert other.connection.measure() == PathMeasure(6_000_000, 450, False)
+    two.connection.abort()
+    assert two.connection.measure() is None
+    assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
