@@ -19,6 +19,9 @@ PHASES = (
     *("sync", "fetching"),
 )
 
+SEEDS = 220
+"""Seeds of the default mix, from 0, that each run of the tests plays."""
+
 WORKLOADS = (
     "CollectiveAborted",
     "DeadlineExceeded",
@@ -51,7 +54,7 @@ WORKLOADS = (
     "wrong piece",
 )
 """What calls of every kind have come to, and operations that lost a member while data moved: what
-the 700 seeds must not miss."""
+the seeds must not miss."""
 
 CAUGHT_BY = {
     "ahead_in_unknown_views": 19,
@@ -112,10 +115,10 @@ def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def test_no_seed_breaks_a_promise_and_everything_is_hit() -> None:
-    result = simulate("--seeds", "0:250")
+    result = simulate("--seeds", f"0:{SEEDS}")
     assert result["violations"] == {}
     assert result["missed"] == []
-    assert result["seeds"] == 250
+    assert result["seeds"] == SEEDS
     hits = {phase: result["kills"][phase] for phase in PHASES}
     assert all(count >= 10 for count in hits.values()), hits
     strikes = {kind: result["faults"].get(kind, 0) for kind in MIXES["default"].faults}
@@ -194,7 +197,7 @@ def test_what_has_failed_once_with_flipped_bits(seed: int) -> None:
 
 
 def test_two_masters_never_tell_two_outcomes() -> None:
-    result = simulate("--mix", "two-masters", "--seeds", "0:80")
+    result = simulate("--mix", "two-masters", "--seeds", "0:60")
     assert result["violations"] == {}
     assert result["missed"] == []
     assert result["struck_in"]["master_half_open in done_before_commit"] >= 10
@@ -204,7 +207,8 @@ def test_two_masters_never_tell_two_outcomes() -> None:
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]
-    assert run_seed(seed).ok, "the seed is clean without the bug"
+    if seed >= SEEDS:  # the others were played already
+        assert run_seed(seed).ok, "the seed is clean without the bug"
     with planted(bug):
         verdict = run_seed(seed)
     assert not verdict.ok
@@ -222,7 +226,7 @@ def test_a_planted_bug_is_seen_in_its_mix(bug: str) -> None:
 
 
 def test_no_flipped_bit_breaks_a_promise_and_every_phase_is_hit() -> None:
-    result = simulate("--mix", "corruption", "--seeds", "0:80")
+    result = simulate("--mix", "corruption", "--seeds", "0:60")
     assert result["violations"] == {}
     assert result["missed"] == []
     assert result["struck_in"]["corrupt in reduce_scatter"] >= 20
