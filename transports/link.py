@@ -124,9 +124,9 @@ class Lane:
         while self.ready:
             frame = self._current
             if frame is None:
-                frame = self._next_frame()
-                if frame is None:
+                if not (self._own or self.link.queues):
                     return
+                frame = self._next_frame()
             taken = self.connection.send(frame.rest())
             frame.sent += taken
             self.sent_bytes += taken
@@ -181,13 +181,21 @@ class Lane:
         if frame is not None and frame.header.operation == operation:
             frame.detach(tensor)
 
-    def _next_frame(self) -> Frame | None:
+    def carry(self, frame: Frame) -> None:
+        """Send a segment at once. The lane is ready."""
+        self._begin(frame)
+        self.pump()
+
+    def _next_frame(self) -> Frame:
         first = next(iter(self._own), None)
-        frame = self.link.next_frame(self) if first is None else self._own.pop(first)
-        self._current = frame
-        if frame is not None and frame.number >= 0:
-            self.carried.setdefault(frame.header.operation, []).append(frame.number)
+        frame = self.link.next_frame() if first is None else self._own.pop(first)
+        self._begin(frame)
         return frame
+
+    def _begin(self, frame: Frame) -> None:
+        self._current = frame
+        if frame.number >= 0:
+            self.carried.setdefault(frame.header.operation, []).append(frame.number)
 
     # -- callbacks of the connection -------------------------------------------------------------
 
@@ -282,7 +290,7 @@ class Link:
         """Lanes in the order in which they are offered the next segment."""
         self.near = False
         self.told = 0
-        self._queues: dict[OperationId, deque[Frame]] = {}
+        self.queues: dict[OperationId, deque[Frame]] = {}
         """Queued segments by operation; the operation whose turn is next comes first."""
 
     @property
@@ -299,11 +307,11 @@ class Link:
     def backlog_bytes(self) -> int:
         """Unsent bytes of all lanes and of the queued segments."""
         lanes = sum(lane.backlog_bytes for lane in self.lanes)
-        return lanes + sum(frame.missing for queue in self._queues.values() for frame in queue)
+        return lanes + sum(frame.missing for queue in self.queues.values() for frame in queue)
 
     def waiting_bytes(self, kind: FrameKind) -> int:
         """Return the bytes of queued frames of this kind that no lane has taken."""
-        waiting = (frame for queue in self._queues.values() for frame in queue)
+        waiting = (frame for queue in self.queues.values() for frame in queue)
         return sum(frame.size for frame in waiting if frame.header.kind is kind)
 
     # -- sending -------------------------------------------------------------------------------
@@ -320,9 +328,16 @@ class Link:
             check: hash of the payload; None: the lane computes it.
         """
         frame = Frame(header, payload, number, check)
-        queue = self._queues.get(header.operation)
+        lanes = self._lanes
+        for _ in range(len(lanes)):
+            lane = lanes[0]
+            lanes.rotate(-1)
+            if lane.ready:
+                lane.carry(frame)
+                return
+        queue = self.queues.get(header.operation)
         if queue is None:
-            self._queues[header.operation] = deque((frame,))
+            self.queues[header.operation] = deque((frame,))
         elif self.near and header.step and header.kind is FrameKind.DATA:
             queue.appendleft(frame)
         else:
@@ -330,37 +345,28 @@ class Link:
             while place and queue[place - 1].header.step > header.step and not self.near:
                 place -= 1
             queue.insert(place, frame)
-        lanes = self._lanes
-        for _ in range(len(lanes)):
-            lane = lanes[0]
-            lanes.rotate(-1)
-            if lane.ready:
-                lane.pump()
-                return
 
     def ask(self, header: FrameHeader) -> None:
         """Send a query on every lane, because a lane may be dead without having noticed it."""
         for lane in self.lanes:
             lane.say(header)
 
-    def next_frame(self, lane: Lane) -> Frame | None:
-        """Remove and return the next segment for ``lane``; None: no segment is queued."""
-        if not self._queues:
-            return None
-        for operation in self._queues:
+    def next_frame(self) -> Frame:
+        """Remove and return the next segment. One is queued."""
+        for operation in self.queues:
             if operation.term:
                 break
         else:  # no member waits for an operation of term 0, so it goes last
-            operation = next(iter(self._queues))
-        queue = self._queues.pop(operation)
+            operation = next(iter(self.queues))
+        queue = self.queues.pop(operation)
         frame = queue.popleft()
         if queue:
-            self._queues[operation] = queue
+            self.queues[operation] = queue
         return frame
 
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; the link no longer reads its memory."""
-        self._queues.pop(operation, None)
+        self.queues.pop(operation, None)
         for lane in self.lanes:
             lane.revoke(operation)
 
@@ -369,7 +375,7 @@ class Link:
 
         Afterwards the link reads no other memory of the operation.
         """
-        for frame in self._queues.get(operation, ()):
+        for frame in self.queues.get(operation, ()):
             frame.detach(tensor)
         for lane in self.lanes:
             lane.detach(operation, tensor)

@@ -22,14 +22,17 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass, field
+from zlib import crc32
 
-from pccl.protocol.checksum import SEAL_BYTES, seal, unpack_sealed
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.types import OperationId
 
 _HEADER = struct.Struct("<BBHIIIIIQQQI")
-HEADER_BYTES = _HEADER.size + SEAL_BYTES
-assert HEADER_BYTES == 56
+_SEALED = struct.Struct("<BBHIIIIIQQQII")
+_SEAL = struct.Struct("<I")
+HEADER_BYTES = _SEALED.size
+assert HEADER_BYTES == _HEADER.size + SEAL_BYTES == 56
 
 PAYLOAD_BYTES_MAX = 16 << 20
 """One frame.
@@ -106,7 +109,7 @@ def encode_header(header: FrameHeader, check: int = 0) -> bytes:
         header.kind, 0, header.step, header.length, op.term, op.group, op.view, op.n,
         op.tag, header.offset, check, header.what,
     )  # fmt: skip
-    return seal(packed)
+    return packed + _SEAL.pack(crc32(packed))
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
@@ -117,10 +120,14 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         RemoteProtocolError: the kind is unknown, a reserved field is set or the length is too
             large. Close the lane, because the bytes after this cannot be trusted.
     """
+    if len(data) != HEADER_BYTES:
+        raise DamagedData(func="lane", reason=f"the header of a frame has {len(data)} bytes")
     (
         kind, flags, step, length, term, group, view, n,
-        tag, offset, check, what,
-    ) = unpack_sealed(_HEADER, data, "lane", "the header of a frame")  # fmt: skip
+        tag, offset, check, what, sealed,
+    ) = _SEALED.unpack(data)  # fmt: skip
+    if crc32(memoryview(data)[: _HEADER.size]) != sealed:
+        raise DamagedData(func="lane", reason="the header of a frame was damaged on the way")
     known = _KINDS.get(kind)
     if known is None or flags:
         raise RemoteProtocolError(func="lane", reason=f"not a frame header: {kind=}, {flags=}")

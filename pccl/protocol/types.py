@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Annotated, NewType
 
 from pccl.protocol.data_type import DataType
@@ -435,6 +436,9 @@ class Member:
     port: int
 
 
+_peer_of = attrgetter("peer")
+
+
 @dataclass(frozen=True, slots=True)
 class Roster:
     """The members of one group at one instant, as its master announces them.
@@ -462,4 +466,4 @@ class Roster:
     @property
     def ring(self) -> tuple[PeerId, ...]:
         """Ids of the members in ring order. The rank of a member is its index."""
-        return tuple(member.peer for member in self.members)
+        return tuple(map(_peer_of, self.members))

@@ -86,6 +86,8 @@ class KnownMembership:
         self._own = own
         self.seen: Roster | None = None
         """The roster that the caller knows."""
+        self.newest: Roster | None = None
+        """The newest roster that has arrived (callers may not know it yet)."""
         self._rosters: dict[int, Roster] = {}
         """By version: the rosters that the caller may still see, and the newest."""
         self.ratified = 0
@@ -96,11 +98,6 @@ class KnownMembership:
         """Detached calls with an unread outcome -> the roster version to see with it."""
         self._forgotten = 0
         """The newest roster version among outcomes that no caller will read."""
-
-    @property
-    def newest(self) -> Roster | None:
-        """The newest roster that has arrived (callers may not know it yet)."""
-        return next(reversed(self._rosters.values()), None)
 
     @property
     def version(self) -> int:
@@ -138,7 +135,7 @@ class KnownMembership:
         newest = self.newest
         if newest is not None and roster.version <= newest.version:
             return False
-        self._rosters[roster.version] = roster
+        self._rosters[roster.version] = self.newest = roster
         self._reported[roster.version] = (roster, self._own.incumbent)
         return True
 

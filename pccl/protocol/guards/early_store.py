@@ -57,7 +57,8 @@ class EarlyStore:
     def take(self, operation: OperationId) -> list[tuple[FrameHeader, bytearray]]:
         """Remove and return the frames of an operation, in the order of arrival."""
         frames = self._frames.pop(operation, [])
-        self.used_bytes -= sum(_cost(header) for header, _ in frames)
+        for header, _ in frames:
+            self.used_bytes -= HEADER_BYTES + header.length
         return frames
 
     def put_question(self, question: FrameHeader) -> None:

@@ -49,7 +49,8 @@ class Memory:
         ends = list(accumulate(map(len, self._views)))
         self._starts = [0, *ends[:-1]]
         self.nbytes = ends[-1]
-        self._first = self._views[0]
+        self.first = self._views[0]
+        """Bytes of the first part."""
         self.is_one = len(self.parts) == 1
         """Whether there is one part, so that every range is contiguous."""
 
@@ -75,7 +76,7 @@ class Memory:
     def views(self, first: int, last: int) -> list[memoryview]:
         """Return the bytes from ``first`` to before ``last``, one view per part."""
         if self.is_one:
-            return [self._first[first:last]]
+            return [self.first[first:last]]
         starts = self._starts
         low, high = bisect_right(starts, first) - 1, bisect_left(starts, last)
         found = self._views[low:high]
@@ -86,7 +87,7 @@ class Memory:
     def beginning(self, first: int, last: int) -> memoryview:
         """Return a view of the bytes of a range that lie in its first part."""
         if self.is_one:
-            return self._first[first:last]
+            return self.first[first:last]
         index = bisect_right(self._starts, first) - 1
         start = self._starts[index]
         return self._views[index][first - start : last - start]
@@ -119,7 +120,7 @@ class Memory:
     def payload(self, first: int, last: int) -> Payload:
         """Return the bytes of a range to send: views, or a function that gathers small parts."""
         if self.is_one:
-            return self._first[first:last]
+            return self.first[first:last]
         if self.is_shredded(first, last):
             return partial(self.read, first, last)
         views = self.views(first, last)

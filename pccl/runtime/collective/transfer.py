@@ -77,7 +77,10 @@ class Placement:
         if self.buffer is not None:
             return self.buffer[received : segment.wire_length]
         first, last = segment.wire_span
-        return self.transfer.result.beginning(first + received, last)
+        result = self.transfer.result
+        if result.is_one:
+            return result.first[first + received : last]
+        return result.beginning(first + received, last)
 
     def counts(self) -> bool:
         """Whether this is the newest copy of the segment."""
@@ -153,6 +156,7 @@ class Transfer(ABC):
         self._reduction = reduction
         self._operand = operand
         self._dtype = operand.target.dtype
+        self._itemsize = self._dtype.itemsize
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
         self._unweighed: list[Placement] = []
         """Segments that arrived before the weights."""
@@ -365,13 +369,19 @@ class Transfer(ABC):
     ) -> None:
         """Set a segment of the result to ``left`` op ``right``; arrays hold just this segment."""
         result, where = self.result, segment.span
-        if result.is_one or result.is_shredded(*where):
+        if result.is_one:
+            first, last = where
+            range_ = slice(first // self._itemsize, last // self._itemsize)
+            values = left if isinstance(left, np.ndarray) else left.parts[0][range_]
+            others = right if isinstance(right, np.ndarray) else right.parts[0][range_]
+            self._reduction.combine(values, others, result.parts[0][range_], finish=finish)
+            return
+        if result.is_shredded(*where):
             values = left if isinstance(left, np.ndarray) else left.elements(*where)
             others = right if isinstance(right, np.ndarray) else right.elements(*where)
-            out = result.elements(*where) if result.is_one else np.empty_like(values)
-            self._reduction.combine(values, others, out=out, finish=finish)
-            if not result.is_one:
-                result.write(segment.offset, out)
+            out = np.empty_like(values)
+            self._reduction.combine(values, others, out, finish=finish)
+            result.write(segment.offset, out)
             return
         parts = result.arrays(*where)
         lefts = cut([left] if isinstance(left, np.ndarray) else left.arrays(*where), parts)
@@ -381,7 +391,10 @@ class Transfer(ABC):
 
     def _add_to_digest(self, segment: Segment) -> int:
         """Add the final bytes of a segment to the digest; return their hash."""
-        return self._digest.add(segment.position, *self.result.views(*segment.wire_span))
+        result, (first, last) = self.result, segment.wire_span
+        if result.is_one:
+            return self._digest.add(segment.position, result.first[first:last])
+        return self._digest.add(segment.position, *result.views(first, last))
 
     def _save(self, segment: Segment) -> None:
         """Save the own contribution to a segment before its place is first overwritten."""

@@ -15,7 +15,6 @@ from typing import Any
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.frame import FrameHeader
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
@@ -34,7 +33,6 @@ from pccl.topology.link_upkeep import (
 )
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
-from pccl.transports.sinks import Sink
 
 _log = logging.getLogger("pccl.link")
 
@@ -82,6 +80,8 @@ class LinkKeeper:
         self._may_dial = may_dial
         self._links = links
         self._frames = frames
+        self.frame_started = frames.frame_started
+        """What lanes call when a header has arrived."""
         limits = transport.port_limits
         self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
@@ -267,10 +267,6 @@ class LinkKeeper:
         self._carry_out(steps)
 
     # -- what lanes call -------------------------------------------------------------------------
-
-    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        """Pass the frame to the collectives or to the shared state."""
-        return self._frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """Log a protocol error, remove the lane, and do the steps that follow from its loss."""

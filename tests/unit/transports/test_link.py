@@ -667,7 +667,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_segment_is_in_the_queue_or_was_given_to_one_lane(self) -> None:
-        queues = self.bench.link._queues  # pyright: ignore[reportPrivateUsage]
+        queues = self.bench.link.queues
         for operation, numbers in self.given.items():
             found = Counter(frame.number for frame in queues.get(operation, ()))
             for lane in self.bench.link.lanes:
@@ -680,7 +680,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def nothing_waits_while_a_lane_is_ready(self) -> None:
         if any(lane.ready for lane in self.bench.link.lanes):
-            assert not self.bench.link._queues  # pyright: ignore[reportPrivateUsage]
+            assert not self.bench.link.queues
 
     @invariant()
     def streams_can_be_parsed_and_hold_what_was_sent(self) -> None:

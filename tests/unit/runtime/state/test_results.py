@@ -46,9 +46,9 @@ class Scene:
 
     def read(self, peer: PeerId) -> int:
         """All that waits for ``peer``; returns how much news that is."""
-        count = 0
-        lane: Any = None
-        while self.links.to(peer).next_frame(lane) is not None:
+        link, count = self.links.to(peer), 0
+        while link.queues:
+            link.next_frame()
             count += 1
         return count
 
