@@ -63,7 +63,7 @@ def write(
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: safetensors files cannot have such a name, or so many tensors.
+        ValueError: safetensors files do not allow a name, or the number of tensors.
     """
     entries = memory.layout.entries
     tensors = [

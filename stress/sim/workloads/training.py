@@ -350,7 +350,7 @@ class _Life:
             info = await self._engine.sync(request)
         except PCCLError:
             if outer.contents() != before:
-                raise Violation(f"{self._who}: a failed synchronization changed it") from None
+                raise Violation(f"{self._who}: a failed sync changed its contents") from None
             raise
         result = info.outcome
         assert result is not None
