@@ -255,7 +255,7 @@ class Reader:
         return checkpoint, len(header)
 
     def _refusal(self, reason: str) -> ValueError:
-        return ValueError(f"{self._path} is no good checkpoint: {reason}")
+        return ValueError(f"{self._path} is not a valid checkpoint: {reason}")
 
 
 def verify(path: Path) -> Checkpoint:

@@ -319,7 +319,7 @@ class _Life:
             except NotAdmitted:  # perhaps it cannot reach a member now
                 continue
             return
-        raise AssertionError(f"{self._who}: the master refused it {_REFUSALS_MAX} times")
+        raise AssertionError(f"{self._who}: the master refused this process {_REFUSALS_MAX} times")
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
