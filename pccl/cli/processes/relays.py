@@ -1,4 +1,4 @@
-"""Relays that emulate links, as worker processes before listening addresses."""
+"""Relays that emulate links: worker processes, one in front of each target."""
 
 from __future__ import annotations
 

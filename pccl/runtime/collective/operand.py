@@ -1,4 +1,4 @@
-"""The caller's arrays: checked first, then borrowed until the call returns.
+"""The caller's arrays: checked, then borrowed until the collective ends.
 
 NumPy arrays, torch CPU tensors and raw addresses are used in place, without a copy. This module
 never imports torch: a program with a tensor has done so. An argument that cannot be used raises at
