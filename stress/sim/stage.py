@@ -274,7 +274,7 @@ class Stage:
         return True
 
     def _note_majority(self, roster: Roster | None) -> None:
-        """Note that a member of ``roster`` is gone without a goodbye to a master."""
+        """With a standby, note whether half of ``roster`` or more is gone."""
         if self.standby is None or roster is None:
             return
         seats = (seat for seat in self.seats if seat.alive and not seat.is_over)

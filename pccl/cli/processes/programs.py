@@ -1,4 +1,4 @@
-"""Finds the file of a command's name, and reports errors as shells do."""
+"""Finds a program by its name, and reports errors as shells do."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Refusals:
 
     @property
     def _may_sync(self) -> bool:
-        """Whether to allow a synchronization: the caller missed none, or knows that it did."""
+        """Whether a synchronization may begin: none was missed, or the error was reported."""
         return not self.sync_missed or self.resync is None or self.resync.is_reported
 
     def require_resync(self, operation: OperationId) -> None:

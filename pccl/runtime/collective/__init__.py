@@ -1,7 +1,7 @@
 """One running collective: its memory, and the segments that it sends and receives.
 
 * ``memory``: separate arrays, addressed as one tensor.
-* ``operand``: the caller's arrays: checked first, then borrowed until the call returns.
+* ``operand``: the caller's arrays: checked, then borrowed until the collective ends.
 * ``buffers``: reusable memory for segments that cannot be read straight into their place.
 * ``outlet``: the segments that one collective sends to one peer.
 * ``transfer``: one running collective on this peer: its buffers, received segments and outlets.
@@ -11,5 +11,5 @@
 * ``coding``: uses the codecs of ``collectives.quantization`` on what is sent and received, and
   keeps the rounding errors.
 * ``data_plane``: gives every received frame its sink, and owns the running transfers.
-* ``reduce_many``: many reduces as one call: some at a time, each retried until it succeeds.
+* ``reduce_many``: many reduces as one call: some at a time, each retried after a loss.
 """

@@ -1,4 +1,4 @@
-"""The caller's arrays: checked first, then borrowed until the call returns.
+"""The caller's arrays: checked, then borrowed until the collective ends.
 
 NumPy arrays, torch CPU tensors and raw addresses are used in place, without a copy. This module
 never imports torch: a program with a tensor has done so. An argument that cannot be used raises at
@@ -171,7 +171,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
 
 def _listed(tensors: object, name: str) -> list[object]:
     if _kind(tensors) in (_ARRAY, _TENSOR):
-        raise TypeError(f"{name} must be a list of tensors, not one of them; pass [{name}]")
+        raise TypeError(f"{name} must be a list of tensors, not one tensor; pass [{name}]")
     if not isinstance(tensors, Iterable):
         raise TypeError(f"{name} must be a list of tensors, not {type(tensors).__name__}")
     return list(cast("Iterable[object]", tensors))

@@ -39,7 +39,7 @@ class Application(ABC):
         self._leaving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Join, work and stop; start again after a lost place, up to ``lives_max`` times."""
+        """Join, work and stop; rejoin when cut off, for at most ``lives_max`` lives."""
         for life in range(self.lives_max):
             try:
                 await self._live(life)
