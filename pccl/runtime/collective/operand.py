@@ -113,10 +113,12 @@ def borrow(send: object, recv: object | None = None) -> Operand:
         ValueError: a buffer cannot be used as it is; the message says what to pass instead.
         MemoryError: in place, there is no memory for a copy of the input.
     """
-    source, target = _pair(send, send if recv is None else recv, "send", "recv")
+    result = send if recv is None else recv
+    known = send.dtype if type(send) is np.ndarray and send.dtype in _DATA_TYPES else None
+    source, target = _quick_pair(send, result, known) or _pair(send, result, "send", "recv")
     if source.size == 0:
         raise ValueError("send has no elements; pass at least one")
-    return _operand(source, target, DataType.from_numpy_dtype(source.dtype))
+    return _operand(source, target, _DATA_TYPES[source.dtype])
 
 
 def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None) -> Operand:
@@ -163,7 +165,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
                 f"recv[{numbers[same.index(True)]}] is the memory of its tensor, and "
                 f"recv[{numbers[same.index(False)]}] is not; reduce all of them in place, or none"
             )
-    operand = _lent(source, target, DataType.from_numpy_dtype(source.dtype), in_place=in_place)
+    operand = _lent(source, target, _DATA_TYPES[source.dtype], in_place=in_place)
     if clash(operand.ranges) is not None:
         raise ValueError(_overlap(operand, numbers))
     return operand
@@ -221,10 +223,11 @@ def borrow_pointers(send_ptr: int, recv_ptr: int, count: int, data_type: DataTyp
 
 def _operand(source: Array, target: Array, data_type: DataType) -> Operand:
     """Return the operand of two checked buffers: flat, of equal size and dtype, target writable."""
-    in_place = source.ctypes.data == target.ctypes.data
+    given, result = Memory([source]), Memory([target])
+    in_place = given.addresses == result.addresses
     if not in_place and np.may_share_memory(source, target):  # exact: both are contiguous
         raise ValueError("send and recv overlap; use the same buffer or two separate ones")
-    return _lent(Memory([source]), Memory([target]), data_type, in_place=in_place)
+    return _lent(given, result, data_type, in_place=in_place)
 
 
 def _lent(source: Memory, target: Memory, data_type: DataType, *, in_place: bool) -> Operand:
@@ -261,6 +264,7 @@ def _at_address(pointer: int, count: int, data_type: DataType, name: str) -> Arr
 
 _ARRAY, _TENSOR = "NumPy array", "torch tensor"
 _BRAIN = DataType.BFLOAT16.to_numpy_dtype()
+_DATA_TYPES = {dtype: data_type for data_type, dtype in numpy_dtypes().items()}
 
 
 def _kind(buffer: object) -> str:
@@ -366,7 +370,7 @@ def _checked_array(array: Array, name: str) -> Array:
             f"{name} is in foreign byte order ({array.dtype.str}); pass "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
-    if array.dtype not in numpy_dtypes().values():
+    if array.dtype not in _DATA_TYPES:
         raise _unsupported(name, array.dtype)
     if not array.flags.c_contiguous:
         raise ValueError(
