@@ -44,7 +44,7 @@ def check_communicator(comm: object) -> None:
     if isinstance(comm, type) or not all(map(callable, methods)):
         raise TypeError(f"comm must be a pccl.Communicator, not {comm!r}")
     if isinstance(comm, pccl.aio.Communicator):
-        raise TypeError("comm must be a pccl.Communicator; one of pccl.aio works only in its loop")
+        raise TypeError("comm must be a blocking pccl.Communicator, not one of pccl.aio")
 
 
 def check_compression(compression: object) -> pccl.QuantizationOptions | None:
@@ -80,6 +80,6 @@ def check_listeners(on_event: Any) -> Listeners:
     for listener in listeners:
         if not callable(listener):
             raise TypeError(
-                f"on_event must be a function of an event, or several of them, not {listener!r}"
+                f"on_event must be a function of an event, or several functions, not {listener!r}"
             )
     return Listeners(listeners)

@@ -163,7 +163,7 @@ class TensorBoardWriter:
             return
         step = values.get("step")
         if not isinstance(step, int):
-            raise TypeError(f"{type(event).__name__} has no int field 'step' to draw it over")
+            raise TypeError(f"{type(event).__name__} has no int field 'step', the x value")
         try:
             for tag, value in scalars(event).items():
                 self._writer.add_scalar(tag, value, step)

@@ -57,7 +57,7 @@ def parse_masters(text: str) -> tuple[Address, ...]:
         raise TypeError(f"an address is a string such as '127.0.0.1:{DEFAULT_PORT}', not {text!r}")
     addresses = tuple(parse_address(part.strip()) for part in text.split(","))
     if any(address.port == 0 for address in addresses):
-        raise ValueError(f"{text!r} names no port; write the port that the master listens on")
+        raise ValueError(f"{text!r} has port 0; write the port that the master listens on")
     if len(set(addresses)) < len(addresses):
         raise ValueError(f"{text!r} names a master twice; name each once")
     return addresses
@@ -83,7 +83,7 @@ def parse_advertised(text: str, name: str = "advertise") -> Advertised:
     if (host and not _is_host(host)) or not lowest or not highest or lowest > highest:
         raise ValueError(
             f"{name}: {text!r} is not an address; write HOST, HOST:PORT, HOST:FIRST-LAST, "
-            f":PORT or :FIRST-LAST (ports from 1 to {PORT_MAX}), an IPv6 address in brackets"
+            f":PORT or :FIRST-LAST, with ports from 1 to {PORT_MAX} and IPv6 in brackets"
         )
     return Advertised(_canonical(host), (lowest, highest))
 

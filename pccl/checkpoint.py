@@ -63,7 +63,7 @@ def write(
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: safetensors files cannot have such a name, or so many tensors.
+        ValueError: safetensors files do not allow a name, or the number of tensors.
     """
     entries = memory.layout.entries
     tensors = [
@@ -255,7 +255,7 @@ class Reader:
         return checkpoint, len(header)
 
     def _refusal(self, reason: str) -> ValueError:
-        return ValueError(f"{self._path} is no good checkpoint: {reason}")
+        return ValueError(f"{self._path} is not a valid checkpoint: {reason}")
 
 
 def verify(path: Path) -> Checkpoint:

@@ -183,11 +183,11 @@ def _secret(name: str, token: str | bytes) -> bytes:
         ) from None
     if len(secret) < SECRET_BYTES_MIN:
         raise ValueError(
-            f"{name}: a secret of {len(secret)} characters is too short; {SECRET_BYTES_MIN} or "
+            f"{name}: a secret of {len(secret)} bytes is too short; {SECRET_BYTES_MIN} or "
             "more are needed; `pccl master --token auto` makes one"
         )
     if len(secret) > SECRET_BYTES_MAX:
-        raise ValueError(f"{name}: longer than {SECRET_BYTES_MAX} bytes; is it the right secret?")
+        raise ValueError(f"{name}: a secret longer than {SECRET_BYTES_MAX} bytes; shorten it")
     if guess_bits(secret) < GUESS_BITS_MIN:
         raise ValueError(
             f"{name}: this secret is too easy to guess for an attacker who records a handshake; "

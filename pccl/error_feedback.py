@@ -84,7 +84,7 @@ class ErrorFeedback:
         if current is not None and (current.size != count or current.dtype != dtype):
             raise ValueError(
                 f"the residual of {name!r} is {current.size} x {current.dtype}, but the "
-                f"tensor's is {count} x {dtype}; call forget({name!r}) if the tensor has "
+                f"tensor needs {count} x {dtype}; call forget({name!r}) if the tensor has "
                 "changed, or give it another name"
             )
         return current

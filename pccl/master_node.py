@@ -73,7 +73,7 @@ class MasterNode:
             others = (*self._standby_of, *self._standbys)
             self._standbys = tuple(dict.fromkeys(others))
         if self._listen in self._standbys:
-            raise ValueError(f"{listen_address} is this master itself; name another as standby")
+            raise ValueError(f"{listen_address} is this master itself; name another master")
         self._timing = check_timing(timing)
         self._token = resolve_token(token)
         self._server: MasterServer | None = None

@@ -268,8 +268,8 @@ class SharedState:
 
         Raises:
             OSError: the file cannot be written.
-            ValueError: safetensors files cannot have such a name or so many tensors; or another
-                call uses the state.
+            ValueError: safetensors files do not allow a name, or the number of tensors; or
+                another call uses the state.
         """
         memory, shapes = self.memory, [info.shape for info in self._infos]
         with memory.claimed():
@@ -318,7 +318,7 @@ def _entries(given: object) -> list[TensorInfo]:
     """Check the argument ``tensor_infos``, and return it as a list."""
     remedy = "make each with TensorInfo.from_torch(tensor, name) or TensorInfo.from_numpy"
     if isinstance(given, TensorInfo):
-        raise TypeError("tensor_infos must be a list, also of one: SharedState([info])")
+        raise TypeError("tensor_infos must be a list, even of one: SharedState([info])")
     kind = type(given).__name__
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise TypeError(f"tensor_infos must be a list of TensorInfos, not {kind}; {remedy}")

@@ -237,7 +237,7 @@ class Timeline:
         except ValueError as error:
             raise TimelineError(f"link: {error}") from error
         if len(self.faults) > FAULTS_MAX:
-            raise TimelineError(f"faults: at most {FAULTS_MAX} of them, not {len(self.faults)}")
+            raise TimelineError(f"faults: must be at most {FAULTS_MAX}, not {len(self.faults)}")
         object.__setattr__(self, "faults", tuple(sorted(self.faults, key=lambda each: each.at_s)))
         self._check_faults()
 
@@ -254,7 +254,7 @@ class Timeline:
                 known += round(fault.amount)
                 if known > PROCESSES_MAX:
                     raise TimelineError(
-                        f"{where}.amount: too many processes, {known}; at most {PROCESSES_MAX}"
+                        f"{where}.amount: {known} processes are more than {PROCESSES_MAX}"
                     )
             for name, index in (("peer", fault.peer), ("other", fault.other)):
                 if index is not None and index >= known:

@@ -150,7 +150,7 @@ class Connection(Protocol):
         ...
 
     def close(self) -> None:
-        """End the stream in order: bytes that ``send`` accepted still arrive. Idempotent.
+        """End the stream; bytes that ``send`` accepted still arrive. Idempotent.
 
         This side ends at once: it discards data that still arrives, and calls
         ``connection_lost`` without waiting for the other side.

@@ -250,7 +250,7 @@ class Lane:
         self._handler.lane_lost(self, error)
 
     def close(self) -> None:
-        """Close in order: bytes that the network accepted still arrive, queued frames do not."""
+        """Close the lane. Bytes that the network accepted still arrive, queued frames do not."""
         self._stop()
         self.connection.close()
 

@@ -55,7 +55,7 @@ def named_parameters(
         raise ValueError("params has no tensor that requires a gradient; pass model.parameters()")
     if missing := sum(id(p) not in named for p in trained):
         raise ValueError(
-            f"inner trains {missing} tensors that are not in params, so they would drift apart "
+            f"inner trains {missing} tensors that are not in params, so they would differ "
             "between peers; pass all parameters that inner was made with"
         )
     if len({name for name, _ in named.values()}) < len(named):

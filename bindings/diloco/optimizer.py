@@ -337,7 +337,7 @@ class DiLoCo(torch.optim.Optimizer):
             )
         if saved["layout"] != [list(part.names) for part in self._model.parts]:
             raise ValueError(
-                "the state was saved with other parameters, fragments or fragment_order; use these"
+                "the saved state has other parameters, fragments or fragment_order; use the same"
             )
         self.inner.load_state_dict(saved["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

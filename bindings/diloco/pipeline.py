@@ -73,7 +73,7 @@ class Pipeline:
         self.steps = 0
         self.number = 0
         self._since = 0
-        """Inner steps since the last launch or entry; negative: that launch was so much early."""
+        """Inner steps since the last launch or entry; negative: steps by which it was early."""
         self._began_s = -math.inf
         """Time of the last launch, entry or merge."""
         self._work = [0.0] * schedule.fragments
@@ -140,7 +140,7 @@ class Pipeline:
         }
 
     def resume(self, position: dict[str, Any], now_s: float) -> None:
-        """Continue from a position that ``position`` returned; a time budget starts anew."""
+        """Continue from a position that ``position`` returned; a time budget restarts."""
         self.steps, self.number = position["steps"], position["number"]
         self._since, self._began_s = position["since"], now_s
         self._work = list(position["work"])
@@ -211,7 +211,7 @@ class Pipeline:
         return left_out
 
     def merged(self, number: int, now_s: float) -> None:
-        """Record that a round was merged. A time budget starts anew."""
+        """Record that a round was merged. A time budget restarts."""
         del self._flights[number]
         self._began_s = max(self._began_s, now_s)
 

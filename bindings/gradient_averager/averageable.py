@@ -36,7 +36,7 @@ def averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tupl
     devices = sorted({str(parameter.device) for _, parameter in named})
     if len(devices) > 1:
         raise ValueError(
-            f"the model is spread over {', '.join(devices)}; put all that is trained on one device"
+            f"the model is on {', '.join(devices)}; put all trained parameters on one device"
         )
     for name, parameter in named:
         if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):

@@ -165,9 +165,9 @@ class AveragedReplica:
             trial.step()
         except Exception as error:
             raise ValueError(
-                f"a step of a copy of {type(self._optimizer).__name__}, with zeros for gradients, "
-                f"failed ({error}), so the state that newcomers need is unknown; take a step with "
-                "the optimizer before you make the GradientAverager, or use another optimizer"
+                f"a trial step of a copy of {type(self._optimizer).__name__}, with zero gradients, "
+                f"failed ({error}); take a real step before you make the GradientAverager, or use "
+                "another optimizer"
             ) from error
         return {original.get(key, key): value for key, value in trial.state.items()}
 

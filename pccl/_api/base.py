@@ -125,7 +125,7 @@ class CommunicatorBase:
         ring = self._session.roster("rank").ring
         me = self._session.peer_id("rank")
         if me not in ring:
-            raise NotConnected(None, "rank", "no longer a member; update_topology() joins again")
+            raise NotConnected(None, "rank", "this peer is no member; update_topology() rejoins")
         return ring.index(me)
 
     @property

@@ -154,7 +154,7 @@ class Session:
             raise self._closed_error(func)
         roster = self.engine.roster
         if roster is None:
-            raise NotConnected(None, func, "not a member of a run yet; call connect() first")
+            raise NotConnected(None, func, "this peer is not a member yet; call connect() first")
         return roster
 
     def peer_id(self, func: str) -> PeerId:

@@ -68,7 +68,7 @@ def lines_of(file: str, found: files.Checkpoint) -> list[str]:
     if lineage is not None:
         origin = f"of run {lineage.run.hex()}, synchronized in {lineage.operation}"
     return [
-        f"{file} is whole: revision {found.revision}, {count}, {found.nbytes} bytes",
+        f"{file} is complete: revision {found.revision}, {count}, {found.nbytes} bytes",
         f"  {origin}",
         f"  contents {found.digest.hex()}",
         *(f"  {one.digest.hex()[:16]} {_described(one)}" for one in found.tensors),

@@ -69,7 +69,7 @@ def greeting(
     lines += [
         f"    pccl join {address} -- python train.py",
         f'    or in Python: pccl.Communicator("{address}")',
-        "  Ctrl-C ends it",
+        "  Ctrl-C ends this master",
     ]
     return lines
 
@@ -132,8 +132,8 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     metavar="DIR",
     type=click.Path(file_okay=False),
     callback=_check_directory,
-    help="Directory in which to store the identity of the run. A killed master can restart without "
-    "it, because members report the run. With it, no newcomer can begin another run before that.",
+    help="Directory for the identity of the run. A restarted master also learns the run from its "
+    "members, but without the directory, a newcomer that comes first begins another run.",
 )
 @click.option(
     "--standby",

@@ -35,8 +35,8 @@ def parse_size(text: str) -> int:
     unit = found[2][:1].upper() + found[2][1:] if found else ""
     if found is None or unit not in UNITS:
         raise ValueError(
-            f"{text!r} is not a size; write a number of bytes with B, KiB, MiB, GiB (powers of "
-            "1024; K, M and G mean the same), KB, MB or GB (powers of 1000), such as 64MiB"
+            f"{text!r} is not a size; write a number and a unit, such as 64MiB. Units: B; KiB, "
+            "MiB, GiB or K, M, G (powers of 1024); KB, MB, GB (powers of 1000)"
         )
     size = float(found[1]) * UNITS[unit]
     if size != int(size) or not 0 < size <= SIZE_MAX:

@@ -68,7 +68,7 @@ class TableView:
     def trouble(self, text: str) -> None:
         """Show why there is no new status, above the last status."""
         old = [] if self._shown is None else [self._shown]
-        self._put(Group(Text(f"{text}; below, its last status", style="red"), *old), old)
+        self._put(Group(Text(f"{text}; the last status is below", style="red"), *old), old)
 
     def close(self) -> None:
         """End the live display, and leave the last status on the terminal."""

@@ -279,7 +279,7 @@ class MasterServer:
         goes = self._silent_shares.add(number, connection.remote.host)
         if goes is not None:
             self._dismiss(goes, "too many newer connections came before it registered")
-        reason = "it sent no message in time"
+        reason = "the other side sent no message in time"
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _bytes_max(self, number: int, kind: type[msg.Message]) -> int:

@@ -172,5 +172,5 @@ def _unreachable(path: Path, error: OSError) -> LocalProtocolError:
 
 
 def _unusable(path: Path, why: str) -> LocalProtocolError:
-    reason = f"{path}: {why}; repair it or move it away: the members of the run know everything"
+    reason = f"{path}: {why}; repair it, or move it away and let the members report the run"
     return LocalProtocolError(func="master", reason=reason)

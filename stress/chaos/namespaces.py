@@ -67,7 +67,7 @@ class Namespaces:
 
     def __enter__(self) -> Self:
         if not sys.platform.startswith("linux"):
-            raise NamespacesRefused("--netns needs Linux; leave it out, all else works without it")
+            raise NamespacesRefused("--netns needs Linux; all other options work without it")
         if os.geteuid() != 0:
             raise NamespacesRefused(
                 "--netns needs root, to make network namespaces; leave it out, or use sudo"
@@ -167,6 +167,6 @@ def _run(command: Sequence[str], *, check: bool = True) -> None:
     if check and done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip() or f"status {done.returncode}"
         raise NamespacesRefused(
-            f"--netns is not possible here: {' '.join(command)}: {words}; leave it out, all else "
-            "works without it"
+            f"--netns is not possible here: {' '.join(command)}: {words}; all other "
+            "options work without it"
         )

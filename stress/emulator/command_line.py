@@ -66,7 +66,7 @@ class PlaceParameter(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if self._to_dial and address.port == 0:
-            self.fail(f"{value!r} names no port; write the port to dial", param, ctx)
+            self.fail(f"{value!r} has port 0; write the port to dial", param, ctx)
         return str(address)
 
 
@@ -82,7 +82,7 @@ class PlaceParameter(click.ParamType[str]):
     "spec",
     type=LinkParameter(),
     required=True,
-    help="Such as rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%, or part.",
+    help="Any of rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib,corrupt=0.1%.",
 )
 @click.option("--listen", type=PlaceParameter(), default="127.0.0.1:0", show_default=True)
 @click.option("--per-peer", is_flag=True, help="One link per peer that dials, not one for all.")

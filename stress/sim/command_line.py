@@ -230,7 +230,7 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     ):
         console.print(line, highlight=False, soft_wrap=True)
     if result["missed"]:
-        text = f"the mix draws these, but they never struck: {', '.join(result['missed'])}"
+        text = f"drawn by the mix, but never seen in these runs: {', '.join(result['missed'])}"
         console.print(text, highlight=False, soft_wrap=True)
 
 

@@ -135,7 +135,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         else:
             self._turns += 1
             if self._turns > TURNS_PER_INSTANT_MAX:
-                raise OutOfTime(f"callbacks spin at {self._now_ns} ns; {self._waiting()}")
+                raise OutOfTime(f"callbacks never end at {self._now_ns} ns; {self._waiting()}")
         while timers and timers[0][0] <= self._now_ns:
             _, _, timer = heapq.heappop(timers)
             if timer.cancelled():
@@ -145,7 +145,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _jump(self, when_ns: int) -> None:
         if self._limit_ns is not None and when_ns > self._limit_ns:
-            raise OutOfTime(f"the granted time is over at {self._limit_ns} ns; {self._waiting()}")
+            raise OutOfTime(f"the time limit is reached at {self._limit_ns} ns; {self._waiting()}")
         if when_ns > self._now_ns:
             self._now_ns = when_ns
             self._turns = 0

@@ -36,8 +36,8 @@ LIMITS = """# Limits
 
 *Written by `python -m pccl.stress reference` from `pccl/protocol/limits.py`, among others.*
 
-Each line names what is limited, and then what happens beyond the limit. If it does not, the
-connection or lane is closed."""
+Each line names what is limited, and what happens beyond the limit. By default, the connection
+or lane is closed."""
 TIMING = """## Timing
 
 `MasterNode` and `Communicator` take a `pccl.Timing(...)`. Each time is above 0 and at most ten

@@ -63,7 +63,7 @@ def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) ->
         (["--link", "rtt=1ms"], "Missing option '--to'"),
         (["--to", "127.0.0.1:1"], "Missing option '--link'"),
         (["--to", "nowhere", "--link", "rtt=1ms"], "'nowhere' is not an address"),
-        (["--to", "127.0.0.1:0", "--link", "rtt=1ms"], "'127.0.0.1:0' names no port"),
+        (["--to", "127.0.0.1:0", "--link", "rtt=1ms"], "'127.0.0.1:0' has port 0"),
         (["--to", "127.0.0.1:1", "--link", ","], "'' is not a part of a link"),
         (["--to", "127.0.0.1:1", "--link", "rtt=80"], "one of us, ms or s, such as rtt=80ms"),
         (["--to", "127.0.0.1:1", "--link", "delay=1ms"], "is not a part of a link"),

@@ -248,6 +248,17 @@ def possible_weights(number: int, begin: int, steps: int) -> tuple[float, float]
     return found[0], found[1]
 
 
+def check_alike(peers: list[Process]) -> None:
+    """All are there again, and the last one has the same steps, as far as it made them."""
+    first, second, frozen = peers
+    frozen.until(lambda peer: peer.size == 3 and max(peer.steps) >= max(first.steps))
+    weights = ended(peers)
+    assert weights[0] == weights[1] == weights[2]
+    assert first.steps == second.steps
+    for step, made in frozen.steps.items():
+        assert first.steps[step] == made
+
+
 def test_a_peer_that_was_frozen_comes_back_and_is_alike() -> None:
     with crew(3) as peers:
         first, second, frozen = peers
@@ -259,12 +270,7 @@ def test_a_peer_that_was_frozen_comes_back_and_is_alike() -> None:
         frozen.process.send_signal(signal.SIGCONT)
         for peer in (first, second):
             peer.until(lambda peer: peer.size == 3)
-        frozen.until(lambda peer: peer.size == 3 and max(peer.steps) >= max(first.steps))
-        weights = ended(peers)
-        assert weights[0] == weights[1] == weights[2]
-        assert first.steps == second.steps
-        for step, made in frozen.steps.items():
-            assert first.steps[step] == made
+        check_alike(peers)
         assert len(frozen.steps) < len(first.steps)
         assert [peer.last["syncs"] for peer in peers] == [2, 2, 2]
 
@@ -286,12 +292,7 @@ def test_a_peer_that_stops_between_two_buckets_comes_back_every_time() -> None:
             frozen.until(partial(has_refused, count=count + 1))
             for peer in (first, second):
                 peer.until(lambda peer: peer.size == 3)
-        frozen.until(lambda peer: peer.size == 3 and max(peer.steps) >= max(first.steps))
-        weights = ended(peers)
-        assert weights[0] == weights[1] == weights[2]
-        assert first.steps == second.steps
-        for step, made in frozen.steps.items():
-            assert first.steps[step] == made
+        check_alike(peers)
         assert [peer.refusals for peer in peers] == [0, 0, len(stops)]
         assert [peer.last["syncs"] for peer in peers] == [1 + len(stops)] * 3
 

@@ -161,7 +161,7 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--size", "12Foo"], "'12Foo' is not a size; write a number of bytes with B, KiB"),
+        (["--size", "12Foo"], "'12Foo' is not a size; write a number and a unit, such"),
         (["--peers", "1"], "1 is not in the range 2<=x<=64"),
         (["--peers", "2,65"], "65 is not in the range 2<=x<=64"),
         (["--dtype", "float31"], "'float31' is not one of 'uint8'"),

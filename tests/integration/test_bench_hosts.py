@@ -195,7 +195,7 @@ def test_one_ends_and_so_does_the_other(
     [
         (["--timeout", "1"], "--token and --timeout are for --master"),
         (["--master", "host.example"], "write HOST:PORT"),
-        (["--master", "host.example:0"], "names no port"),
+        (["--master", "host.example:0"], "has port 0"),
         (["--master", NOWHERE, "--peers", "2,3"], "give one count of --peers and one of --lanes"),
         (["--master", NOWHERE, "--lanes", "1,2"], "give one count of --peers and one of --lanes"),
         (["--master", NOWHERE, "--emulate", "rtt=1ms"], "--emulate are for peers of one machine"),
@@ -213,4 +213,4 @@ def test_a_token_that_is_none_is_refused(tmp_path: Path) -> None:
     options = ["--master", NOWHERE, "--token", str(tmp_path / "token")]
     found = CliRunner().invoke(group, ["bench", *options])
     assert found.exit_code == 2
-    assert "a secret of 5 characters is too short" in " ".join(found.output.split())
+    assert "a secret of 5 bytes is too short" in " ".join(found.output.split())

@@ -82,4 +82,4 @@ def test_gloo_has_no_wire_formats() -> None:
     pytest.importorskip("torch")
     found = CliRunner().invoke(group, ["bench", "--against", "gloo", "--quantize", "int8"])
     assert found.exit_code == 2
-    assert "add none to --quantize" in found.output
+    assert "add 'none' to --quantize" in found.output

@@ -247,15 +247,15 @@ def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Pa
         + "print('went on')"
     )
     launch = start("-n", "3", "--", *PYTHON, source)
-    assert launch.err.readline() == "pccl launch: process 1 failed: exit code 3\n"
+    assert launch.err.readline() == "pccl launch: peer 1 failed: exit code 3\n"
     gate.write_text("")  # only now can peer 0 end
-    assert launch.finish() == (3, "[2] went on\n", "pccl launch: process 0 failed: exit code 4\n")
+    assert launch.finish() == (3, "[2] went on\n", "pccl launch: peer 0 failed: exit code 4\n")
 
 
 def test_death_by_signal(start: type[Launched]) -> None:
     source = ME + "if me == 1: os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
     launch = start("-n", "2", "--", *PYTHON, source)
-    error = "pccl launch: process 1 failed: signal SIGKILL\n"
+    error = "pccl launch: peer 1 failed: signal SIGKILL\n"
     assert launch.finish() == (137, "[0] went on\n", error)
 
 
@@ -269,7 +269,7 @@ def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
     assert launch.finish() == (
         3,
         "",
-        "pccl launch: process 1 failed: exit code 3\n"
+        "pccl launch: peer 1 failed: exit code 3\n"
         "pccl launch: ending the other peers (--fail-fast)\n",
     )
     assert_gone(pids)
@@ -352,7 +352,7 @@ def test_grandchildren_end_with_their_peer(start: type[Launched]) -> None:
     launch = start("-n", "2", "--", *PYTHON, PARENT + "sys.exit(me)")
     pids = launch.pids(2)
     assert len(pids) == 4
-    assert launch.finish() == (1, "", "pccl launch: process 1 failed: exit code 1\n")
+    assert launch.finish() == (1, "", "pccl launch: peer 1 failed: exit code 1\n")
     assert_gone(pids)
 
 
@@ -446,7 +446,7 @@ def test_what_the_system_refuses(
     assert (ended, out) == (status, "")
     refused, verdict = err.splitlines()
     assert refused.startswith(f"[0] cannot run {script}: {words}")
-    assert verdict == f"pccl launch: process 0 failed: exit code {status}"
+    assert verdict == f"pccl launch: peer 0 failed: exit code {status}"
 
 
 # -- a run -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def read_greeting(master: subprocess.Popen[str]) -> tuple[str, str]:
     """Read all that a master says when it starts; the address that it names, and the words."""
     assert master.stdout is not None
     words = ""
-    while "Ctrl-C ends it" not in words:
+    while "Ctrl-C ends this master" not in words:
         line = master.stdout.readline()
         assert line, f"the master ended after saying {words!r}"
         words += line
@@ -85,7 +85,7 @@ def test_port_in_use_is_said_in_a_sentence(master: subprocess.Popen[str]) -> Non
 def test_a_standby_is_another_master(option: str) -> None:
     run = run_pccl("master", "--listen", "127.0.0.1:48200", option, "127.0.0.1:48200")
     assert run.returncode == 2
-    assert "127.0.0.1:48200 is this master itself; name another as standby" in run.stderr
+    assert "127.0.0.1:48200 is this master itself; name another master" in run.stderr
     run = run_pccl("master", option, "nowhere")
     assert run.returncode == 2
     assert f"Invalid value for '{option}': 'nowhere' is not an address" in run.stderr
@@ -105,7 +105,7 @@ def test_a_state_that_cannot_be_kept_is_said_in_a_sentence(tmp_path: Path) -> No
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert "the file holds no state of a master; repair it or move it away" in line
+    assert "the file holds no state of a master; repair it, or move it away" in line
 
 
 def test_a_standby_says_what_it_is() -> None:
@@ -161,9 +161,9 @@ def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "a secret of 0 characters is too short"),
-        (" \n", "a secret of 0 characters is too short"),
-        ("fifteen bytes !", "a secret of 15 characters is too short"),
+        ("", "a secret of 0 bytes is too short"),
+        (" \n", "a secret of 0 bytes is too short"),
+        ("fifteen bytes !", "a secret of 15 bytes is too short"),
         (None, "cannot read"),
     ],
 )

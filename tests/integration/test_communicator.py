@@ -459,7 +459,7 @@ def test_wrong_arguments() -> None:
         pccl.Communicator("127.0.0.1:1", -1)
     with pytest.raises(ValueError, match="p2p_connection_pool_size must be from 0 to 256"):
         pccl.Communicator("127.0.0.1:1", 0, 257)
-    with pytest.raises(ValueError, match="token: a secret of 5 characters is too short"):
+    with pytest.raises(ValueError, match="token: a secret of 5 bytes is too short"):
         pccl.Communicator("127.0.0.1:1", token="short")
     with pytest.raises(TypeError, match=r"timing must be a pccl\.Timing"):
         pccl.Communicator("127.0.0.1:1", timing=5)  # type: ignore[arg-type]

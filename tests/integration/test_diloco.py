@@ -618,7 +618,7 @@ def test_an_asyncio_communicator_is_refused() -> None:
     async def pass_one() -> None:
         model = make_model()
         comm: Any = pccl.aio.Communicator("127.0.0.1:1")
-        with pytest.raises(TypeError, match=r"one of pccl\.aio works only in its loop"):
+        with pytest.raises(TypeError, match=r"blocking pccl.Communicator, not one of pccl\.aio"):
             DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
 
     asyncio.run(pass_one())

@@ -521,7 +521,7 @@ def test_models_that_cannot_be_averaged_are_refused(new_run: Callable[..., Run])
     with pytest.raises(ValueError, match="not the model's"):
         GradientAverager(model, sgd(other), comm=comm)
     spread = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(ValueError, match="spread over cpu, meta"):
+    with pytest.raises(ValueError, match="is on cpu, meta"):
         GradientAverager(spread, sgd(spread), comm=comm)
     with pytest.raises(ValueError, match="bucket_bytes must be from 1 to 2147483647, not 0"):
         GradientAverager(model, sgd(model), comm=comm, bucket_bytes=0)

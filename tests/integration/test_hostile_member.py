@@ -302,12 +302,12 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "a bitmap that nobody asked for": (
         DOWNSTREAM,
         answer,
-        "answered question 0, but was asked only 0",
+        "answered question 0, not one from 1 to 0",
     ),
     "an answer to a question to come": (
         DOWNSTREAM,
         lambda o: answer(o, number=1),
-        "answered question 1, but was asked only 0",
+        "answered question 1, not one from 1 to 0",
     ),
     "a query that carries something": (
         UPSTREAM,

@@ -6,6 +6,7 @@ Which pieces move when is decided by the test: members work on only after the ne
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -47,22 +48,30 @@ def until_ready(run: Run) -> None:
     run.until(lambda: all(run.each(lambda member: member.are_peers_pending())))
 
 
-def joined(run: Run, newcomer: pccl.Communicator, state: SharedState, **options: Any) -> None:
-    """Let it fetch, then admit it."""
-    joining = run.start(newcomer.connect, shared_state=state, **options)
-    until_ready(run)
+def admit(run: Run, newcomer: pccl.Communicator, joining: Future[Any]) -> None:
     run.each(lambda member: member.update_topology())
     joining.result(LIMIT_S)
     run.members.append(newcomer)
 
 
-def test_only_what_has_changed_since_moves_when_it_is_admitted(
-    new_run: Callable[..., Run],
-) -> None:
-    run = new_run(3)
+def joined(run: Run, newcomer: pccl.Communicator, state: SharedState, **options: Any) -> None:
+    """Let it fetch, then admit it."""
+    joining = run.start(newcomer.connect, shared_state=state, **options)
+    until_ready(run)
+    admit(run, newcomer, joining)
+
+
+def synchronized(run: Run) -> tuple[list[Array], list[SharedState]]:
+    """All members have the same tensor."""
     tensors = [weights(1) for _ in run.members]
     states = [state_of(tensor) for tensor in tensors]
     sync_each(run, states)
+    return tensors, states
+
+
+def test_only_what_has_changed_since_moves_when_it_is_admitted(new_run: Callable[..., Run]) -> None:
+    run = new_run(3)
+    tensors, states = synchronized(run)
     newcomer, own = run.newcomer(), weights(2)
     before, seen = own.copy(), list[SyncProgress]()
     joining = run.start(newcomer.connect, shared_state=state_of(own), on_progress=seen.append)
@@ -72,10 +81,8 @@ def test_only_what_has_changed_since_moves_when_it_is_admitted(
     for tensor, state in zip(tensors, states, strict=True):
         tensor[2 * PIECE_FLOATS] = 7  # in one piece
         state.push_revision()
-    run.each(lambda member: member.update_topology())
-    joining.result(LIMIT_S)
+    admit(run, newcomer, joining)
     assert (own == before).all()
-    run.members.append(newcomer)
     mine = state_of(own)
     infos = sync_each(run, [*states, mine])
     assert infos[3].rx_bytes == SIZE * 4  # another state than the one that was fetched for
@@ -86,9 +93,7 @@ def test_what_was_fetched_counts_for_the_state_it_was_fetched_for(
     new_run: Callable[..., Run],
 ) -> None:
     run = new_run(3)
-    tensors = [weights(1) for _ in run.members]
-    states = [state_of(tensor) for tensor in tensors]
-    sync_each(run, states)
+    tensors, states = synchronized(run)
     newcomer, own = run.newcomer(), weights(2)
     mine = state_of(own)
     joining = run.start(newcomer.connect, shared_state=mine)
@@ -96,9 +101,7 @@ def test_what_was_fetched_counts_for_the_state_it_was_fetched_for(
     for tensor, state in zip(tensors, states, strict=True):
         tensor[2 * PIECE_FLOATS] = 7
         state.push_revision()
-    run.each(lambda member: member.update_topology())
-    joining.result(LIMIT_S)
-    run.members.append(newcomer)
+    admit(run, newcomer, joining)
     infos = sync_each(run, [*states, mine])
     assert [info.rx_bytes for info in infos] == [0, 0, 0, PIECE_BYTES]
     assert sum(info.tx_bytes for info in infos) == PIECE_BYTES
@@ -108,9 +111,7 @@ def test_what_was_fetched_counts_for_the_state_it_was_fetched_for(
 
 def test_a_piece_that_is_changing_is_nobodys_fault(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
-    tensors = [weights(1) for _ in run.members]
-    states = [state_of(tensor) for tensor in tensors]
-    sync_each(run, states)
+    tensors, states = synchronized(run)
     for tensor in tensors:
         tensor[0] = 3  # since the synchronization, before anybody fetches
     own = weights(2)
@@ -147,9 +148,7 @@ def test_newcomers_that_fetch_at_the_same_time_do_not_disturb_each_other(
     new_run: Callable[..., Run],
 ) -> None:
     run = new_run(2)
-    tensors = [weights(1) for _ in run.members]
-    states = [state_of(tensor) for tensor in tensors]
-    sync_each(run, states)
+    tensors, states = synchronized(run)
     newcomers, owns = [run.newcomer() for _ in range(3)], [weights(2 + i) for i in range(3)]
     mine = [state_of(own) for own in owns]
     joining = [
@@ -270,6 +269,13 @@ class Trainer:
         self.state.push_revision()
 
 
+def trainers_of(run: Run) -> list[Trainer]:
+    """All members, in step."""
+    trainers = [Trainer(1) for _ in run.members]
+    sync_each(run, [trainer.state for trainer in trainers])
+    return trainers
+
+
 def train_all(run: Run, trainers: list[Trainer], seed: int) -> None:
     started = [
         run.start(trainer.train, member, seed)
@@ -283,8 +289,7 @@ def test_who_replays_reductions_need_not_fetch_what_they_changed(
     new_run: Callable[..., Run],
 ) -> None:
     run = new_run(3)
-    trainers = [Trainer(1) for _ in run.members]
-    sync_each(run, [trainer.state for trainer in trainers])
+    trainers = trainers_of(run)
     newcomer, late = run.newcomer(), Trainer(2)
     joining = run.start(newcomer.connect, shared_state=late.state, on_reduction=late.replay)
     until_ready(run)
@@ -295,14 +300,12 @@ def test_who_replays_reductions_need_not_fetch_what_they_changed(
             sync_each(run, [trainer.state for trainer in trainers])
             for trainer in trainers:
                 trainer.state.push_revision()
-    run.each(lambda member: member.update_topology())
-    joining.result(LIMIT_S)
+    admit(run, newcomer, joining)
     assert [seen.tag for seen in late.seen] == [9, 9, 9]
     assert [seen.n for seen in late.seen] == [0, 1, 2]
     assert {seen.contributors for seen in late.seen} == {(1, 2, 3)}
     assert [seen.weights for seen in late.seen] == [(), (1, 2, 3), ()]
     assert [seen.total_weight for seen in late.seen] == [None, 6, None]
-    run.members.append(newcomer)
     for trainer in trainers:
         trainer.state.revision = 2
     infos = sync_each(run, [*(trainer.state for trainer in trainers), late.state])
@@ -314,16 +317,13 @@ def test_who_replays_reductions_need_not_fetch_what_they_changed(
 
 def test_who_has_missed_a_reduction_fetches_what_it_changed(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
-    trainers = [Trainer(1) for _ in run.members]
-    sync_each(run, [trainer.state for trainer in trainers])
+    trainers = trainers_of(run)
     train_all(run, trainers, 0)  # nobody watches
     late, newcomer = Trainer(2), run.newcomer()
     joining = run.start(newcomer.connect, shared_state=late.state, on_reduction=late.replay)
     until_ready(run)
     train_all(run, trainers, 100)
-    run.each(lambda member: member.update_topology())
-    joining.result(LIMIT_S)
-    run.members.append(newcomer)
+    admit(run, newcomer, joining)
     for trainer in trainers:
         trainer.state.revision = 1
     infos = sync_each(run, [*(trainer.state for trainer in trainers), late.state])
@@ -336,8 +336,7 @@ def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
     new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = new_run(2)
-    trainers = [Trainer(1) for _ in run.members]
-    sync_each(run, [trainer.state for trainer in trainers])
+    trainers = trainers_of(run)
     newcomer, late = run.newcomer(), Trainer(2)
 
     def fail(reduction: ObservedReduction) -> None:
@@ -350,9 +349,7 @@ def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
     for step in range(2):
         train_all(run, trainers, 100 * step)
     run.until(lambda: bool(late.seen))
-    run.each(lambda member: member.update_topology())
-    joining.result(LIMIT_S)
-    run.members.append(newcomer)
+    admit(run, newcomer, joining)
     for trainer in trainers:
         trainer.state.revision = 1
     sync_each(run, [*(trainer.state for trainer in trainers), late.state])
@@ -365,8 +362,7 @@ def test_a_replay_that_raises_is_said_and_what_it_did_not_do_is_fetched(
 
 def test_results_are_copied_only_while_somebody_watches(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
-    trainers = [Trainer(1) for _ in run.members]
-    sync_each(run, [trainer.state for trainer in trainers])
+    trainers = trainers_of(run)
     train_all(run, trainers, 0)
     engines = [engine_of(member) for member in run.members]
     assert [len(engine.exchange.snapshots) for engine in engines] == [1, 1]  # the state

@@ -521,13 +521,19 @@ class World:
             self.deliver_all()
 
 
+def two_of_three_are_done() -> tuple[World, OperationId]:
+    """1 and 2 are done, and have said so."""
+    world = World(0, 3)
+    operation = world.all_work()
+    world.finish(*world.members[:2])
+    world.deliver_all()
+    return world, operation
+
+
 def test_an_abort_that_no_majority_has_stored_is_not_told() -> None:
     """1 and 2 are done and follow the standby, unknown to the first master, when 3 withdraws."""
-    world = World(0, 3)
+    world, operation = two_of_three_are_done()
     one, two, three = world.members
-    operation = world.all_work()
-    world.finish(one, two)
-    world.deliver_all()
     world.hop_half_open(world.lines_of(one, two))
     world.leave(three)
     world.deliver_all()
@@ -541,11 +547,8 @@ def test_an_abort_that_no_majority_has_stored_is_not_told() -> None:
 
 
 def test_results_that_differ_are_told_once_a_majority_has_stored_that() -> None:
-    world = World(0, 3)
+    world, operation = two_of_three_are_done()
     one, two, three = world.members
-    operation = world.all_work()
-    world.finish(one, two)
-    world.deliver_all()
     world.hop_half_open(world.lines_of(one, two))
     world.tell(three, pe.ReduceDone(operation, b"another"))
     world.deliver_all()
@@ -556,11 +559,8 @@ def test_results_that_differ_are_told_once_a_majority_has_stored_that() -> None:
 
 def test_a_standby_adopts_the_abort_that_a_majority_has_stored() -> None:
     """Of those that come to it one has stored it, and was not told."""
-    world = World(0, 3)
+    world, operation = two_of_three_are_done()
     one, two, three = world.members
-    operation = world.all_work()
-    world.finish(one, two)
-    world.deliver_all()
     world.leave(three)
     world.deliver_to(one, three, until=lambda: operation in world.outcomes)
     assert world.outcomes[operation] == (AbortCause.WITHDRAWN, ())

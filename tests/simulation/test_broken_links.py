@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,53 +11,24 @@ import pytest
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import Evicted
-from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
-from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address
+from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.transports.sim.connection import SimConnection
-from pccl.transports.sim.network import SimNetwork
-
-MASTER = Address("master", 48148)
-TIMING = Timing()
+from tests.support.virtual_runs import VirtualRun
 
 
-class World:
-    """A master and peers on a slow network, so that there is time to break something."""
+class World(VirtualRun):
+    """A slow network, so that there is time to break something."""
 
     def __init__(self, peers: int, lanes: int = 0) -> None:
-        self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
-        self.network = SimNetwork(
-            self.loop,
-            Random(1),
-            lambda now_ns, what: None,
-            latency_ns=5_000_000,
-            bytes_per_s=100_000,
-            window_bytes=2000,
-        )
-        host = self.network.host("master")
-        self.master = MasterServer(self.loop, host, TIMING, Random(2).randbytes)
-        options = PeerOptions(
-            listen=Address("", 0), random_bytes=Random(3).randbytes, segment_bytes=512, lanes=lanes
-        )
-        self.engines = [
-            PeerEngine(self.loop, self.loop, self.network.host(f"p{n}"), MASTER, 0, options)
-            for n in range(peers)
-        ]
-
-    async def start(self) -> None:
-        await self.master.start(MASTER)
-        size = len(self.engines)
-        await self.all([engine.connect(JoinRequest(min_peers=size)) for engine in self.engines])
+        network = {"latency_ns": 5_000_000, "bytes_per_s": 100_000, "window_bytes": 2000}
+        super().__init__([0] * peers, network, segment_bytes=512, lanes=lanes)
 
     async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        tasks = [self.loop.create_task(work) for work in works]
+        """What each returns, or that it was evicted."""
         results: list[Any] = []
-        for task in tasks:
+        for task in [self.loop.create_task(work) for work in works]:
             try:
                 results.append(await task)
             except Evicted as error:
@@ -87,11 +57,6 @@ class World:
         index = {engine.machine.peer: n for n, engine in enumerate(self.engines)}
         return [index[peer] for peer in roster.ring]
 
-    async def close(self) -> None:
-        for engine in self.engines:
-            await engine.close()
-        self.master.close()
-
 
 @pytest.mark.parametrize("rank", range(4))
 def test_the_ring_is_put_in_another_order_and_nobody_is_removed(rank: int) -> None:
@@ -115,8 +80,7 @@ def test_the_ring_is_put_in_another_order_and_nobody_is_removed(rank: int) -> No
         assert world.loop.now_ns() - began_ns < 8 * NS_PER_S
         await world.close()
 
-    world.loop.run_until_complete(main())
-    world.loop.close()
+    world.run_test(main())
 
 
 class EveryLargePortion:
@@ -166,8 +130,7 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         assert noise.flips == flips
         await world.close()
 
-    world.loop.run_until_complete(main())
-    world.loop.close()
+    world.run_test(main())
 
 
 def test_of_three_one_has_to_go_and_is_told_why() -> None:
@@ -192,8 +155,7 @@ def test_of_three_one_has_to_go_and_is_told_why() -> None:
             assert len(info.contributors) == 2
         await world.close()
 
-    world.loop.run_until_complete(main())
-    world.loop.close()
+    world.run_test(main())
 
 
 def test_a_link_that_comes_back_in_time_costs_nothing() -> None:
@@ -210,5 +172,4 @@ def test_a_link_that_comes_back_in_time_costs_nothing() -> None:
             assert info.attempts == 1
         await world.close()
 
-    world.loop.run_until_complete(main())
-    world.loop.close()
+    world.run_test(main())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from pccl.machines.peer.events import ReduceCall
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, decode_header
-from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
-    NS_PER_S,
     UNQUANTIZED,
     Algorithm,
     Descriptor,
@@ -27,16 +23,11 @@ from pccl.protocol.types import (
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
-from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
-from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address
+from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.transports.link import Lane
 from pccl.transports.sim.connection import SimConnection
-from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import VirtualRun
 
-MASTER = Address("master", 48148)
 PEERS = 3
 COUNT = 3 * 96
 """Values of 4 bytes: three chunks of three segments."""
@@ -100,42 +91,19 @@ class OneFlip:
         return data
 
 
-class World:
-    """A master and three peers, of whom each knows what the sum is."""
+class World(VirtualRun):
+    """Three peers, of whom each knows what the sum is."""
 
     def __init__(self, *, eager: bool = False, token: bytes | None = None) -> None:
-        self.loop = VirtualLoop(limit_ns=300 * NS_PER_S)
-        self.network = SimNetwork(
-            self.loop,
-            Random(1),
-            lambda now_ns, what: None,
-            latency_ns=5_000_000,
-            bytes_per_s=100_000,
-            window_bytes=4096,
-            ragged=False,
-        )
-        self.master = MasterServer(
-            self.loop, self.network.host("master"), Timing(), Random(2).randbytes, token=token
-        )
-        options = PeerOptions(
-            listen=Address("", 0),
-            random_bytes=Random(3).randbytes,
-            segment_bytes=128,
-            eager_bytes_max=1 << 16 if eager else 0,
+        network = {"latency_ns": 5_000_000, "bytes_per_s": 100_000, "window_bytes": 4096}
+        ahead = 1 << 16 if eager else 0
+        super().__init__(
+            [0] * PEERS,
+            {**network, "ragged": False},
             token=token,
+            segment_bytes=128,
+            eager_bytes_max=ahead,
         )
-        self.engines = [
-            PeerEngine(self.loop, self.loop, self.network.host(f"p{n}"), MASTER, 0, options)
-            for n in range(PEERS)
-        ]
-
-    async def start(self) -> None:
-        await self.master.start(MASTER)
-        await self.all([engine.connect(JoinRequest(min_peers=PEERS)) for engine in self.engines])
-
-    async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        tasks = [self.loop.create_task(work) for work in works]
-        return [await task for task in tasks]
 
     async def reduce(self, rank: int, algorithm: Algorithm, how: Quantization) -> ReduceInfo:
         values = np.arange(COUNT, dtype=np.float32) % 64 * 4**rank
@@ -168,13 +136,10 @@ class World:
                     assert info.attempts == 1
                     assert len(info.contributors) == PEERS
                 assert len(set(self.results)) == 1
-            for engine in self.engines:
-                assert engine.machine.standing is Standing.MEMBER
-                await engine.close()
-            self.master.close()
+            assert {e.machine.standing for e in self.engines} == {Standing.MEMBER}
+            await self.close()
 
-        self.loop.run_until_complete(main())
-        self.loop.close()
+        self.run_test(main())
 
 
 def is_data(steps: range) -> Callable[[FrameHeader], bool]:

@@ -6,9 +6,7 @@ it needs per reduce is compared with a run in which nothing happens in group 1.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,17 +15,11 @@ import pytest
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import CollectiveAborted, DeadlineExceeded, LockstepError, PCCLError
-from pccl.protocol.limits import Timing
-from pccl.protocol.types import Descriptor, ReduceOp, RoundKind
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
-from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceRequest, RunRequest
-from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address
-from pccl.transports.sim.network import SimNetwork
+from pccl.runtime.requests import ReduceRequest, RunRequest
+from tests.support.virtual_runs import VirtualRun
 
-MASTER = Address("master", 48148)
 LATENCY_NS = 5_000_000
 REDUCES = 600
 TOLERANCE_NS = 1_000_000
@@ -36,31 +28,13 @@ TOLERANCE_NS = 1_000_000
 Trouble = Callable[["World"], Coroutine[Any, Any, None]]
 
 
-class World:
-    """A master, peers 0 and 1 in group 0, peers 2 and 3 in group 1."""
+class World(VirtualRun):
+    """Peers 0 and 1 in group 0, peers 2 and 3 in group 1."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.loop = loop
-        self.network = SimNetwork(loop, Random(1), ragged=False, latency_ns=LATENCY_NS)
-        host = self.network.host("master")
-        self.master = MasterServer(loop, host, Timing(), Random(2).randbytes)
-        options = PeerOptions(listen=Address("", 0), random_bytes=Random(3).randbytes)
-        self.hosts = [self.network.host(f"p{index}") for index in range(4)]
-        self.engines = [
-            PeerEngine(loop, loop, host, MASTER, index // 2, options)
-            for index, host in enumerate(self.hosts)
-        ]
+    def __init__(self) -> None:
+        super().__init__((0, 0, 1, 1), {"ragged": False, "latency_ns": LATENCY_NS}, limit_s=300)
         self.told: list[PCCLError] = []
         """What happened to callers in group 1."""
-
-    async def form(self) -> None:
-        await self.master.start(MASTER)
-        tasks = [
-            self.loop.create_task(engine.connect(JoinRequest(min_peers=4)))
-            for engine in self.engines
-        ]
-        for task in tasks:
-            await task
 
     async def reduce(self, peer: int, tag: int = 0) -> None:
         buffer = np.arange(1000, dtype=np.float32)
@@ -78,11 +52,6 @@ class World:
             found.append(self.loop.now_ns() - started_ns)
         return found
 
-    async def sleep(self, duration_ns: int) -> None:
-        woken: asyncio.Future[None] = self.loop.create_future()
-        self.loop.call_at_ns(self.loop.now_ns() + duration_ns, woken.set_result, None)
-        await woken
-
     async def until_told(self, work: Coroutine[Any, Any, Any]) -> None:
         try:
             await work
@@ -98,7 +67,7 @@ async def a_death(world: World) -> None:
     """Peer 3 dies while the two reduce."""
     waiting = world.loop.create_task(world.until_told(world.reduce(2)))
     dying = world.loop.create_task(world.until_told(world.reduce(3)))
-    await world.sleep(2 * LATENCY_NS)
+    await world.sleep(2 * LATENCY_NS / NS_PER_S)
     world.hosts[3].crash()
     dying.cancel()
     await waiting
@@ -131,22 +100,17 @@ async def a_mistake(world: World) -> None:
 
 
 def run(trouble: Trouble) -> tuple[list[list[int]], World]:
-    loop = VirtualLoop(limit_ns=300 * 10**9)
-    world = World(loop)
+    world = World()
     found: list[list[int]] = []
 
     async def main() -> None:
-        await world.form()
-        busy = [loop.create_task(world.durations_ns(peer)) for peer in (0, 1)]
+        await world.start()
+        busy = [world.loop.create_task(world.durations_ns(peer)) for peer in (0, 1)]
         await trouble(world)
         found.extend([await task for task in busy])
-        for engine, host in zip(world.engines, world.hosts, strict=True):
-            if host.alive:
-                await engine.close()
-        world.master.close()
+        await world.close()
 
-    loop.run_until_complete(main())
-    loop.close()
+    world.run_test(main())
     return found, world
 
 

@@ -6,7 +6,6 @@ so that lanes are cut in the middle of frames, too.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
@@ -22,18 +21,14 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
-from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest
-from pccl.stress.sim.loop import VirtualLoop
-from pccl.transports.base import Address
+from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.transports.link import Lane
 from pccl.transports.sim.connection import SimConnection
-from pccl.transports.sim.network import SimNetwork
+from tests.support.virtual_runs import VirtualRun
 
 Array = npt.NDArray[Any]
 Work = Callable[["World"], Coroutine[Any, Any, None]]
 
-MASTER = Address("master", 48148)
 SEGMENT_BYTES = 64
 WINDOW_BYTES = 100
 """Less than a segment with its header."""
@@ -45,8 +40,8 @@ Strikes = dict[int, Callable[[], None]]
 """What to do at the n-th event that the network notes from now on."""
 
 
-class World:
-    """A master and peers, each pair of whose links gets so many lanes."""
+class World(VirtualRun):
+    """Peers, each pair of whose links gets so many lanes."""
 
     def __init__(
         self, peers: int, lanes: int, *, ragged: bool = False, window_bytes: int = WINDOW_BYTES
@@ -54,49 +49,30 @@ class World:
         self._events = 0
         self._strikes: Strikes = {}
         self._cut: list[Lane] = []
-        self.loop = VirtualLoop(limit_ns=3600 * 1000 * NS_PER_S)
-        self.network = SimNetwork(
-            self.loop,
-            Random(1),
-            self._note,
-            ragged=ragged,
-            latency_ns=LATENCY_NS,
-            bytes_per_s=1_000_000,
-            window_bytes=window_bytes,
-        )
         self.lanes = lanes
-        self.master = MasterServer(
-            self.loop, self.network.host("master"), TIMING, Random(2).randbytes
-        )
         self.link_changes: list[tuple[PeerId, PeerId, str | None]] = []
         """Who told his machine of the link to whom, and why it is down."""
-        options = PeerOptions(
-            listen=Address("", 0),
-            random_bytes=Random(3).randbytes,
+        network = {"ragged": ragged, "latency_ns": LATENCY_NS, "bytes_per_s": 1_000_000}
+        super().__init__(
+            [0] * peers,
+            {**network, "window_bytes": window_bytes},
+            limit_s=3600 * 1000,
+            on_event=self._note,
             lanes=lanes,
             segment_bytes=SEGMENT_BYTES,
         )
-        self.engines = [
-            PeerEngine(self.loop, self.loop, self.network.host(f"p{n}"), MASTER, 0, options)
-            for n in range(peers)
-        ]
 
     def run(self, work: Work) -> None:
         """Form the run, do the work, close."""
 
         async def main() -> None:
-            await self.master.start(MASTER)
-            size = len(self.engines)
-            await self.all([engine.connect(JoinRequest(min_peers=size)) for engine in self.engines])
+            await self.start()
             for engine in self.engines:
                 self._watch(engine)
             await work(self)
-            for engine in self.engines:
-                await engine.close()
-            self.master.close()
+            await self.close()
 
-        self.loop.run_until_complete(main())
-        self.loop.close()
+        self.run_test(main())
 
     def _watch(self, engine: PeerEngine) -> None:
         keeper: Any = engine.keeper
@@ -113,15 +89,6 @@ class World:
         strike = self._strikes.pop(self._events, None)
         if strike is not None:
             self.loop.call_soon(strike)
-
-    async def all(self, works: list[Coroutine[Any, Any, Any]]) -> list[Any]:
-        return [await task for task in [self.loop.create_task(work) for work in works]]
-
-    async def sleep(self, seconds: float) -> None:
-        woken: asyncio.Future[None] = self.loop.create_future()
-        when_ns = self.loop.now_ns() + round(seconds * NS_PER_S)
-        self.loop.call_at_ns(when_ns, woken.set_result, None)
-        await woken
 
     # -- lanes -----------------------------------------------------------------------------------
 

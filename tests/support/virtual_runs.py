@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,7 +13,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
-from pccl.runtime.requests import PeerOptions
+from pccl.runtime.requests import JoinRequest, PeerOptions
 from pccl.stress.sim.faults.base import MS, Fault
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
@@ -76,3 +77,67 @@ def run_peers(
         loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+class VirtualRun:
+    """A master and peers whose insides a test looks at, on a network in virtual time.
+
+    Args:
+        groups: of the peers.
+        network: what it is like.
+        limit_s: of virtual time.
+        on_event: what to do at whatever the network notes.
+        token: of the run.
+        options: of every peer.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[int],
+        network: Mapping[str, Any],
+        *,
+        limit_s: int = 600,
+        on_event: Callable[[int, str], None] | None = None,
+        token: bytes | None = None,
+        **options: Any,
+    ) -> None:
+        self.loop = VirtualLoop(limit_ns=limit_s * NS_PER_S)
+        self.network = SimNetwork(self.loop, Random(1), on_event, **network)
+        master = self.network.host("master")
+        self.master = MasterServer(self.loop, master, Timing(), Random(2).randbytes, token=token)
+        listen, nonces = Address("", 0), Random(3).randbytes
+        told = PeerOptions(listen=listen, random_bytes=nonces, token=token, **options)
+        self.hosts = [self.network.host(f"p{n}") for n in range(len(groups))]
+        self.engines = [
+            PeerEngine(self.loop, self.loop, host, MASTER_ADDRESS, group, told)
+            for host, group in zip(self.hosts, groups, strict=True)
+        ]
+
+    def run_test(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run it to its end, which is that of the loop."""
+        self.loop.run_until_complete(main)
+        self.loop.close()
+
+    async def start(self) -> None:
+        """All peers join."""
+        await self.master.start(MASTER_ADDRESS)
+        size = len(self.engines)
+        await self.all([engine.connect(JoinRequest(min_peers=size)) for engine in self.engines])
+
+    async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+        """What calls return that are made at the same time."""
+        return [await task for task in [self.loop.create_task(work) for work in works]]
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        woken: asyncio.Future[None] = self.loop.create_future()
+        when_ns = self.loop.now_ns() + round(seconds * NS_PER_S)
+        self.loop.call_at_ns(when_ns, woken.set_result, None)
+        await woken
+
+    async def close(self) -> None:
+        """All that live leave, and the master ends."""
+        for engine, host in zip(self.engines, self.hosts, strict=True):
+            if host.alive:
+                await engine.close()
+        self.master.close()

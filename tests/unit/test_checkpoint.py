@@ -271,13 +271,13 @@ def test_names_that_look_like_the_header(tmp_path: Path) -> None:
 
 def refusal_of(path: Path) -> str:
     """Of both ways to read; nothing may have been written."""
-    with pytest.raises(ValueError, match="is no good checkpoint") as caught:
+    with pytest.raises(ValueError, match="is not a valid checkpoint") as caught:
         SharedState.load(path)
     said = str(caught.value)
-    assert said.startswith(f"{path} is no good checkpoint: ")
+    assert said.startswith(f"{path} is not a valid checkpoint: ")
     arrays = small(offset=9)
     state = state_of(arrays, "halves", revision=3)
-    with pytest.raises(ValueError, match="is no good checkpoint") as caught:
+    with pytest.raises(ValueError, match="is not a valid checkpoint") as caught:
         state.restore(path)
     assert str(caught.value) == said
     assert (state.revision, state.lineage) == (3, None)
@@ -350,7 +350,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     path.write_bytes(b"")
     assert "no safetensors file, or it is cut off" in refusal_of(path)
     path.write_bytes(b"PK\3\4" + bytes(100))
-    assert "no good checkpoint" in refusal_of(path)
+    assert "not a valid checkpoint" in refusal_of(path)
     path.write_bytes(b"\xff" * 64)
     assert "no safetensors file" in refusal_of(path)
 
@@ -393,7 +393,7 @@ def test_headers_that_make_no_sense(saved: Path, changes: dict[str, Any], words:
     forged(saved, **changes)
     with pytest.raises(ValueError, match=words) as caught:
         SharedState.load(saved)
-    assert str(caught.value).startswith(f"{saved} is no good checkpoint: its header is malformed")
+    assert str(caught.value).startswith(f"{saved} is not a valid checkpoint: its header is")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

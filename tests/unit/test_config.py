@@ -234,7 +234,7 @@ def _progress(progress: None) -> bool:
     ("name", "value", "resolve", "words"),
     [
         ("PCCL_MASTER", "host", resolve_masters, "PCCL_MASTER: 'host' is not an address"),
-        ("PCCL_MASTER", "a:1,b:0", resolve_masters, "PCCL_MASTER: 'a:1,b:0' names no port; write"),
+        ("PCCL_MASTER", "a:1,b:0", resolve_masters, "PCCL_MASTER: 'a:1,b:0' has port 0; write"),
         ("PCCL_GROUP", "x", resolve_group, "PCCL_GROUP must be a whole number, not 'x'"),
         ("PCCL_GROUP", "-1", resolve_group, "PCCL_GROUP must be from 0 to 4294967295, not -1"),
         ("PCCL_LANES", "1e3", _lanes, "PCCL_LANES must be a whole number"),
@@ -242,7 +242,7 @@ def _progress(progress: None) -> bool:
         ("PCCL_MIN_PEERS", "0", resolve_min_peers, "PCCL_MIN_PEERS must be from 1 to"),
         ("PCCL_ADVERTISE", "a:0", resolve_advertise, "PCCL_ADVERTISE: 'a:0' is not an address"),
         ("PCCL_LISTEN", "a:0", resolve_listen, "PCCL_LISTEN: 'a:0' is not an address"),
-        ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 characters is too short; 16"),
+        ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 bytes is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
@@ -266,7 +266,7 @@ def test_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "token"
     keep(path, "fifteen letters\n")
     monkeypatch.setenv("PCCL_TOKEN_FILE", str(path))
-    with pytest.raises(ValueError, match=r"PCCL_TOKEN_FILE .*token': .* 15 characters"):
+    with pytest.raises(ValueError, match=r"PCCL_TOKEN_FILE .*token': .* 15 bytes"):
         resolve_token(None)
     path.write_text("x" * 4097)
     with pytest.raises(ValueError, match="longer than 4096 bytes"):

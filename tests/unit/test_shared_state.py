@@ -234,7 +234,7 @@ def test_wrong_shared_states() -> None:
         TypeError, match=r"each entry .* pccl\.TensorInfo, not ndarray; make each with TensorInfo\."
     ):
         SharedState([np.ones(3)])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"must be a list, also of one: SharedState\(\[info\]\)"):
+    with pytest.raises(TypeError, match=r"must be a list, even of one: SharedState\(\[info\]\)"):
         SharedState(entry("a"))  # type: ignore[arg-type]
     for wrong in ({"a": entry("a")}, np.float64(1), None, "a"):
         with pytest.raises(TypeError, match=r"must be a list of TensorInfos, not .*; make each"):

@@ -150,7 +150,7 @@ class SimConnection:
             self._out.want_room()
 
     def close(self) -> None:
-        """End in order: the other end first reads all bytes that were sent."""
+        """Close; the other end can still read all bytes that were sent."""
         if self._open:
             self._leave()
             self._tell_lost_soon(None)
@@ -195,7 +195,7 @@ class SimConnection:
         if silent:
             self._received.vanished = True
             self._out.drop_unsent()
-        elif self._events.some(2) == 1:  # a kernel closes in order,
+        elif self._events.some(2) == 1:  # a kernel lets sent bytes arrive,
             self._out.finish(f"{self.local} closed the connection")
         else:  # or resets the connection, if the process had unread data
             self._out.reset(_RESET)

@@ -110,7 +110,7 @@ class Pipe:
         self.arm()
 
     def finish(self, reason: str) -> None:
-        """End the stream in order, after all accepted bytes."""
+        """End the stream after all accepted bytes."""
         self._end = (max(self.route.transmit(0), self._last_arrival_ns), reason)
         self.arm()
 

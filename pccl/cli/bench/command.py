@@ -78,7 +78,7 @@ def bench() -> None:
     type=ListOf(click.Choice(ALGORITHMS)),
     metavar="NAME,...",
     default="auto",
-    help="Algorithms: auto, ring, star (up to 4 MiB), mesh; several take turns.",
+    help="Algorithms, measured in turn: auto, ring, star (up to 4 MiB), mesh.",
 )
 @click.option(
     "--quantize",
@@ -87,16 +87,16 @@ def bench() -> None:
     type=ListOf(click.Choice(list(FORMATS))),
     metavar="FORMAT,...",
     default="none",
-    help=f"Wire formats; several take turns: {', '.join(FORMATS)}.",
+    help=f"Wire formats, measured in turn: {', '.join(FORMATS)}.",
 )
 @click.option("--rounds", type=click.IntRange(1, ROUNDS_MAX), default=20, help="Measured rounds.")
 @click.option(
-    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=3, help="Rounds before the measured."
+    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=3, help="Rounds before measuring."
 )
 @click.option(
     "--against",
     type=click.Choice(["gloo"]),
-    help="Also measure this library, in the same processes, round by round in turn.",
+    help="Also measure this library in the same processes, in alternate rounds.",
 )
 @click.option(
     "--emulate",
@@ -104,7 +104,7 @@ def bench() -> None:
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay with this link before every peer and the master: "rate=200mbit,rtt=80ms".',
+    help='Put a relay with this link in front of master and peers: "rate=200mbit,rtt=80ms".',
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
@@ -119,7 +119,7 @@ def bench() -> None:
     "timeout_s",
     metavar="SECONDS",
     type=Seconds(0.0, min_open=True),
-    help="With --master: longest wait for the master, and again for the other peers.",
+    help="With --master: longest wait for the master, and then for the other peers.",
 )
 @logs.verbose_option(logging.ERROR)
 def allreduce(
@@ -146,7 +146,7 @@ def allreduce(
     given["against"] = given["against"] or ""
     plan = BenchPlan(**given)
     if master is None and (token or timeout_s):
-        raise click.UsageError("--token and --timeout are for --master; add it, or drop them")
+        raise click.UsageError("--token and --timeout are for --master; add --master, or omit them")
     if master is not None and (plan.against or plan.emulate):
         raise click.UsageError("--against and --emulate are for peers of one machine, not --master")
     if master is not None and (len(plan.peers) > 1 or len(plan.lanes) > 1):

@@ -260,7 +260,7 @@ def gather(comm: pccl.Communicator, own: R) -> list[R]:
     texts = [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
     found = [report for text in texts if (report := decode(text, (type(own),))) is not None]
     if len(found) < len(texts):
-        raise RuntimeError("not all peers have the same version of pccl; install one on all hosts")
+        raise RuntimeError("the peers' versions of pccl differ; install the same one on all hosts")
     return found
 
 

@@ -109,7 +109,7 @@ class BenchPlan:
             f"Gloo does not sum {self.dtype}; take one of {', '.join(THEIR_DTYPES)}": (
                 self.against and self.dtype not in THEIR_DTYPES
             ),
-            "--against compares exact sums; add none to --quantize": (
+            "--against compares exact sums; add 'none' to --quantize": (
                 self.against and EXACT not in self.formats
             ),
             f"a --size is not a multiple of {item_bytes} bytes, the size of a {self.dtype}": any(

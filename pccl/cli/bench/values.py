@@ -157,7 +157,7 @@ class Rounded:
             return ""
         return (
             f"the relative error is {error:.2e}, but the format causes at most {limit:.2e} "
-            f"by {carrier}"
+            f"with algorithm {carrier}"
         )
 
 

@@ -102,7 +102,7 @@ class DemoPeer:
                 note = f"joined (shard {self._task.shard}, pid {os.getpid()})"
                 self.tell(peer_id=peer_id, note=note)
             case StateSynced() if told.status == "fetching":
-                joint = f"{size(event.rx_bytes)} of it while all waited {event.seconds:.3f} s"
+                joint = f"{size(event.rx_bytes)} of it while all peers waited {event.seconds:.3f} s"
                 self.tell(status="synced", note=f"downloaded {size(told.fetched_bytes)}, {joint}")
             case GradientsAveraged():
                 before_s, self._averaged_s = self._averaged_s, time.monotonic()

@@ -132,7 +132,7 @@ class DemoRecord:
         if count and not worker.first:
             worker.first = told.contributors
             if not self.points:
-                yield f"all {count} train together"
+                yield f"all {count} peers train together"
             if worker.task.late:
                 self.grown = Moment(now, told.step)
                 yield f"{worker.label} joins training at step {told.step}"

@@ -188,7 +188,7 @@ class Crew:
             names: names of the processes; ``add`` may start more and add their names.
             kinds: dataclasses of their reports.
             add: called with the name of the process and the report.
-            silence_s: give up when no line comes for so many seconds; None: never.
+            silence_s: give up after this time without a line; None: never.
 
         Raises:
             click.ClickException: the first process that failed, and why; or ``silence_s`` passed.

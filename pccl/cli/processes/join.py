@@ -125,7 +125,7 @@ class JoinCommand(Wrapper):
     "--advertise",
     metavar="HOST[:PORT]",
     callback=check_own_address,
-    help="Address at which other peers reach this one (PCCL_ADVERTISE); :FIRST-LAST: ports.",
+    help="Address for other peers, or a range of ports, :FIRST-LAST (PCCL_ADVERTISE).",
 )
 @click.option(
     "--listen",
@@ -146,7 +146,7 @@ class JoinCommand(Wrapper):
     envvar="PCCL_JOIN_TIMEOUT",
     metavar="SECONDS",
     type=Seconds(0.0, min_open=True),
-    help="Give up if no master answers for so long.  [default: never]",
+    help="Give up if no master answers within this time.  [default: never]",
 )
 @click.pass_context
 def join(

@@ -115,7 +115,7 @@ class LaunchedRun:
                 self._output.complain(f"killed peer {peer}, which did not end at the signal")
             return
         self._first_failure = self._first_failure or ended.status
-        self._output.complain(f"process {peer} failed: {ended}")
+        self._output.complain(f"peer {peer} failed: {ended}")
         if self._fail_fast:
             if self._children:
                 self._output.complain("ending the other peers (--fail-fast)")

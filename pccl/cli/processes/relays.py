@@ -33,7 +33,7 @@ def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Gen
     Raises:
         click.ClickException: a relay did not start.
     """
-    names = [f"relay before {target}" for target in targets]
+    names = [f"relay for {target}" for target in targets]
     for name, target in zip(names, targets, strict=True):
         arguments = ["relay", "--to", target, "--link", link, "--listen", f"{HOST}:0", *options]
         crew.start(name, "pccl.stress", arguments)

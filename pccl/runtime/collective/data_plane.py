@@ -310,7 +310,7 @@ class DataPlane:
                 return Collect(bytearray(), lambda _: store.put_question(header))
             case FrameKind.HAVE if transfer is not None and peer in transfer.outlets:
                 if header.length != transfer.outlets[peer].answer_bytes:
-                    reason = f"peer sent a bitmap of {header.length} bytes for {header.operation}"
+                    reason = f"a bitmap of {header.length} bytes does not fit {header.operation}"
                     raise RemoteProtocolError(func="lane", reason=reason)
                 return Collect(bytearray(header.length), partial(self._answered, peer, header))
             case _:
@@ -362,7 +362,7 @@ class DataPlane:
     def _early_of(self, peer: PeerId, header: FrameHeader) -> EarlyStore:
         store = self._early.get(peer)
         if store is None:
-            reason = f"peer {peer} sent early frames of {header.operation}, but is no member"
+            reason = f"peer {peer} sent early frames of {header.operation}, but is not a member"
             raise RemoteProtocolError(func="lane", reason=reason)
         return store
 

@@ -171,7 +171,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
 
 def _listed(tensors: object, name: str) -> list[object]:
     if _kind(tensors) in (_ARRAY, _TENSOR):
-        raise TypeError(f"{name} must be a list of tensors, not one of them; pass [{name}]")
+        raise TypeError(f"{name} must be a list of tensors, not one tensor; pass [{name}]")
     if not isinstance(tensors, Iterable):
         raise TypeError(f"{name} must be a list of tensors, not {type(tensors).__name__}")
     return list(cast("Iterable[object]", tensors))

@@ -96,7 +96,7 @@ class Outlet:
             RemoteProtocolError: the bitmap does not fit, or this side did not ask this question.
         """
         if not 0 < question <= self._question:
-            reason = f"the peer answered question {question}, but was asked only {self._question}"
+            reason = f"the peer answered question {question}, not one from 1 to {self._question}"
             raise RemoteProtocolError(func="lane", reason=reason)
         settled = [number for number, asked in self._doubtful.items() if asked <= question]
         if not settled:

@@ -119,5 +119,5 @@ def _check_memory(requests: Sequence[ReduceRequest]) -> None:
     found = clash(ranges)
     if found is not None:
         raise ValueError(
-            f"the tensors of tags {found[0]} and {found[1]} overlap; pass copies, or one tensor"
+            f"the tensors of tags {found[0]} and {found[1]} overlap; pass copies, or only one"
         )

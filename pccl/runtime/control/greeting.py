@@ -180,7 +180,7 @@ class Greeting:
         if self._refused is not None:
             return  # only the refusal is still to be sent
         if not self._handshake.awaited_bytes:
-            reason = "the other side sent more before it received the answer"
+            reason = "the other side sent data before it received the answer"
             raise RemoteProtocolError(func="handshake", reason=reason)
         try:
             self._handshake.receive(self._buffer[:nbytes])

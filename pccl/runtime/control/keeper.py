@@ -120,7 +120,7 @@ class ControlKeeper:
             self._dial_task.cancel()
             self._dial_task = None
         if self._stream is not None:
-            _log.info("closing the control connection to the master: %s", reason)
+            _log.info("this peer closes its control connection to the master: %s", reason)
             self._stream.close()
             self._stream = None
 

@@ -114,7 +114,7 @@ def numbers_of(payload: bytearray) -> list[int]:
         RemoteProtocolError: the length of ``payload`` is no multiple of 4.
     """
     if len(payload) % 4:
-        raise RemoteProtocolError(func="lane", reason=f"a list of pieces of {len(payload)} bytes")
+        raise RemoteProtocolError(func="lane", reason=f"no list of pieces has {len(payload)} bytes")
     return [number for (number,) in struct.iter_unpack("<I", payload)]
 
 
@@ -126,5 +126,5 @@ def check_length(header: FrameHeader) -> None:
     """
     most = _LENGTHS_MAX.get(header.kind, -1)
     if header.length > most or (header.kind in _LISTS and header.length % 4):
-        reason = f"a {header.kind.name} of {header.length} bytes"
+        reason = f"a {header.kind.name} frame must not have {header.length} bytes"
         raise RemoteProtocolError(func="lane", reason=reason)

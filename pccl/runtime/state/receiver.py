@@ -209,7 +209,7 @@ class StateReceiver:
         number = header.offset
         count = self._layout.piece_count
         if number >= count or header.length != self._layout.piece(number).length:
-            raise RemoteProtocolError(func="lane", reason=f"piece {number} is not in the layout")
+            raise RemoteProtocolError(func="lane", reason=f"the layout has no such piece {number}")
         if not self.download.expects(peer, number):
             return Drain(header.length)
         slot = self.fetched.slot(number)

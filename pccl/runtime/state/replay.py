@@ -32,7 +32,7 @@ NEWS_KEPT_MAX = 256
 """Announced results that wait for their replay; the newcomer ignores further announcements."""
 
 RESULT_BYTES_MIN, RESULT_STATES_MAX = 1 << 30, 8
-"""A newcomer ignores a result that is larger than both these bytes and so many of its states."""
+"""A newcomer ignores a result that exceeds both these bytes and this multiple of its state."""
 
 
 @dataclass(frozen=True, slots=True)

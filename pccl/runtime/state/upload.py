@@ -137,7 +137,7 @@ class StateUpload:
                 lacking.append(number)
                 continue
             if len(queued) >= QUEUED_PIECES_MAX:
-                raise RemoteProtocolError(func="lane", reason="it asks for too many pieces")
+                raise RemoteProtocolError(func="lane", reason="the peer asks for too many pieces")
             queued[number] = None
             length = self._layout.piece(number).length
             payload = self._payload(peer, number)

@@ -347,7 +347,7 @@ class Checkers:
 
     def not_removed(self, peer: PeerId, waited_s: float) -> None:
         """Raise ``Violation``: a busy master kept a silent peer for longer than the deadline."""
-        raise Violation(f"peer {peer} is silent and awaited for {waited_s:.1f} s, but a member")
+        raise Violation(f"peer {peer}, silent and awaited for {waited_s:.1f} s, is still a member")
 
     def may_raise(self, host: str, error: PCCLError) -> None:
         """Check that faults explain a ``MasterLost`` of the process on ``host``."""
@@ -366,11 +366,11 @@ class Checkers:
         """
         losses = {type(error) for error in failures if isinstance(error, Evicted | MasterLost)}
         if len(losses) > 1:
-            raise Violation(f"{who} lost its place for two different reasons: {failures}")
+            raise Violation(f"{who} lost its membership for two reasons: {failures}")
         if losses and len(failures) > 1:
             self.done["handles told of a loss"] += 1
         if any(isinstance(error, NotConnected) for error in failures) and not losses:
-            raise Violation(f"{who} got NotConnected, but no reason for its lost place: {failures}")
+            raise Violation(f"{who} got NotConnected, but no error says why: {failures}")
 
     def _host_of(self, run: bytes, peer: int) -> str | None:
         address = self._addresses.get((run, PeerId(peer)))

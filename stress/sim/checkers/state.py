@@ -302,7 +302,7 @@ class StateCheckers:
             return
         if info.rx_bytes != differing:
             raise Violation(
-                f"{who}: {differing} bytes differed in {outcome_of(info).operation}, and it got "
+                f"{who}: {differing} bytes differed in {outcome_of(info).operation}, but it got "
                 f"{info.rx_bytes}"
             )
 

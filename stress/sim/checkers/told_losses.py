@@ -61,7 +61,7 @@ class ToldLosses:
             if isinstance(effect, RaiseCall):
                 self._raised(effect, me, is_lost=machine.standing is Standing.LOST)
         if machine.standing is Standing.LOST and not isinstance(event, Close) and len(engine.calls):
-            raise Violation(f"{self._who}: it lost its place, but calls go on: {event}")
+            raise Violation(f"{self._who}: its membership is lost, but calls are open: {event}")
 
     def _raised(self, effect: RaiseCall, me: tuple[bytes, PeerId], *, is_lost: bool) -> None:
         if isinstance(effect.error, MembershipError):
@@ -70,4 +70,4 @@ class ToldLosses:
             else:
                 self._told[me] += 1
         elif is_lost and isinstance(effect.error, NotConnected) and not self._told[me]:
-            raise Violation(f"{self._who}: no caller heard of its loss before {effect}")
+            raise Violation(f"{self._who}: no caller got a MembershipError before {effect}")

@@ -172,7 +172,7 @@ class TrainingCheckers:
             if not steady and had != now and self._descends(had, now):
                 raise Violation(f"{who}: {operation} reverted the contents of peer {peer}")
         if len(steady) > 1:
-            raise Violation(f"{who}: steady members of {operation} have lines {steady}")
+            raise Violation(f"{who}: steady members of {operation} have different lines {steady}")
         self._done["round called off"] += any(
             one.line is not None and one.contents != contents for one in offered.values()
         )
@@ -225,8 +225,8 @@ class TrainingCheckers:
             applied = -values[places_of(axis)]
             if np.any(applied & ~made):
                 raise Violation(
-                    f"{who}: fragment {fragment} contains work of axis {axis} that was not done, "
-                    f"or twice: {applied.tolist()} of {made.tolist()}"
+                    f"{who}: fragment {fragment} contains work of axis {axis} that was not done "
+                    f"or is counted twice: {applied.tolist()} of {made.tolist()}"
                 )
 
     # -- one process -------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class TrainingCheckers:
         missing = self._missing(replica, fragment, common)
         if np.any(missing):
             raise Violation(
-                f"{who}: work in fragment {fragment} is lost or twice there: {missing.tolist()}"
+                f"{who}: work in fragment {fragment} is lost or counted twice: {missing.tolist()}"
             )
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 

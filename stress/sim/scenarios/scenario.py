@@ -268,7 +268,7 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
-    if peers in _CROWDS:  # some of so many would always be impatient
+    if peers in _CROWDS:  # in a crowd, some would always be impatient
         scenario = replace(scenario, impatience=0.0)
     if scenario.impatience:  # a process that leaves the last vote early has another vote
         scenario = replace(scenario, settles_ns=0)

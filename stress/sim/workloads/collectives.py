@@ -311,7 +311,7 @@ class Workload(Application):
             if self._rng.random() < 0.2:
                 await self.sleep(self._rng.randrange(2 * self._scenario.latency_ns))
             if self._engine.roster is not before:
-                raise Violation(f"{self._who}: the world changed before the wait for a handle")
+                raise Violation(f"{self._who}: the roster changed before the wait for a handle")
             try:
                 await self._finish(ticket)
             except TooFewPeers:  # it had to wait, and all others left meanwhile
@@ -358,7 +358,7 @@ class Workload(Application):
                 # A process that joins again fetches the state anyway.
                 told = isinstance(error, OutcomeUnknown | ResyncRequired | Evicted | MasterLost)
                 if self._engine.machine.needs_resync and not told:
-                    raise Violation(f"{self._who}: no error says that it is out of step") from error
+                    raise Violation(f"{self._who}: no error tells it to synchronize") from error
             except Interrupted as error:
                 completed, failure = (), error
             for (slot, original), (_, send, recv) in zip(waiting, made, strict=True):
@@ -388,7 +388,7 @@ class Workload(Application):
         before = self._engine.roster
         self._engine.calls.forget(ticket)
         if self._engine.roster is not before:
-            raise Violation(f"{self._who}: the world changed because a handle was dropped")
+            raise Violation(f"{self._who}: the roster changed when a handle was dropped")
         self._checkers.done["dropped handle"] += 1
 
     async def _broadcast(self) -> None:

@@ -319,7 +319,7 @@ class _Life:
             except NotAdmitted:  # perhaps it cannot reach a member now
                 continue
             return
-        raise AssertionError(f"{self._who}: the master refused it {_REFUSALS_MAX} times")
+        raise AssertionError(f"{self._who}: the master refused this process {_REFUSALS_MAX} times")
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
@@ -350,7 +350,7 @@ class _Life:
             info = await self._engine.sync(request)
         except PCCLError:
             if outer.contents() != before:
-                raise Violation(f"{self._who}: a failed synchronization changed it") from None
+                raise Violation(f"{self._who}: a failed sync changed its contents") from None
             raise
         result = info.outcome
         assert result is not None

@@ -8,11 +8,13 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from pccl._api.callers import Callers
+from tests.support.members import Call
 
 
 @types.coroutine
@@ -40,10 +42,21 @@ def with_open_calls() -> Iterator[Callable[[int], Callers]]:
         begun.close()
 
 
-def run(target: object) -> None:
-    thread = threading.Thread(target=target)  # type: ignore[arg-type]
-    thread.start()
-    thread.join()
+@contextmanager
+def another_inside(callers: Callers) -> Generator[None]:
+    """Another thread is in a call meanwhile."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with callers.inside(threading.current_thread()):
+            entered.set()
+            leave.wait()
+
+    other = Call(call)
+    entered.wait()
+    yield
+    leave.set()
+    other.result()
 
 
 def test_nobody_calls() -> None:
@@ -73,23 +86,12 @@ def test_a_call_that_raises_is_over(with_open_calls: Callable[[int], Callers]) -
 
 def test_somebody_else_can_go_on(with_open_calls: Callable[[int], Callers]) -> None:
     callers = with_open_calls(9)
-    entered, leave = threading.Event(), threading.Event()
-
-    def call() -> None:
-        with callers.inside(threading.current_thread()):
-            entered.set()
-            leave.wait()
-
-    other = threading.Thread(target=call)
-    other.start()
-    entered.wait()
-    assert callers.all_blocked()
-    callers.note(threading.current_thread())
-    assert not callers.all_blocked()
-    with callers.inside(threading.current_thread()):
+    with another_inside(callers):
         assert callers.all_blocked()
-    leave.set()
-    other.join()
+        callers.note(threading.current_thread())
+        assert not callers.all_blocked()
+        with callers.inside(threading.current_thread()):
+            assert callers.all_blocked()
     assert not callers.all_blocked()
 
 
@@ -101,7 +103,7 @@ def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], C
         ended.append(threading.current_thread())
         callers.note(threading.current_thread())
 
-    run(call)
+    Call(call).result()
     with callers.inside(me):
         assert callers.all_blocked()
     assert len(callers) == 2
@@ -188,18 +190,7 @@ def test_work_that_fails_is_over(ending: type[BaseException]) -> None:
 def test_as_many_calls_as_callers(with_open_calls: Callable[[int], Callers]) -> None:
     """Of two that are inside, one has an answer that it does not know of yet."""
     callers = with_open_calls(1)
-    entered, leave = threading.Event(), threading.Event()
-
-    def call() -> None:
+    with another_inside(callers):
+        assert callers.all_blocked()
         with callers.inside(threading.current_thread()):
-            entered.set()
-            leave.wait()
-
-    other = threading.Thread(target=call)
-    other.start()
-    entered.wait()
-    assert callers.all_blocked()
-    with callers.inside(threading.current_thread()):
-        assert not callers.all_blocked()
-    leave.set()
-    other.join()
+            assert not callers.all_blocked()

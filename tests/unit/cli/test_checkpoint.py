@@ -36,7 +36,7 @@ def test_lines(saved: Path) -> None:
     shown = run(saved)
     assert (shown.exit_code, shown.stderr) == (0, "")
     head, origin, contents, weights, seed = shown.stdout.splitlines()
-    assert head == f"{saved} is whole: revision 8, 2 tensors, 32 bytes"
+    assert head == f"{saved} is complete: revision 8, 2 tensors, 32 bytes"
     assert origin == "  of run 12ab, synchronized in t1/g2/v3/tag4#5"
     told = json.loads(run(saved, "--json").stdout)
     assert contents == f"  contents {told['digest']}"
@@ -67,7 +67,7 @@ def test_json(saved: Path) -> None:
 def test_a_state_that_was_never_synchronized(tmp_path: Path) -> None:
     SharedState([TensorInfo.from_numpy(np.ones(1), "w")]).save(tmp_path / "c")
     assert run(tmp_path / "c").stdout.splitlines()[:2] == [
-        f"{tmp_path / 'c'} is whole: revision 0, 1 tensor, 8 bytes", "  never synchronized",
+        f"{tmp_path / 'c'} is complete: revision 0, 1 tensor, 8 bytes", "  never synchronized",
     ]  # fmt: skip
     assert json.loads(run("--json", tmp_path / "c").stdout)["run"] is None
 
@@ -78,7 +78,7 @@ def test_refusals_are_one_line(saved: Path) -> None:
     saved.write_bytes(content)
     missing = saved.parent / "none"
     for path, words in (
-        (saved, f"Error: {saved} is no good checkpoint: tensor 'w' was altered since"),
+        (saved, f"Error: {saved} is not a valid checkpoint: tensor 'w' was altered since"),
         (missing, f"Error: cannot read {missing}: No such file or directory"),
         (saved.parent, f"Error: cannot read {saved.parent}: Is a directory"),
     ):

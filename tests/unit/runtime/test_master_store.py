@@ -97,7 +97,7 @@ def test_what_is_no_state_is_said_with_a_remedy(tmp_path: Path, data: bytes) -> 
     with pytest.raises(LocalProtocolError) as raised:
         DirectoryStore(tmp_path).load()
     assert raised.value.reason.startswith(f"{path}: the file holds no state of a master")
-    assert raised.value.reason.endswith("the members of the run know everything")
+    assert raised.value.reason.endswith("let the members report the run")
     assert path.read_bytes() == data
 
 

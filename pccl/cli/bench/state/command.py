@@ -28,7 +28,7 @@ JOIN_MEMBERS = 2
 LEGEND = """\
 sync: from call to return of the last joiner, which lacks all contents. extra: peak memory beyond
 the state itself. tx_mib: upload of each source and each joiner
-join: time that all steps of a member together took longer while a peer joined"""
+join: time that a joining peer added to all steps of a member together"""
 
 
 @click.command(
@@ -54,7 +54,7 @@ join: time that all steps of a member together took longer while a peer joined""
 )
 @click.option("--rounds", type=click.IntRange(1, ROUNDS_MAX), default=5, help="Measured rounds.")
 @click.option(
-    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=1, help="Rounds before the measured."
+    "--warmup", type=click.IntRange(0, ROUNDS_MAX), default=1, help="Rounds before measuring."
 )
 @click.option(
     "--emulate",
@@ -62,7 +62,7 @@ join: time that all steps of a member together took longer while a peer joined""
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay before every process, with this link as its uplink: "rate=200mbit".',
+    help='Put a relay in front of every process, with this link as its uplink: "rate=200mbit".',
 )
 @click.option(
     "--compute",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -18,32 +19,20 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_is_raised_at_the_end() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_ctrl_c_is_raised_at_the_end_of_the_outermost(depth: int) -> None:
     done: list[str] = []
 
     def work() -> None:
         with interrupts.deferred():
-            signal.raise_signal(signal.SIGINT)
-            done.append("all")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert done == ["all"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_it_is_raised_at_the_end_of_the_outermost() -> None:
-    done: list[str] = []
-
-    def work() -> None:
-        with interrupts.deferred():
-            with interrupts.deferred():
+            with interrupts.deferred() if depth == 2 else nullcontext():
                 signal.raise_signal(signal.SIGINT)
             done.append("all")
 
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_error_comes_out_as_it_is() -> None:

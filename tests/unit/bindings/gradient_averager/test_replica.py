@@ -175,7 +175,7 @@ def test_a_scheduler_that_is_made_later_counts() -> None:
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
-    with pytest.raises(ValueError, match="a step of a copy of LBFGS"):
+    with pytest.raises(ValueError, match="a trial step of a copy of LBFGS"):
         Trainee(lambda p: torch.optim.LBFGS(p), seed=1, stateful={})
 
 

@@ -20,7 +20,7 @@ PLAN: dict[str, Any] = {"sizes": (4096,), "peers": (2, 4)}
         ({"sizes": (4096, 4098)}, "not a multiple of 4 bytes, the size of a float32"),
         ({"against": "gloo", "emulate": "rate=1mbit"}, "leave out --against"),
         ({"against": "gloo", "dtype": "uint16"}, "Gloo does not sum uint16"),
-        ({"against": "gloo", "formats": ("int8",)}, "add none to --quantize"),
+        ({"against": "gloo", "formats": ("int8",)}, "add 'none' to --quantize"),
         ({"algorithms": ("star",), "sizes": (8 << 20,)}, "star is for tensors up to 4 MiB"),
         ({"formats": ("int8",), "dtype": "int32"}, "int32 cannot be quantized"),
         ({"formats": ("bfloat16",), "dtype": "float16"}, "not shorter than float16"),

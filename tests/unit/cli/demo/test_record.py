@@ -160,7 +160,7 @@ def test_a_loss_is_told_once_and_by_name() -> None:
     record = DemoRecord(peers, step_count=20)
     assert add(record, 0.1, third, Told(peer_id=1, note="joined")) == ["peer 1 joined"]
     assert add(record, 1.0, first, step(1, 2, 1, 2, 3)) == [
-        "all 3 train together",
+        "all 3 peers train together",
         "step 1/20  loss 0.5000  world size 3  0.0 MB/s",
     ]
     assert add(record, 1.0, second, step(1, 3, 1, 2, 3)) == []

@@ -323,7 +323,7 @@ def on(send: Any, recv: Any, tag: int) -> ReduceRequest:
 
 def test_results_may_not_overlap() -> None:
     memory = np.zeros(32, np.float32)
-    overlap = "the tensors of tags 1 and 2 overlap; pass copies, or one tensor"
+    overlap = "the tensors of tags 1 and 2 overlap; pass copies, or only one"
     with pytest.raises(ValueError, match=overlap):
         prepare(on(memory[:8], None, 1), on(memory[4:12], None, 2))
     with pytest.raises(ValueError, match=overlap):  # also far apart in the list

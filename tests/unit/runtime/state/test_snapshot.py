@@ -96,7 +96,7 @@ def test_what_does_not_exist_is_an_offence() -> None:
     scene = Scene()
     with pytest.raises(RemoteProtocolError, match="there is no piece 4"):
         scene.ask(FrameKind.PIECE_ASK, pack_numbers([4]))
-    with pytest.raises(RemoteProtocolError, match="a PIECE_ASK of 3 bytes"):
+    with pytest.raises(RemoteProtocolError, match="a PIECE_ASK frame must not have 3 bytes"):
         scene.ask(FrameKind.PIECE_ASK, b"123")
 
 
