@@ -273,7 +273,7 @@ def test_a_member_is_not_turned_away_by_an_impostor() -> None:
     _, port = master_port(node)
     with join(node.address, TOKEN, timing) as member:
         node.interrupt()
-        with impostor(serve, port), pytest.raises(MasterLost, match="no word from the master"):
+        with impostor(serve, port), pytest.raises(MasterLost, match="no message from the master"):
             member.update_topology()
     assert len(heard) > 1
     assert set(heard) == {b""}
