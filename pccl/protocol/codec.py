@@ -192,7 +192,7 @@ class StreamDecoder:
         allowed = self._bytes_max(kind)
         if length > allowed:
             most = f"at most {allowed} are allowed" if allowed else "the sender may send none now"
-            reason = f"{kind.__name__} of {length} bytes; {most}"
+            reason = f"{kind.__name__} has {length} bytes; {most}"
             raise RemoteProtocolError(func="control", reason=reason)
         return code, length, check
 

@@ -296,7 +296,9 @@ def test_a_master_that_has_kept_another_run(tmp_path: Path) -> None:
     with (
         member,
         pccl.MasterNode(address, timing=QUICK, token=TOKEN, state=tmp_path),
-        pytest.raises(MasterLost, match="another one answered: this master coordinates another"),
+        pytest.raises(
+            MasterLost, match="does not continue with this peer: this master coordinates another"
+        ),
     ):
         member.update_topology()
 
