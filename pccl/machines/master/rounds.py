@@ -59,9 +59,7 @@ class JointRounds:
         """
         present = self._counts[round_id.kind]
         if not peer.admitted or round_id.n > present:
-            raise RemoteProtocolError(
-                reason=f"it may not request {round_id.kind.name} {round_id.n}"
-            )
+            raise RemoteProtocolError(reason=f"{round_id.kind.name} {round_id.n} is not open to it")
         if round_id.n < present:
             answer = self._finals.answers.owed(round_id, peer.id)
             if answer is None and round_id.n < self._closed_before.get(round_id.kind, 0):
