@@ -20,19 +20,10 @@ from pccl.errors import MasterLost, NotAdmitted
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import (
-    PAYLOAD_BYTES_MAX,
-    FrameHeader,
-    FrameKind,
-    encode_header,
-)
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import port_limits
 from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
-from pccl.protocol.limits import (
-    CONTROL_MESSAGE_BYTES_MAX,
-    PROTOCOL_VERSION,
-    Timing,
-)
+from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Timing
 from pccl.protocol.messages import (
     BlockedReply,
     Goodbye,
@@ -298,10 +289,7 @@ def test_silent_connections_are_closed(new_run: Callable[..., Run], port: Port) 
     ids=["an opening to a master", "an opening to a peer", "a first message"],
 )
 def test_a_byte_now_and_then_wins_no_time(
-    new_run: Callable[..., Run],
-    port: Port,
-    begun: bytes,
-    drips: bytes,
+    new_run: Callable[..., Run], port: Port, begun: bytes, drips: bytes
 ) -> None:
     run = new_run(2, Timing(dial_s=0.5))
     with closing(dial(port(run))) as sock:

@@ -375,10 +375,7 @@ IGNORED: dict[str, tuple[int, Callable[[OperationId], bytes]]] = {
     "half a header": (UPSTREAM, lambda o: frame(o)[:24]),
     "half a frame": (UPSTREAM, lambda o: frame(o)[: LENGTH // 2]),
     "half an early frame": (UPSTREAM, lambda o: frame(replace(o, n=1))[: LENGTH // 2]),
-    "half a bitmap": (
-        DOWNSTREAM,
-        lambda o: answer(replace(o, n=9), length=1 << 20)[: 1 << 19],
-    ),
+    "half a bitmap": (DOWNSTREAM, lambda o: answer(replace(o, n=9), length=1 << 20)[: 1 << 19]),
 }
 
 

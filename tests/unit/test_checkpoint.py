@@ -191,10 +191,7 @@ def test_restore_fills_the_tensors_in_place(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"step": None},
-            "has 5 tensors, but the shared state has 4; make .* or use Shared",
-        ),
+        ({"step": None}, "has 5 tensors, but the shared state has 4; make .* or use Shared"),
         ({"weights": np.zeros(7, np.float32)}, r"'weights' \(6 x float32\) at position 1.*\(7 x"),
         ({"weights": np.zeros(6, np.int32)}, r"\(6 x float32\) at position 1.*\(6 x int32\)"),
         ({"flags": ()}, r"'halves' \(5 x bfloat16, allow_content_inequality\) at position 4"),

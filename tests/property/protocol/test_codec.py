@@ -234,13 +234,7 @@ def _fill_samples() -> None:
         msg.Goodbye: [3],
         msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [
-            6,
-            op,
-            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True],
-            True,
-            2.5,
-        ],
+        msg.OperationRequest: [6, op, [10, 1, 8, 2, 1, [1, 96, True], 3, True, True], True, 2.5],
         msg.SyncRequest: [
             13,
             op,
@@ -489,14 +483,7 @@ BARE = (
     FrameKind.LAYOUT_ASK,
     FrameKind.WATCH,
 )
-WIRE_KINDS = {
-    "QUERY": 2,
-    "PING": 4,
-    "PONG": 5,
-    "MAP_ASK": 16,
-    "LAYOUT_ASK": 22,
-    "WATCH": 24,
-}
+WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,

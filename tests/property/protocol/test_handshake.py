@@ -388,10 +388,7 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
         (
             {"target": PeerId(5)},
             {},
-            (
-                "the answer is from peer 4 to peer 7",
-                "it asked for peer 5, but this is peer 4",
-            ),
+            ("the answer is from peer 4 to peer 7", "it asked for peer 5, but this is peer 4"),
         ),
         ({"source": PeerId(4)}, {}, ("", "it gave the id of this peer")),
         ({"lane": LANES_MAX}, {}, ("", "lane 256 is above 255")),

@@ -29,14 +29,7 @@ from pccl.protocol.limits import (
     NEWCOMER_BYTES_MAX,
     PROGRESS_BATCH_MAX,
 )
-from pccl.protocol.types import (
-    LinkMeasure,
-    MeasuredLink,
-    OperationId,
-    PeerId,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import LinkMeasure, MeasuredLink, OperationId, PeerId, RoundId, RoundKind
 
 FROM_PEERS: tuple[type[Any], ...] = typing.get_args(msg.PeerMessage)
 FROM_MASTERS: tuple[type[Any], ...] = typing.get_args(msg.MasterMessage)

@@ -144,10 +144,7 @@ def test_who_has_asked_and_how_they_know_it() -> None:
     ("asked", "what"),
     [
         (Descriptor.barrier(), "tag 7 (a barrier)"),
-        (
-            Descriptor.broadcast(DataType.INT8, 3, 2),
-            "tag 7 (broadcast of 3 x int8 from rank 2)",
-        ),
+        (Descriptor.broadcast(DataType.INT8, 3, 2), "tag 7 (broadcast of 3 x int8 from rank 2)"),
     ],
 )
 def test_other_collectives_are_named_as_well(asked: Descriptor, what: str) -> None:
