@@ -238,7 +238,7 @@ def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) 
         send(sock, lane(run.machine.run))
         send(sock, frame(FrameKind.DATA, bytes(8), to_come))
         assert is_closed(sock)
-    run.until(lambda: "is no member" in caplog.text)
+    run.until(lambda: "is not a member" in caplog.text)
 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
