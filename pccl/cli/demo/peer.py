@@ -55,7 +55,7 @@ def load_digits(*, late: bool = False) -> Digits:
     assert found is not None
     assert found.origin is not None
     rows = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
-    table = torch.from_numpy(rows)
+    table = torch.tensor(rows)
     images = table[:, :-1].reshape(-1, 8, 8).to(torch.float32) / 16.0
     return {"images": images, "digits": table[:, -1].to(torch.int64)}
 
