@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

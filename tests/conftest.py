@@ -9,6 +9,7 @@ import inspect
 import logging
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,9 +43,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    fixtures = {name: pyfuncitem.funcargs[name] for name in names}
-    runners = [one.run_test for one in fixtures.values() if hasattr(one, "run_test")]
-    (runners or [asyncio.run])[0](pyfuncitem.obj(**fixtures))
+    fixtures: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
+    runners = (getattr(one, "run_test", None) for one in fixtures.values())
+    run = next(filter(None, runners), asyncio.run)
+    run(pyfuncitem.obj(**fixtures))
     return True
 
 

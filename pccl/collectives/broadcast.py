@@ -28,7 +28,7 @@ class BroadcastSchedule:
 
     def __init__(self, rank: int, root: int, world_size: int, layout: SegmentLayout) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= root < world_size:
-            raise ValueError(f"no broadcast from rank {root} for rank {rank} of {world_size}")
+            raise ValueError(f"invalid broadcast: {rank=} {root=} {world_size=}")
         self.rank = rank
         self.layout = layout = layout.in_one_chunk()
         self.world_size = world_size

@@ -44,9 +44,9 @@ class DirectSchedule:
         self, rank: int, world_size: int, layout: SegmentLayout, root: int | None = None
     ) -> None:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= (root or 0) < world_size:
-            raise ValueError(f"no mesh or star for rank {rank} of {world_size} with root {root}")
+            raise ValueError(f"invalid mesh or star: {rank=} {world_size=} {root=}")
         if layout.world_size != (world_size if root is None else 1):
-            raise ValueError(f"a mesh of {world_size} needs as many chunks, a star one")
+            raise ValueError(f"a mesh needs {world_size} chunks, a star needs 1")
         self.rank = rank
         self.world_size = world_size
         self.layout = layout

@@ -74,7 +74,7 @@ class SegmentLayout:
         wire_bytes: Callable[[int], int] | None = None,
     ) -> None:
         if count < 0 or itemsize < 1 or world_size < 1 or segment_bytes < itemsize:
-            raise ValueError(f"no layout for {count=} {itemsize=} {world_size=} {segment_bytes=}")
+            raise ValueError(f"invalid layout: {count=} {itemsize=} {world_size=} {segment_bytes=}")
         self.nbytes = count * itemsize
         self.world_size = world_size
         step = segment_bytes // itemsize * itemsize

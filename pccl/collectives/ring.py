@@ -36,7 +36,7 @@ class RingSchedule:
     def __init__(self, rank: int, layout: SegmentLayout) -> None:
         world_size = layout.world_size
         if world_size < 2 or not 0 <= rank < world_size:
-            raise ValueError(f"no ring for rank {rank} of {world_size}")
+            raise ValueError(f"invalid ring: {rank=} {world_size=}")
         self.rank = rank
         self.layout = layout
         self.world_size = world_size

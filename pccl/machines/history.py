@@ -17,7 +17,7 @@ class History:
         """(time in ns, event or effect); converted to text only when printed."""
 
     def __str__(self) -> str:
-        lines = [f"history of {self.owner} ({len(self.entries)} last events):"]
+        lines = [f"history of {self.owner} (last {len(self.entries)} events):"]
         lines += [f"  {now_ns / NS_PER_S:12.6f} {entry}" for now_ns, entry in self.entries]
         return "\n".join(lines)
 

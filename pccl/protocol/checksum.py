@@ -1,7 +1,7 @@
 """Checksums that find damaged bytes. They find accidents in transit, not malice.
 
 TCP's own sixteen bits miss about one damaged packet in 65,536, and a relay that changes bytes
-computes them anew. So this library sends a checksum with all data, and the receiver verifies it
+computes them again. So this library sends a checksum with all data, and the receiver verifies it
 before it uses the data. XXH3-64, which is as fast as memory, protects a payload. A CRC protects the
 header in front of it: it finds each flipped bit, and each burst up to its own length.
 
@@ -69,7 +69,7 @@ def unpack_sealed(form: struct.Struct, sealed: Bytes, func: str, what: str) -> t
         DamagedData: the CRC-32 or the length is wrong.
     """
     if len(sealed) != form.size + SEAL_BYTES:
-        raise DamagedData(func=func, reason=f"{what} has {len(sealed)} bytes")
+        raise DamagedData(func=func, reason=f"{what} has a wrong length: {len(sealed)} bytes")
     (check,) = _SEAL.unpack_from(sealed, form.size)
     if crc32(memoryview(sealed)[: form.size]) != check:
         raise DamagedData(func=func, reason=f"{what} was damaged on the way")

@@ -193,7 +193,7 @@ class StreamDecoder:
         allowed = self._bytes_max(kind)
         if length > allowed:
             most = f"at most {allowed} are allowed" if allowed else "the sender may send none now"
-            reason = f"{kind.__name__} of {length} bytes; {most}"
+            reason = f"{kind.__name__} has {length} bytes; {most}"
             raise RemoteProtocolError(func="control", reason=reason)
         return code, length, check
 
@@ -351,7 +351,7 @@ def _bytes_decoder(limit: int) -> _Decoder:
         if type(value) is not bytes:
             raise _Invalid(f"{_named(value)} is not bytes")
         if len(value) > limit:
-            raise _Invalid(f"a byte string of {len(value)} bytes; at most {limit}")
+            raise _Invalid(f"a byte string has {len(value)} bytes, over {limit}")
         return value
 
     return decode_bytes
@@ -365,7 +365,7 @@ def _text_decoder(limit: int) -> _Decoder:
             raise _Invalid(f"{_named(value)} is not str")
         nbytes = len(value.encode())
         if nbytes > limit:
-            raise _Invalid(f"a text of {nbytes} bytes; at most {limit}")
+            raise _Invalid(f"a text has {nbytes} bytes, over {limit}")
         return value if value.isprintable() else cut(printable(value))
 
     return decode_text
@@ -395,7 +395,7 @@ def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
         if value.__class__ is not list:  # type checkers do not narrow this form
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) > limit:
-            raise _Invalid(f"a list of {len(value)} items; at most {limit}")
+            raise _Invalid(f"a list has {len(value)} items, over {limit}")
         return tuple(map(decode_item, value))
 
     return decode_tuple

@@ -133,7 +133,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
         raise RemoteProtocolError(func="lane", reason=f"not a frame header: {kind=}, {flags=}")
     if length > PAYLOAD_BYTES_MAX:
         raise RemoteProtocolError(
-            func="lane", reason=f"frame of {length} bytes; at most {PAYLOAD_BYTES_MAX} are allowed"
+            func="lane", reason=f"the frame has {length} bytes, over {PAYLOAD_BYTES_MAX}"
         )
     if length and known in _BARE:
         raise RemoteProtocolError(func="lane", reason=f"a {known.name} carries no payload")

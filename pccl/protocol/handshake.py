@@ -143,7 +143,7 @@ class Opening:
             nonce,
         ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
         if channel not in _CHANNELS or reserved:
-            raise RemoteProtocolError(func="handshake", reason="malformed opening")
+            raise RemoteProtocolError(func="handshake", reason="the opening is malformed")
         return Opening(
             _CHANNELS[channel], nonce, run, term, PeerId(source), PeerId(target), lane,
             lanes, security, version,
@@ -276,7 +276,7 @@ def _check_dialled(own: Opening, remote: Opening) -> None:
     """Check the opening of a peer that this one dialled."""
     _check_run(own, remote)
     if (remote.source, remote.target) != (own.target, own.source):
-        raise _refused(f"peer {remote.source} answered instead of peer {own.target}")
+        raise _refused(f"the answer is from peer {remote.source} to peer {remote.target}")
     if remote.lane != own.lane:
         raise _refused(f"lane {remote.lane} answered instead of lane {own.lane}")
 
@@ -285,13 +285,13 @@ def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
     """Check the opening of a peer that dialled this one."""
     _check_run(own, remote, last_words)
     if remote.target != own.source or not own.source:
-        reason = f"it asked for peer {remote.target}, but this is peer {own.source}"
-        raise _refused(reason, last_words)
+        this = f"this is peer {own.source}" if own.source else "this peer has no id yet"
+        raise _refused(f"it asked for peer {remote.target}, but {this}", last_words)
     if remote.source in (NOBODY, own.source):
-        name = "no peer" if remote.source == NOBODY else "this peer itself"
-        raise _refused(f"it claims to be {name}", last_words)
+        name = "no peer id" if remote.source == NOBODY else "the id of this peer"
+        raise _refused(f"it gave {name}", last_words)
     if remote.lane >= LANES_MAX:
-        raise _refused(f"there is no lane {remote.lane}", last_words)
+        raise _refused(f"lane {remote.lane} is above {LANES_MAX - 1}", last_words)
 
 
 def _check_probed(own: Opening, remote: Opening) -> None:

@@ -26,7 +26,7 @@ TOKEN_DIGEST_BYTES = 16
 """Length of the digest of a resume token, by which another master recognizes the peer."""
 
 TERM_GAP = 1 << 20
-"""A master that continues a run skips so many peer ids, views and roster versions. So it never
+"""Peer ids, views and roster versions that a master skips when it continues a run. So it never
 repeats a number that an earlier master assigned without its knowledge."""
 
 ID_JUMP_BYTES = 3
@@ -75,8 +75,8 @@ NEWS_KEPT_MAX = 16
 """Recent events that a peer keeps for its status. It forgets the oldest."""
 
 SHARED_CONNECTIONS_MAX = 256
-"""All links of one peer to other machines have about so many lanes together, unless the user has
-set a number. So with more than 16 such links each has fewer lanes."""
+"""Lanes that all links of one peer to other machines have together, roughly, unless the user sets a
+number. So with more than 16 such links each has fewer lanes."""
 
 RECOVERED_OWED_MAX = 1 << 20
 """Reported outcomes, times the members that lack each; the same for answers. The master forgets
@@ -119,7 +119,7 @@ NEWCOMERS_BYTES_PER_S = 2 << 20
 """Messages of strangers, newcomers and late returns, plus 64 bytes each. The master delays reads
 from sources that used more than an equal share.
 
-To decode so much takes half a processor. A thousand newcomers that join at once send a tenth."""
+Decoding as much takes half a processor. A thousand newcomers that join at once send a tenth."""
 
 NEWCOMERS_BURST_BYTES = 1 << 20
 """The same messages, at once after a pause. Then the rate counts."""
@@ -213,7 +213,7 @@ elsewhere."""
 PEERS_MAX = 3840
 """Peers registered at one master. It refuses further newcomers.
 
-A roster of so many peers, with the longest host names, fits a message."""
+A roster of all these peers, with the longest host names, fits a message."""
 
 PENDING_MAX = 1024
 """Newcomers that wait. The master removes the oldest from the largest source (``CROWDED_OUT``).

@@ -287,7 +287,7 @@ UNQUANTIZED = Quantization()
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmStep:
-    """One step of a table: tensors of at most so many bytes use this algorithm."""
+    """One step of a table: tensors of at most ``up_to_bytes`` use this algorithm."""
 
     up_to_bytes: int
     algorithm: Algorithm
@@ -313,7 +313,7 @@ class AlgorithmTable:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a master may send this table: short, in order, within the limit of a star."""
+        """Whether a master may send this table: short, sorted, within the limit of a star."""
         sizes = [step.up_to_bytes for step in self.steps]
         chosen = [*(step.algorithm for step in self.steps), self.beyond]
         stars = [step.up_to_bytes for step in self.steps if step.algorithm is Algorithm.STAR]

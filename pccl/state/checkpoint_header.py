@@ -214,7 +214,7 @@ def _parse(said: Any) -> Checkpoint:
         if not all(0 <= one < 1 << 32 for one in (term, group, view, n)) or not 0 <= tag < 1 << 64:
             raise ValueError("the operation id of its lineage is out of range")
         if len(run) > BYTE_STRING_MAX:
-            raise ValueError(f"the run id has {len(run)} bytes; at most {BYTE_STRING_MAX}")
+            raise ValueError(f"the run id has {len(run)} bytes, over {BYTE_STRING_MAX}")
         lineage = Lineage(run, OperationId(term, group, view, tag, n))
     may_differ = set(json.loads(metadata["pccl.allow_content_inequality"]))
     tensors: list[CheckpointTensor] = []
@@ -224,11 +224,11 @@ def _parse(said: Any) -> Checkpoint:
         shape = tuple(map(int, entry["shape"]))
         dtype, start = _DTYPES[entry["dtype"]], int(entry["data_offsets"][0])
         if min(shape, default=0) < 0:
-            raise ValueError(f"tensor {name!r} has a negative length")
+            raise ValueError(f"tensor {name!r} has a negative dimension")
         digest = bytes.fromhex(digest)
         tensors.append(CheckpointTensor(name, dtype, shape, name in may_differ, start, digest))
     if said or not tensors:
-        raise ValueError("the names of the tensors differ from the list of names")
+        raise ValueError("the list of names is empty, or lacks a tensor")
     end = 0
     for tensor in sorted(tensors, key=lambda one: (one.start, one.nbytes)):
         if tensor.start != end:
@@ -236,8 +236,8 @@ def _parse(said: Any) -> Checkpoint:
         end += tensor.nbytes
     revision = int(metadata["pccl.revision"])
     if not 0 <= revision <= REVISION_MAX:
-        raise ValueError(f"the revision is {revision}, not from 0 to {REVISION_MAX}")
+        raise ValueError(f"the revision is {revision}, not between 0 and {REVISION_MAX}")
     checkpoint = Checkpoint(revision, lineage, tuple(tensors))
     if checkpoint.digest.hex() != metadata["pccl.content"]:
-        raise ValueError("the digest of the contents does not match those of the tensors")
+        raise ValueError("the digest of the contents contradicts the digests of the tensors")
     return checkpoint

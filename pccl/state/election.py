@@ -327,8 +327,8 @@ def _why_nothing(members: _Members, standing: _Members, expected: Expected) -> s
         lacks, advice = "all results that the group has committed", "load a checkpoint"
     if next(iter(standing.values())).resume is ResumePolicy.ADVANCED:
         advice = (
-            "let a peer join that has it, or a checkpoint of any revision above 0; or start a new "
-            "master, which expects no revision"
+            "let a peer join that has this revision, or a checkpoint of any revision above 0; or "
+            "start a new master, which expects no revision"
         )
     else:
         advice += ', or continue from the highest revision on offer (resume="highest")'

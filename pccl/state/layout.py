@@ -94,7 +94,7 @@ class StateLayout:
             IndexError: the state has no piece of this number.
         """
         if not 0 <= number < self.piece_count:
-            raise IndexError(f"piece {number} of {self.piece_count}")
+            raise IndexError(f"the state has {self.piece_count} pieces, but no piece {number}")
         index = bisect_right(self._firsts, number) - 1
         offset = (number - self._firsts[index]) * self.piece_bytes
         length = min(self.piece_bytes, self.entries[index].nbytes - offset)

@@ -65,8 +65,8 @@ FAR_BYTES_PER_S = 125e6
 """Assumed speed of a link without a measured one: 10 Gbit/s in one building, 1 Gbit/s beyond."""
 
 MESH_MEMBERS_MAX = 64
-"""Larger groups get no mesh: so many streams at once lose packets, and the master's work grows with
-the square of their number."""
+"""Larger groups get no mesh: its many streams lose packets, and the master's work grows with the
+square of the group's size."""
 
 SIZES = tuple(1 << power for power in range(10, 33))
 """The sizes of tensors that the search tries, in bytes: 1 KiB to 4 GiB."""

@@ -19,7 +19,7 @@ class LinkDamage:
     """The record of damaged and intact data that has arrived on one link.
 
     Args:
-        patience_ns: a link without damage for so long gets another chance.
+        patience_ns: time without damage after which a link gets another chance.
     """
 
     def __init__(self, patience_ns: int) -> None:

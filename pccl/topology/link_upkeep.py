@@ -289,7 +289,7 @@ class LinkUpkeep:
         if number:
             return None
         goes = None if peer in self._newcomers else self._newcomers.add(peer, host)
-        return [] if goes is None else [DropLink(goes, "too many newcomers came")]
+        return [] if goes is None else [DropLink(goes, "too many newcomers dialled")]
 
     def attached(
         self,

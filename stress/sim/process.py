@@ -51,7 +51,7 @@ Array = npt.NDArray[Any]
 MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
 
-_OUTDATED = "Resumed with an older term"
+_OUTDATED = "invalid or outdated Resumed"
 """Reason of the one protocol error that an honest master may cause: its peer follows another."""
 
 _NO_OPERATION = OperationId(0, 0, 0, 0, 0)

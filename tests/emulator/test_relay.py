@@ -151,9 +151,7 @@ def fill(sock: socket.socket) -> int:
         return total
 
 
-def test_a_stalled_link_takes_the_window_and_small_buffers(
-    make_bench: BenchMaker,
-) -> None:
+def test_a_stalled_link_takes_the_window_and_small_buffers(make_bench: BenchMaker) -> None:
     window_bytes, own_bytes = 1 << 20, 64 << 10
     bench = make_bench("rate=100mbit,rtt=100ms,window=1mib")
     near, _ = bench.connect()

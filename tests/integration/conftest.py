@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, timing: Timing = QUICK, token: str | None = None, **options: Any) -> None:
         self.timing = timing
-        self._options = {"timing": timing, "token": token, **options}
+        self._options: dict[str, Any] = {"timing": timing, "token": token, **options}
         self.members: list[pccl.Communicator] = []
         self._made: list[pccl.Communicator] = []
         self._threads = ThreadPoolExecutor(32)

@@ -88,9 +88,7 @@ def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
 
 def test_against_gloo() -> None:
     pytest.importorskip("torch")
-    [result] = measure(
-        *("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0"),
-    )
+    [result] = measure(*("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0"))
     assert set(result) >= FIELDS | THEIR_FIELDS
     assert result["against"] == "gloo"
     assert result["values_ok"] is True

@@ -25,7 +25,7 @@ def measure(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_synchronizations() -> None:
     found = measure(
-        *("--only", "sync", "--size", "4MiB", "--sources", "2", "--rounds", "2", "--warmup", "0"),
+        *("--only", "sync", "--size", "4MiB", "--sources", "2", "--rounds", "2", "--warmup", "0")
     )
     assert list(found) == [
         ("sync", case) for case in ("1 source", "2 sources", "1 source, 2 joiners")

@@ -114,7 +114,7 @@ def listened(crew: Crew, *workers: list[str]) -> list[tuple[str, Doing]]:
 def test_reports_are_heard(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
     told = listened(crew, [says(Doing("a")), says(Doing("b"))], [says(Doing("c"))])
     assert sorted(told, key=lambda each: each[1].text) == [
-        *(("peer 0", Doing("a")), ("peer 0", Doing("b")), ("peer 1", Doing("c"))),
+        *(("peer 0", Doing("a")), ("peer 0", Doing("b")), ("peer 1", Doing("c")))
     ]
     assert sorted(capsys.readouterr().err.splitlines()) == ["peer 0: ready", "peer 1: ready"]
 

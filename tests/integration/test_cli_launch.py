@@ -202,8 +202,7 @@ def test_lines_come_at_once(start: type[Launched]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "coloured"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_colours(environment: dict[str, str], coloured: bool) -> None:
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}

@@ -287,11 +287,7 @@ def test_world_sizes_after_joins_and_leaves(new_run: Callable[..., Run]) -> None
     assert sizes(first) == (1, 1, 1, 1)
     second = run.join()
     third = run.join(group=7)
-    assert [sizes(member) for member in run.members] == [
-        (3, 2, 2, 2),
-        (3, 2, 2, 2),
-        (3, 1, 2, 2),
-    ]
+    assert [sizes(member) for member in run.members] == [(3, 2, 2, 2), (3, 2, 2, 2), (3, 1, 2, 2)]
     assert first.peer_id < second.peer_id < third.peer_id
     with pytest.raises(TooFewPeers):
         third.all_reduce(np.ones(3))

@@ -28,13 +28,7 @@ from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceInfo, ReduceRequest, RunRequest
-from pccl.transports.base import (
-    Address,
-    Connection,
-    Listener,
-    Receiver,
-    Transport,
-)
+from pccl.transports.base import Address, Connection, Listener, Receiver, Transport
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
 

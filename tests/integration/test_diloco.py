@@ -386,10 +386,7 @@ DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
     (({"min_peers": 2}, {"min_peers": 1}), "min_peers=1"),
     (({"outer": gentle, "min_peers": 1}, {"min_peers": 1}), "lr=0.5"),
     (({"compression": "int8"}, {}), "compression=int8"),
-    (
-        ({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}),
-        "fragments=2 strided",
-    ),
+    (({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}), "fragments=2 strided"),
     (
         (
             {"fragments": 2, "outer": gentle},

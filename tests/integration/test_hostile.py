@@ -20,19 +20,10 @@ from pccl.errors import MasterLost, NotAdmitted
 from pccl.protocol.checksum import SEAL_BYTES, payload_hash, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import (
-    PAYLOAD_BYTES_MAX,
-    FrameHeader,
-    FrameKind,
-    encode_header,
-)
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import port_limits
 from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
-from pccl.protocol.limits import (
-    CONTROL_MESSAGE_BYTES_MAX,
-    PROTOCOL_VERSION,
-    Timing,
-)
+from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Timing
 from pccl.protocol.messages import (
     BlockedReply,
     Goodbye,
@@ -247,7 +238,7 @@ def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) 
         send(sock, lane(run.machine.run))
         send(sock, frame(FrameKind.DATA, bytes(8), to_come))
         assert is_closed(sock)
-    run.until(lambda: "is no member" in caplog.text)
+    run.until(lambda: "is not a member" in caplog.text)
 
 
 @pytest.mark.parametrize("port", [master_port, peer_port])
@@ -298,10 +289,7 @@ def test_silent_connections_are_closed(new_run: Callable[..., Run], port: Port) 
     ids=["an opening to a master", "an opening to a peer", "a first message"],
 )
 def test_a_byte_now_and_then_wins_no_time(
-    new_run: Callable[..., Run],
-    port: Port,
-    begun: bytes,
-    drips: bytes,
+    new_run: Callable[..., Run], port: Port, begun: bytes, drips: bytes
 ) -> None:
     run = new_run(2, Timing(dial_s=0.5))
     with closing(dial(port(run))) as sock:

@@ -291,7 +291,7 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
     "empty": (UPSTREAM, lambda o: frame(o, length=0), NOWHERE),
     "too long": (UPSTREAM, lambda o: frame(o, length=LENGTH + 8), NOWHERE),
     "as long as can be": (UPSTREAM, lambda o: frame(o, length=16 << 20, payload=b""), NOWHERE),
-    "longer": (UPSTREAM, lambda o: frame(o, length=(16 << 20) + 1, payload=b""), "at most"),
+    "longer": (UPSTREAM, lambda o: frame(o, length=(16 << 20) + 1, payload=b""), "over"),
     "a bitmap too long": (DOWNSTREAM, lambda o: answer(o, length=100), "bitmap of 100 bytes"),
     "a bitmap too short": (DOWNSTREAM, lambda o: answer(o, length=0), "bitmap of 0 bytes"),
     "a bitmap beyond reason": (
@@ -375,10 +375,7 @@ IGNORED: dict[str, tuple[int, Callable[[OperationId], bytes]]] = {
     "half a header": (UPSTREAM, lambda o: frame(o)[:24]),
     "half a frame": (UPSTREAM, lambda o: frame(o)[: LENGTH // 2]),
     "half an early frame": (UPSTREAM, lambda o: frame(replace(o, n=1))[: LENGTH // 2]),
-    "half a bitmap": (
-        DOWNSTREAM,
-        lambda o: answer(replace(o, n=9), length=1 << 20)[: 1 << 19],
-    ),
+    "half a bitmap": (DOWNSTREAM, lambda o: answer(replace(o, n=9), length=1 << 20)[: 1 << 19]),
 }
 
 

@@ -219,7 +219,7 @@ def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(
             claimant.say(returning(INVENTED, 1, masters=2), alone(1), msg.Reported())
             assert claimant.hears(msg.Resumed) is None  # closed
         words = master_status(address).waits_for
-        assert words.startswith("it is a standby, and takes up no run until one of its masters")
+        assert words.startswith("it is a standby, and continues no run until one of its masters")
         assert nobody in words
         until(lambda: f"{nobody}: cannot reach" in caplog.text)
     assert DirectoryStore(tmp_path).load() is None

@@ -311,9 +311,7 @@ def test_the_wish_by_another_name_or_from_the_environment(
             pccl.Communicator(crew.run.master.address, lanes=lanes)
 
 
-def test_a_link_that_carries_no_collective_keeps_one_lane(
-    crew_of: Callable[..., Crew],
-) -> None:
+def test_a_link_that_carries_no_collective_keeps_one_lane(crew_of: Callable[..., Crew]) -> None:
     crew = crew_of(*[LANES] * 4)
     for _ in range(2):
         crew.reduce_and_check(120_000, in_place=False)

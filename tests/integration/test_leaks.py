@@ -285,4 +285,5 @@ def test_numbers_of_tags_are_forgotten_with_their_view(new_run: Callable[..., Ru
         run.each(pccl.Communicator.update_topology)
     assert len(master.ballots.next_n) == 0
     for member in run.members:
-        assert len(engine_of(member).machine.operations._next_n) == 0
+        operations = engine_of(member).machine.operations
+        assert len(operations._next_n) == 0  # pyright: ignore[reportPrivateUsage]

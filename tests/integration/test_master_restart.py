@@ -231,7 +231,7 @@ def test_without_a_master_calls_fail_in_the_end(run: Run) -> None:
         for worker, values in zip(run.workers, buffers, strict=True)
     ]
     for n, call in enumerate(calls):
-        with pytest.raises(MasterLost, match="no word from the master for"):
+        with pytest.raises(MasterLost, match="no message from the master for"):
             call.result(LIMIT_S)
         assert np.array_equal(buffers[n], np.arange(10.0) * (n + 1))
 

@@ -14,12 +14,7 @@ import pytest
 
 import pccl
 import pccl.aio
-from pccl.errors import (
-    CollectiveAborted,
-    DeadlineExceeded,
-    DescriptorMismatch,
-    TooFewPeers,
-)
+from pccl.errors import CollectiveAborted, DeadlineExceeded, DescriptorMismatch, TooFewPeers
 from pccl.runtime.io_thread import IOThread
 from tests.integration.conftest import QUICK, Run
 from tests.support.insides import engine_of

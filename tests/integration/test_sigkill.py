@@ -308,8 +308,8 @@ class Arena:
             assert not report["late"], "something was written after a call had returned"
             for outcome in report["outcomes"]:
                 assert outcome["exact"], outcome
-                # If it was lost before a survivor asked, nobody names it any more.
-                names = (f"peer {victim.id}", "a member was lost before this call")
+                # If it was lost before a survivor asked, the text names only the view.
+                names = (f"peer {victim.id}", "the master closed the view before this call")
                 assert outcome["contributors"] or any(n in outcome["reason"] for n in names)
         first, *others = [
             [outcome["contributors"] for outcome in report["outcomes"]] for report in reports

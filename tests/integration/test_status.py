@@ -102,7 +102,7 @@ def test_who_left_is_shown_with_the_cause(new_run: Callable[..., Run]) -> None:
     assert (removal.peer, removal.cause, removal.reason) == (gone, RemovalCause.GOODBYE, "it left")
     told = [one.text for one in first.status().happened]
     assert f"peer {gone} left the run or failed" in told
-    assert any(text.startswith("CollectiveAborted: tag 0: peer") for text in told)
+    assert any(text.startswith("CollectiveAborted: tag 0: the run lost peer") for text in told)
     assert first.status().view > 0
     assert [one.peer_id for one in first.status().members] == [first.peer_id, second.peer_id]
 

@@ -35,7 +35,7 @@ def test_a_member_that_nobody_can_dial_costs_no_newcomer_its_place(
     run = new_run(1)
     with caplog.at_level(logging.WARNING, "pccl.peer"):
         run.join(**shut())
-    (warning,) = [r.message for r in caplog.records if "no one can dial this peer" in r.message]
+    (warning,) = [r.message for r in caplog.records if "peers cannot dial this peer" in r.message]
     advertised = run.members[1].members()[run.members[1].rank]
     assert f"at 127.0.0.1:{advertised.port} (peer 1: cannot reach" in warning
     assert "open that port, or advertise another address" in warning

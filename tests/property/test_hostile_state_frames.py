@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 
 from pccl import TensorInfo
 from pccl.machines.peer.events import ComparisonDone, ReduceDone, SyncStarved
-from pccl.protocol.frame import (
-    PAYLOAD_BYTES_MAX,
-    FrameHeader,
-    FrameKind,
-    encode_header,
-)
+from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.shared_state import DIGEST_BYTES, Difference, Elected
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.runtime.state.exchange import KINDS, StateExchange

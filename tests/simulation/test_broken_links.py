@@ -1,4 +1,4 @@
-"""Two live members that cannot talk to each other, in the middle of an all-reduce."""
+"""Two live members that have no link, in the middle of an all-reduce."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_of_three_one_has_to_go_and_is_told_why() -> None:
         results = await world.all(works)
         error = results.pop(youngest)
         assert isinstance(error, Evicted)
-        assert "cannot talk to each other" in error.reason
+        assert "have no link" in error.reason
         assert "no order of the ring avoids that" in error.reason
         for info, values in results:
             assert values == [111 - 10**youngest]

@@ -19,7 +19,7 @@ PHASES = (
     *("sync", "fetching"),
 )
 
-SEEDS = 220
+SEEDS = 250
 """Seeds of the default mix, from 0, that each run of the tests plays."""
 
 WORKLOADS = (

@@ -51,7 +51,7 @@ def test_a_message_that_no_master_sends() -> None:
         options = PeerOptions(listen=Address("", 0))
         engine = PeerEngine(loop, loop, network.host("peer"), MASTER, 0, options)
         for _ in range(2):  # the peer is unharmed: it can try again
-            with pytest.raises(MasterLost, match="after 2 attempts: Goodbye of 1 bytes; the"):
+            with pytest.raises(MasterLost, match="after 2 attempts: Goodbye has 1 bytes; the"):
                 await engine.connect(JoinRequest(2))
         await engine.close()
 

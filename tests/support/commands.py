@@ -35,13 +35,7 @@ def run_to_end(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command until it ends, whatever its status."""
     return subprocess.run(
-        command,
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=limit_s, check=False
     )
 
 

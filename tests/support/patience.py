@@ -27,7 +27,7 @@ _USUAL_S = 0.1
 def _measured() -> float:
     """How many times slower than usual this machine is, now; at least 1.
 
-    Two threads work, as `make test` uses two processes. The slowest of three goes counts, since
+    Two threads work, because `make test` uses several processes. The slowest of three goes counts, since
     what the machine does beside the tests comes and goes.
     """
     work = b"".join(number.to_bytes(4, "big") * 2 for number in range(1 << 17))

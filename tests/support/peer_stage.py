@@ -165,5 +165,8 @@ def ended(
     **others: Any,
 ) -> msg.OperationEnded:
     """An outcome; peers 1 and 2 have contributed to it, unless others are named."""
-    usual = {"contributors": () if abort else (PeerId(1), PeerId(ME)), "roster_version": version}
+    usual: dict[str, Any] = {
+        "contributors": () if abort else (PeerId(1), PeerId(ME)),
+        "roster_version": version,
+    }
     return msg.OperationEnded(what, abort, reason, **{**usual, **others})

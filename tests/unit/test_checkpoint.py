@@ -191,10 +191,7 @@ def test_restore_fills_the_tensors_in_place(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"step": None},
-            "has 5 tensors, but the shared state has 4; make .* or use Shared",
-        ),
+        ({"step": None}, "has 5 tensors, but the shared state has 4; make .* or use Shared"),
         ({"weights": np.zeros(7, np.float32)}, r"'weights' \(6 x float32\) at position 1.*\(7 x"),
         ({"weights": np.zeros(6, np.int32)}, r"\(6 x float32\) at position 1.*\(6 x int32\)"),
         ({"flags": ()}, r"'halves' \(5 x bfloat16, allow_content_inequality\) at position 4"),
@@ -378,8 +375,8 @@ def forged(path: Path, **changes: Any) -> None:
         ({"pccl.revision": None}, "is malformed"),
         ({"pccl.names": "[]"}, "is malformed"),
         ({"pccl.names": '["a", "b", "c", "d", "e"]'}, "is malformed"),
-        ({"pccl.digests": '["00", "00", "00", "00", "00"]'}, "does not match those of the"),
-        ({"weights/shape": [-2, -3]}, "'weights' has a negative length"),
+        ({"pccl.digests": '["00", "00", "00", "00", "00"]'}, "contradicts the digests of the"),
+        ({"weights/shape": [-2, -3]}, "'weights' has a negative dimension"),
         ({"weights/shape": [2, 4]}, "begins at byte"),
         ({"weights/dtype": "C64"}, "is malformed"),
         ({"weights/data_offsets": [0, 24]}, "begins at byte"),

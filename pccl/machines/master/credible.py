@@ -31,7 +31,7 @@ def is_host(host: str) -> bool:
 
 def registration_flaw(registration: msg.Register) -> str:
     """Return what is wrong with a registration; empty if it is valid."""
-    return "" if is_host(registration.host) else "the advertised host is no host name, or too long"
+    return "" if is_host(registration.host) else "the advertised host is invalid or too long"
 
 
 def check_return(header: msg.Return) -> None:
@@ -41,13 +41,13 @@ def check_return(header: msg.Return) -> None:
         RemoteProtocolError: no peer of any run sends this.
     """
     if len(header.run) != RUN_BYTES or header.run == NO_RUN:
-        raise RemoteProtocolError(reason="the returning peer names no run")
+        raise RemoteProtocolError(reason="the returning peer has no valid run id")
     flaw = registration_flaw(header.registration)
     if flaw:
         raise RemoteProtocolError(reason=flaw)
     names = len(header.token) <= RESUME_TOKEN_BYTES and len(header.incumbent) <= INCUMBENT_BYTES
     if not names or len(header.rounds) > len(RoundKind) or not _has_credible_numbers(header):
-        raise RemoteProtocolError(reason="the returning peer has impossible ids or numbers")
+        raise RemoteProtocolError(reason="the returning peer has impossible fields")
 
 
 def _has_credible_numbers(header: msg.Return) -> bool:
@@ -75,7 +75,7 @@ def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
         RemoteProtocolError: no master sends this roster to that peer.
     """
     if roster.group != group or peer not in roster.ring:
-        raise RemoteProtocolError(reason="the reported roster does not contain the peer")
+        raise RemoteProtocolError(reason="the reported roster lacks the peer or its group")
     sizes = (roster.global_world_size, roster.peer_groups, roster.largest_group_size)
     numbers = (roster.version, roster.view, roster.updates, *roster.ring, *roster.open_views)
     possible = (
@@ -91,7 +91,7 @@ def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
         and all(is_host(member.host) for member in roster.members)
     )
     if not possible:
-        raise RemoteProtocolError(reason="the reported roster has impossible numbers or hosts")
+        raise RemoteProtocolError(reason="the reported roster has impossible fields")
 
 
 def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
@@ -106,7 +106,7 @@ def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
     group = header.registration.group if known.told else outcome.operation.group
     _check_operation(outcome.operation, group)
     if not _is_credible_state(known.expected, group, header.term):
-        raise RemoteProtocolError(reason="the reported outcome has an impossible state")
+        raise RemoteProtocolError(reason="the reported outcome expects an impossible state")
     if len(outcome.contributors) > PEERS_MAX:
         raise RemoteProtocolError(reason="the reported outcome has too many contributors")
     _check_numbers(outcome.sequence, outcome.roster_version)

@@ -80,7 +80,7 @@ class LinkStates:
                     yield Pair((reporter, other)), link.why_down
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift all times by ``gap_ns``, because this process slept for so long."""
+        """Shift all times by ``gap_ns``, because this process slept that long."""
         for links in self._links.values():
             for other, link in links.items():
                 links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))

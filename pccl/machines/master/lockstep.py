@@ -220,7 +220,7 @@ def _verdict(case: _Case) -> Stuck:
     rounds = tuple(w.subject for w in case.waits if isinstance(w.subject, RoundId))
     situation = ", ".join(f"peer {peer} in {_calls_of(peer, case.waits)}" for peer in case.stuck)
     reason = (
-        f"the members wait for different things: {situation}; "
+        f"the members wait in different calls: {situation}; "
         "make the same calls in the same order on all members"
     )
     return Stuck(operations or rounds, reason)

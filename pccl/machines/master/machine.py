@@ -255,8 +255,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.registration.resume(connection, message)
             case _:
                 raise RemoteProtocolError(
-                    reason=f"the connection began with {type(message).__name__}, "
-                    "not with Register, Resume or Return"
+                    reason=f"an unregistered peer sent {type(message).__name__}, "
+                    "not Register, Resume or Return"
                 )
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
@@ -379,7 +379,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         unlinked, leaves_out = self.membership.unlinked(), self.links.leaves_out
         for peer in list(self.membership.peers.values()):
             if peer.connection is not None and not self.finals.are_acknowledged_by(peer.id):
-                self._give_up(peer.connection, "the peer has too many unacknowledged outcomes")
+                self._give_up(peer.connection, "the peer has too many unacknowledged results")
             missing = unlinked[peer.id][0] if peer.id in unlinked else None
             if missing is not None:
                 self.links.bring_up(peer, missing, leaves_out=leaves_out)

@@ -318,8 +318,8 @@ class Membership:
         ]
         return (
             f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
-            f"{', and '.join(tries)}; one of the two must be reachable: check what it advertises, "
-            "and open that port"
+            f"{', and '.join(tries)}; one of the two must be reachable: check the address that it "
+            "advertises, and open its port"
         )
 
     def crowded_out(self, host: str) -> RegisteredPeer | None:
@@ -333,7 +333,7 @@ class Membership:
         return self.peers[of_the_largest({peer.id: peer.seen for peer in pending}, host)]
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift all deadlines by ``gap_ns``, because this process slept for so long."""
+        """Shift all deadlines by ``gap_ns``, because this process slept that long."""
         self.links.shift(gap_ns, now_ns)
         for peer in self.peers.values():
             peer.heard_ns = min(peer.heard_ns + gap_ns, now_ns)

@@ -107,7 +107,7 @@ class Registration:
         """Remove a newcomer if too many are pending; return whether one more may register."""
         crowded = self.membership.crowded_out(self._connections.hosts[connection])
         if crowded is not None:
-            why = f"{PENDING_MAX} newcomers wait and its address has the most; call connect() again"
+            why = f"{PENDING_MAX} newcomers are pending, and its address has the most of them"
             self._removals.remove(crowded, RemovalCause.CROWDED_OUT, why)
         return len(self.membership.peers) < PEERS_MAX
 
@@ -127,7 +127,7 @@ class Registration:
                 self._connections.part_with(connection, told, removal.reason)
             return
         if not self._finals.are_acknowledged_by(peer.id):
-            self._connections.refuse(connection, "the peer has too many unacknowledged outcomes")
+            self._connections.refuse(connection, "the peer has too many unacknowledged results")
             return
         if message.incumbent != self._incarnation.incumbent:
             raise RemoteProtocolError(reason="the peer follows another master in this term")
@@ -173,7 +173,7 @@ class Registration:
         if known is not None:
             if known.admitted and not self._ratification.is_sole and not follows:
                 # It may have followed another master since its report, which is void for that.
-                raise RemoteProtocolError(reason="the peer has not followed this master")
+                raise RemoteProtocolError(reason="the peer does not follow this master")
             resume = msg.Resume(header.peer, header.token, header.roster_version, us.incumbent)
             self.resume(connection, resume)
             return
@@ -201,7 +201,7 @@ class Registration:
 
     def restore(self, recovered: Recovered) -> None:
         """Register the peers of a run that is taken up, as they were."""
-        assert not self._connections.peers, "a peer was registered before the run was taken up"
+        assert not self._connections.peers, "a peer is registered already"
         # After two restarts in a row, no peer may report which ones the first master registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
         self.last_peer = PeerId(recovered.last_peer + jump)

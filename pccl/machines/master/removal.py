@@ -106,7 +106,7 @@ class Removals:
         now_ns = self._outbox.now_ns
         removal = self.recent.get(peer)
         if removal is None:
-            cause, reason = RemovalCause.CONTROL_LOST, "the run went on without it"
+            cause, reason = RemovalCause.CONTROL_LOST, "the run continued without it"
             removal = Removal(peer, group, cause, reason, now_ns)
         self._connections.part_with(connection, removal.told(now_ns), removal.reason)
 
@@ -116,7 +116,7 @@ def overdue(peer: RegisteredPeer, timing: Timing, now_ns: int) -> Expel | None:
     if peer.control_lost_ns is not None:
         if now_ns - peer.control_lost_ns < timing.ns(timing.resume_s):
             return None
-        return Expel((peer.id,), RemovalCause.CONTROL_LOST, "its connection was not resumed")
+        return Expel((peer.id,), RemovalCause.CONTROL_LOST, "it did not reconnect in time")
     silent_since = max(peer.heard_ns, peer.held_until_ns)
     if peer.admitted:
         if peer.waited_for_ns is None:

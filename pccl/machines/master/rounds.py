@@ -59,7 +59,7 @@ class JointRounds:
         """
         present = self._counts[round_id.kind]
         if not peer.admitted or round_id.n > present:
-            raise RemoteProtocolError(reason=f"{round_id.kind.name} {round_id.n} is not open")
+            raise RemoteProtocolError(reason=f"{round_id.kind.name} {round_id.n} is not open to it")
         if round_id.n < present:
             answer = self._finals.answers.owed(round_id, peer.id)
             if answer is None and round_id.n < self._closed_before.get(round_id.kind, 0):
@@ -67,7 +67,7 @@ class JointRounds:
                 answer = self._finals.close_again(round_id, peer.id)
             if answer is None:
                 raise RemoteProtocolError(
-                    reason=f"the peer acknowledged {round_id.kind.name} {round_id.n} before"
+                    reason=f"no answer of {round_id.kind.name} {round_id.n} is kept for the peer"
                 )
             self._ratification.tell(peer, answer)
             return
@@ -174,4 +174,4 @@ class JointRounds:
         members = self._membership.members()
         for kind, requested in self.requested.items():
             if requested and all(peer.id in requested for peer in members):
-                raise InvariantViolation(f"round {kind.name} should be closed", history)
+                raise InvariantViolation(f"round {kind.name} is complete, but open", history)

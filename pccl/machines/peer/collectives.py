@@ -159,7 +159,7 @@ class Collectives:
             return
         if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
             raise errors.RemoteProtocolError(
-                func="control", reason="the master started an operation with wrong weights"
+                func="control", reason="the master sent a wrong number of weights"
             )
         operation.weights = message.weights
         self._start(operation)
@@ -187,7 +187,7 @@ class Collectives:
         posted = self._operations.get(ended)
         if committed and posted is not None and posted.phase is not Phase.DONE:
             raise errors.RemoteProtocolError(
-                func="control", reason="the master committed an operation that is not done here"
+                func="control", reason="the master committed an operation that is not complete here"
             )
         might_come = self.may_come(ended)
         self._finals.see(message)

@@ -45,7 +45,7 @@ class JoinAttempt:
             return None
         reasons = "; ".join(list(self._reasons)[-JOIN_REASONS_MAX:])
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        text = f"no master answered after {tries}: {reasons}; check its address, and that it runs"
+        text = f"no master answered after {tries}: {reasons}; check the address and the master"
         return errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
 
 
@@ -111,7 +111,7 @@ class ControlConnection:
         own = self._own
         is_whole = len(message.run) == RUN_BYTES and message.token
         if own.standing is not Standing.JOINING or not is_whole:
-            raise errors.RemoteProtocolError(func="control", reason="unexpected Registered message")
+            raise errors.RemoteProtocolError(func="control", reason="invalid Registered message")
         assert self.join is not None
         own.become(Standing.PENDING)
         own.peer, own.term, own.run = message.peer, message.term, message.run
@@ -190,7 +190,7 @@ class ControlConnection:
         own = self._own
         another = message.incumbent != own.incumbent
         if not own.token or message.term < own.term + another:
-            raise errors.RemoteProtocolError(func="control", reason="Resumed with an older term")
+            raise errors.RemoteProtocolError(func="control", reason="invalid or outdated Resumed")
         if (message.term, message.incumbent) != (own.term, own.incumbent):
             self._heartbeats.follows_another()
         own.term, own.incumbent = message.term, message.incumbent
@@ -246,7 +246,7 @@ class ControlConnection:
         waits = waits or self.join is not None
         if contact.connected and waits and contact.is_silent(now_ns, known=registered):
             self._out.add(ev.CloseControl("the master is silent"))
-            reason = "the address accepts connections, but does not answer as a master"
+            reason = "the connection is open, but no message of a master arrives"
             return self.closed(reason, now_ns)
         return None
 

@@ -393,13 +393,13 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             InvariantViolation: a rule of this machine is broken; the error carries the history.
         """
         if self.standing is Standing.MEMBER and (self.seen is None or self.newest is None):
-            raise InvariantViolation("a member knows no roster", self.history)
+            raise InvariantViolation("a member has no roster", self.history)
         open_count = len(self.operations) + len(self.rounds) + len(self.calls.deferred)
         if self.standing in (Standing.LOST, Standing.CLOSED) and open_count:
             raise InvariantViolation("calls are open outside the run", self.history)
         joins = self.standing in (Standing.JOINING, Standing.PENDING)
         if joins is not (self.control.join is not None):
-            raise InvariantViolation("the standing and the join call disagree", self.history)
+            raise InvariantViolation("the standing does not match the join call", self.history)
         for operation in self.operations:
             if operation.phase.ended:
                 raise InvariantViolation(f"{operation.id} has ended but is open", self.history)

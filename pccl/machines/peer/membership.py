@@ -126,7 +126,7 @@ class KnownMembership:
         """Record a roster from the master; return False if this peer has it, or a newer one."""
         if self._own.peer not in roster.ring or roster.view not in roster.open_views:
             raise errors.RemoteProtocolError(
-                func="control", reason="the master sent a roster without this peer or its view"
+                func="control", reason="the master sent an invalid roster, or one without this peer"
             )
         if not roster.algorithms.is_sound:
             raise errors.RemoteProtocolError(

@@ -17,9 +17,8 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause,
 def undialable(reason: str) -> str:
     """Return the warning that no peer can dial this peer; ``reason``: from its master."""
     return (
-        f"no one can dial this peer {reason}. It dials the others itself, and works with all peers "
-        "that can be dialled. To work with peers that can't be dialled either, open that port, or "
-        "advertise another address"
+        f"peers cannot dial this peer {reason}. This peer dials them instead, so it works with all "
+        "that can be dialled. To work with the rest, open that port, or advertise another address"
     )
 
 
@@ -35,10 +34,10 @@ def connected_already() -> errors.PCCLError:
 def not_a_member(loss: errors.PCCLError | None) -> errors.NotConnected:
     """Return the error of a joint call before ``connect``, or after a reported ``loss``."""
     if loss is None:
-        return errors.NotConnected(reason="not a member of a run; call connect() first")
+        return errors.NotConnected(reason="this peer is not in a run; call connect() first")
     error = errors.NotConnected(
-        reason="no longer a member of the run, as another call has reported; update_topology() or "
-        "connect() joins again"
+        reason="this peer is no longer a member of the run, as another call has reported; "
+        "update_topology() or connect() rejoins it"
     )
     error.__cause__ = loss
     return error
@@ -79,12 +78,13 @@ def too_many_open() -> errors.PCCLError:
 
 def alone_in_the_group() -> errors.TooFewPeers:
     """Return the error of a reduce without other members in the group."""
-    return errors.TooFewPeers(reason="alone in the group; wait for peers with update_topology()")
+    reason = "this peer is alone in its group; call update_topology() to wait for peers"
+    return errors.TooFewPeers(reason=reason)
 
 
 def alone_in_the_run() -> errors.TooFewPeers:
     """Return the error of ``optimize_topology`` without other members in the run."""
-    reason = "alone in the run; wait for peers with update_topology()"
+    reason = "this peer is alone in the run; call update_topology() to wait for peers"
     return errors.TooFewPeers(errors.Result.INVALID_USAGE, reason=reason)
 
 
@@ -97,8 +97,8 @@ def left(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
 
 
 def left_round(why: str, kind: RoundKind, waits_for: str) -> errors.DeadlineExceeded:
-    """Return the error of a caller that left a round; the request stands."""
-    told = f"the request stands: call {kind.call_name}() again before any other joint call"
+    """Return the error of a caller that left a round; the request stays open."""
+    told = f"the request is open: call {kind.call_name}() again before other joint calls"
     return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
 
 
@@ -203,17 +203,17 @@ def refused(
 
     Args:
         reason: the master's text.
-        cause: why the master evicted this peer; None: the master does not know this peer.
+        cause: why the master evicted this peer; None: it did not evict this peer.
         ago_s: seconds since the eviction.
         member: whether this process was a member, to its own knowledge.
     """
     if not member:
         return errors.NotAdmitted(
-            reason=f"the master refused this peer: {reason}; then call connect() again"
+            reason=f"the master refused this peer: {reason}; to try again, call connect()"
         )
     if cause is None:
-        text = f"the master of this run is gone, and another one answered: {reason}"
-        return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins it")
+        text = f"the master that answered does not continue with this peer: {reason}"
+        return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins its run")
     what_to_do = "update_topology() or connect() rejoins it"
     if cause is RemovalCause.STATE_CONFLICT:
         what_to_do = f"fix the program first, or it is evicted again; then {what_to_do}"
@@ -227,6 +227,6 @@ def refused(
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
     """Return the error after no master came back within the deadline."""
     return errors.MasterLost(
-        reason=f"no word from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
+        reason=f"no message from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
         "update_topology() or connect() rejoins once the master is back"
     )

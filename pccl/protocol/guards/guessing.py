@@ -15,7 +15,7 @@ GUESS_BITS_MIN = 64
 """With a million guesses per second each, a thousand processors need 300 years for half of them."""
 
 _WORD_BITS = math.log2(20_000)
-"""Consecutive letters may be a word of a list of so many, in small letters or with one capital."""
+"""Consecutive letters may be one of 20,000 words, in small letters or with one capital."""
 _REPEATS_MAX = 3
 """How often a repeated single letter or digit counts; a longer repeated run counts once."""
 _LETTER_BITS, _DIGIT_BITS, _OTHER_BITS = math.log2(26), math.log2(10), 6.0

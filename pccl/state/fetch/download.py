@@ -22,7 +22,7 @@ from pccl.state.fetch.pieces import Ask, PieceFetch
 from pccl.state.fetch.target import REFRESH_NS, Present, Target
 
 NEWS_PIECES_MAX = 64
-"""After so many new pieces, or at the next tick, a fetcher announces them to the other fetchers."""
+"""A fetcher announces new pieces to other fetchers once it has this many, or at the next tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Download:
         self._has_room = False
         self.pieces = None
         self.wanted, self.wanted_bytes = (), 0
-        return self._fail(f"no room for the missing pieces: {why}", present)
+        return self._fail(f"this peer has no room for the missing pieces: {why}", present)
 
     # -- links and time ----------------------------------------------------------------------------
 

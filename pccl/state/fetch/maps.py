@@ -90,7 +90,7 @@ class MapMeter:
         return self._before + self._furthest.total()
 
     def begin(self) -> None:
-        """Count the next maps anew, because they describe other contents."""
+        """Count the next maps in addition, because they describe other contents."""
         self._before = self.bytes
         self._furthest.clear()
 

@@ -438,7 +438,7 @@ class PieceFetch:
         self._starved = None
 
     def _weigh(self, blocks: Iterable[int]) -> None:
-        """Compute anew which slots of these blocks are rare."""
+        """Compute again which slots of these blocks are rare."""
         held = [each.held for each in self._sources.values() if each.partial and each.good]
         self._board.weigh(blocks, held)
 

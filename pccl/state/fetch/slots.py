@@ -161,7 +161,7 @@ class Board:
         self.rare.discard(slot)
 
     def weigh(self, blocks: Iterable[int], held: Sequence[SlotSet | None]) -> None:
-        """Compute anew which slots of these blocks are rare.
+        """Compute again which slots of these blocks are rare.
 
         Args:
             blocks: numbers of blocks.

@@ -16,8 +16,8 @@ REFRESH_NS = 2 * NS_PER_S
 """Interval at which a newcomer asks the members for newer maps, once its prefetch has ended."""
 
 SILENT_STALLS = 2
-"""A prefetch fails after so many stall times without a byte. After the first one it asks other
-members, and a link may come back."""
+"""A prefetch fails after this number of stall times without a byte. After the first one it asks
+other members, and a link may come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,9 +253,9 @@ def test_a_claim_with_one_thing_wrong_is_not_found(shape: tuple[int, int, int, i
 def test_a_ring_needs_two_and_a_rank_in_it() -> None:
     layout = SegmentLayout(4, 4, 2, 16)
     for rank in (-1, 2):
-        with pytest.raises(ValueError, match="no ring"):
+        with pytest.raises(ValueError, match="invalid ring"):
             RingSchedule(rank, layout)
-    with pytest.raises(ValueError, match="no ring"):
+    with pytest.raises(ValueError, match="invalid ring"):
         RingSchedule(0, SegmentLayout(4, 4, 1, 16))
 
 
@@ -297,7 +297,7 @@ def test_the_layout_partitions_exactly(shape: tuple[int, int, int, int], odd: in
 
 @pytest.mark.parametrize("wrong", [(-1, 4, 2, 64), (1, 0, 2, 64), (1, 4, 0, 64), (1, 8, 2, 7)])
 def test_impossible_layouts(wrong: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match="no layout"):
+    with pytest.raises(ValueError, match="invalid layout"):
         SegmentLayout(*wrong)
 
 

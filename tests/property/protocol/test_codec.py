@@ -234,13 +234,7 @@ def _fill_samples() -> None:
         msg.Goodbye: [3],
         msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [
-            6,
-            op,
-            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True],
-            True,
-            2.5,
-        ],
+        msg.OperationRequest: [6, op, [10, 1, 8, 2, 1, [1, 96, True], 3, True, True], True, 2.5],
         msg.SyncRequest: [
             13,
             op,
@@ -341,12 +335,12 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
         (pack(65, [[1, "h"]], []), "Member has 3 fields, not 2"),
-        (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text of 4097 bytes; at most 4096"),
-        (pack(67, None, "é" * 2049, 0, 0), "text of 4098 bytes; at most 4096"),
-        (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string of 65 bytes; at most 64"),
-        (pack(22, [[1, [1, 1]]] * 65), "list of 65 items; at most 64"),
+        (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text has 4097 bytes, over 4096"),
+        (pack(67, None, "é" * 2049, 0, 0), "text has 4098 bytes, over 4096"),
+        (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),
+        (pack(22, [[1, [1, 1]]] * 65), "list has 65 items, over 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list of 65 items; at most 64"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list has 65 items, over 64"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),
@@ -489,14 +483,7 @@ BARE = (
     FrameKind.LAYOUT_ASK,
     FrameKind.WATCH,
 )
-WIRE_KINDS = {
-    "QUERY": 2,
-    "PING": 4,
-    "PONG": 5,
-    "MAP_ASK": 16,
-    "LAYOUT_ASK": 22,
-    "WATCH": 24,
-}
+WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,

@@ -388,15 +388,15 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
         (
             {"target": PeerId(5)},
             {},
-            ("peer 4 answered instead of peer 5", "it asked for peer 5, but this is peer 4"),
+            ("the answer is from peer 4 to peer 7", "it asked for peer 5, but this is peer 4"),
         ),
-        ({"source": PeerId(4)}, {}, ("", "it claims to be this peer itself")),
-        ({"lane": LANES_MAX}, {}, ("", "there is no lane 256")),
-        ({"lane": 65535}, {}, ("", "there is no lane 65535")),
+        ({"source": PeerId(4)}, {}, ("", "it gave the id of this peer")),
+        ({"lane": LANES_MAX}, {}, ("", "lane 256 is above 255")),
+        ({"lane": 65535}, {}, ("", "lane 65535 is above 255")),
         (
             {"run": NO_RUN, "term": 0, "target": NOBODY},
             {"run": NO_RUN, "term": 0, "source": NOBODY},
-            ("", "it asked for peer 0, but this is peer 0"),
+            ("", "it asked for peer 0, but this peer has no id yet"),
         ),
     ],
 )

@@ -28,9 +28,7 @@ MEASURES = st.builds(
 
 
 @st.composite
-def runs(
-    draw: st.DrawFn,
-) -> tuple[list[PeerId], dict[tuple[PeerId, PeerId], LinkMeasure]]:
+def runs(draw: st.DrawFn) -> tuple[list[PeerId], dict[tuple[PeerId, PeerId], LinkMeasure]]:
     ring = [PeerId(peer) for peer in draw(st.permutations(range(1, draw(st.integers(2, 9)) + 1)))]
     pairs = [(one, other) for one in ring for other in ring if one != other]
     known = draw(st.lists(st.sampled_from(pairs), unique=True))

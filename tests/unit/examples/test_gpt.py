@@ -215,8 +215,7 @@ def test_a_mean_over_all_excerpts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (8, 0.55), (12, 0.1), (1000, 0.1)],
+    ("step", "rate"), [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (8, 0.55), (12, 0.1), (1000, 0.1)]
 )
 def test_learning_rate(step: int, rate: float) -> None:
     assert learning_rate(step, peak=1.0, warm_up=4, steps=12) == pytest.approx(rate, rel=1e-12)
@@ -287,10 +286,7 @@ def test_tokens_are_steps_of_whole_batches() -> None:
     ],
 )
 def test_mistakes_are_said_in_one_line(
-    words: str,
-    complaint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PCCL_PEERS", "2")
     monkeypatch.setenv("PCCL_PEER_INDEX", "1")

@@ -20,7 +20,7 @@ def test_it_keeps_the_last_events_only() -> None:
     for number in range(HISTORY_EVENTS_MAX + 10):
         history.entries.append((number * 1_000_000, f"event {number}"))
     lines = str(history).splitlines()
-    assert lines[0] == "history of peer (256 last events):"
+    assert lines[0] == "history of peer (last 256 events):"
     assert len(lines) == 1 + HISTORY_EVENTS_MAX
     assert lines[1] == "      0.010000 event 10"
     assert lines[-1] == "      0.265000 event 265"
@@ -37,7 +37,7 @@ def test_text_is_made_when_somebody_asks() -> None:
 def test_the_owner_may_be_named_later() -> None:
     history = History("peer")
     history.owner = f"peer {PeerId(7)}"
-    assert str(history) == "history of peer 7 (0 last events):"
+    assert str(history) == "history of peer 7 (last 0 events):"
 
 
 def test_a_violation_tells_the_story() -> None:
@@ -47,7 +47,7 @@ def test_a_violation_tells_the_story() -> None:
     assert isinstance(error, AssertionError)
     assert error.what == "two outcomes"
     assert str(error) == (
-        "two outcomes\nhistory of master (1 last events):\n      1.500000 something odd"
+        "two outcomes\nhistory of master (last 1 events):\n      1.500000 something odd"
     )
     history.entries.append((2, "later"))
     assert "later" not in str(error)

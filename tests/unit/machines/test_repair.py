@@ -64,7 +64,7 @@ def test_one_no_ends_it() -> None:
     ballot.lose([B], "gone", 0)
     ballot.lose([D], "frozen", 0)
     ballot.holdings(C, 2, complete=True)
-    ended = Abort(AbortCause.MEMBER_LOST, "peer 7 lost: frozen")
+    ended = Abort(AbortCause.MEMBER_LOST, "the run lost peer 7: frozen")
     assert ballot.holdings(E, 2, complete=False) == ended
     assert ballot.holdings(E, 2, complete=True) is None
 

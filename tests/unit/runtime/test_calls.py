@@ -205,11 +205,7 @@ def join_event(*, rejoins: bool) -> JoinCall:
 )
 @pytest.mark.parametrize("answered", ["never", "before", "while it leaves"])
 async def test_leaving_before_and_after_the_answer(
-    bench: Bench,
-    event: CallEvent,
-    value: ReduceResult | None,
-    told: PeerEvent,
-    answered: str,
+    bench: Bench, event: CallEvent, value: ReduceResult | None, told: PeerEvent, answered: str
 ) -> None:
     waiting = bench.wait(event)
     await asyncio.sleep(0)

@@ -165,7 +165,7 @@ def test_what_fails_in_a_thread_is_raised_and_ends_the_rest(
     async def work(hasher: PooledHasher) -> None:
         with pytest.raises(OSError, match="the page is gone"):
             await hasher.hash_pieces(memory, range(400))
-        with pytest.raises(IndexError, match="piece 400 of 400"):
+        with pytest.raises(IndexError, match="no piece 400"):
             await hasher.hash_pieces(memory, range(396, 402))
 
     with_pool(work)

@@ -294,9 +294,9 @@ def test_a_lost_revision_is_replaced_by_the_highest() -> None:
 def test_a_beginning_is_not_gone_on_with_where_there_was_more() -> None:
     fresh = [replace(o, resume=ResumePolicy.ADVANCED) for o in (offer(b"x"), offer(b"y"))]
     assert reason(*fresh, expected=AT_5) == (
-        "no member offers contents with revision 5: let a peer join that has it, or a checkpoint "
-        "of any revision above 0; or start a new master, which expects no revision. Members have: "
-        "peers 11, 12: revision 0 of another lineage"
+        "no member offers contents with revision 5: let a peer join that has this revision, or a "
+        "checkpoint of any revision above 0; or start a new master, which expects no revision. "
+        "Members have: peers 11, 12: revision 0 of another lineage"
     )
     holder = replace(AT, resume=ResumePolicy.ADVANCED, content=b"h")
     verdict = elected(*fresh, holder, expected=AT_5)

@@ -62,10 +62,7 @@ def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
 
 def test_newcomers_take_the_numbers_that_follow() -> None:
     given = scenario(
-        faults=[
-            {"at_s": 1, "kind": "joiners", "amount": 2},
-            {"at_s": 2, "kind": "kill", "peer": 4},
-        ]
+        faults=[{"at_s": 1, "kind": "joiners", "amount": 2}, {"at_s": 2, "kind": "kill", "peer": 4}]
     )
     assert Timeline.from_json(given).processes == 5
     given["faults"][1]["at_s"] = 0.5

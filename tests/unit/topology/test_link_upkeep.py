@@ -143,7 +143,7 @@ def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
     assert links.greeted(PeerId(11), 0, "x") == []
     assert links.greeted(PeerId(11), 0, "x") == []
     assert links.greeted(PeerId(12), 0, "x") == []
-    dropped = DropLink(PeerId(11), "too many newcomers came")
+    dropped = DropLink(PeerId(11), "too many newcomers dialled")
     assert links.greeted(PeerId(13), 0, "y") == [dropped]
     told = TellLink(PeerId(12), "reset")
     assert links.lost(PeerId(12), 0, "reset", 0, up=False, damaged=None) == [

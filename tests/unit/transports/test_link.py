@@ -286,9 +286,7 @@ def test_the_order_inside_a_machine_and_between_two(near: bool, order: list[int]
 
 
 def test_any_split_of_the_bytes_gives_the_same_stream() -> None:
-    streams = [
-        b"".join(encode_frame(segment(n), bytes([n] * 44)) for n in range(5)),
-    ]
+    streams = [b"".join(encode_frame(segment(n), bytes([n] * 44)) for n in range(5))]
     for portion in (1, 7, 55, 56, 57, 99, 100, 101, 1000):
         bench = Bench(portion)
         for number in range(5):
@@ -458,10 +456,7 @@ def test_after_a_revoke_nothing_of_it_is_read() -> None:
     for connection in bench.connections:
         connection.grant(PLENTY)
     sent = [connection.frames for connection in bench.connections]
-    assert sent[0] == [
-        (segment(0), b"\7" * 44),
-        (segment(9, operation=ANOTHER), bytes([9] * 44)),
-    ]
+    assert sent[0] == [(segment(0), b"\7" * 44), (segment(9, operation=ANOTHER), bytes([9] * 44))]
     assert sent[1] == []
     assert sent[2] == [(segment(2), b"\7" * 44)]
     assert [lane.carried for lane in bench.lanes] == [{ANOTHER: [9]}, {}, {}]

@@ -233,7 +233,7 @@ class Ballot(ABC):
         """Return a decision, at a tick, if a deadline of the operation itself has passed."""
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift the time of progress by ``gap_ns``, because this process slept for so long."""
+        """Shift the time of progress by ``gap_ns``, because this process slept that long."""
         self.progress_ns = min(self.progress_ns + gap_ns, now_ns)
 
     def separated(self, broken: Collection[Pair]) -> list[Pair]:
@@ -277,7 +277,7 @@ class Ballot(ABC):
 
     def _drop(self, peers: Sequence[PeerId], reason: str) -> None:
         self._present = [peer for peer in self._present if peer not in peers]
-        self._loss = f"{name_peers(list(peers))} lost: {reason}"
+        self._loss = f"the run lost {name_peers(list(peers))}: {reason}"
 
     def _give_up(self) -> Decision:
         """Abort the operation, because a member was lost."""

@@ -190,5 +190,5 @@ class Finals:
         for owed in (*self.outcomes.everybody_owed(), *self.answers.everybody_owed()):
             strangers = [peer for peer in owed if peer not in members]
             if strangers or not owed:
-                whom = name_peers(strangers) if strangers else "nobody"
-                raise InvariantViolation(f"outcome kept for {whom}", history)
+                whom = f"{name_peers(strangers)}, not a member" if strangers else "no member"
+                raise InvariantViolation(f"a final is kept for {whom}", history)

@@ -153,12 +153,12 @@ class OpenBallots:
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)
             if outcome is None:
-                raise RemoteProtocolError(reason=f"the peer acknowledged {operation} before")
+                raise RemoteProtocolError(reason=f"no outcome of {operation} is kept for the peer")
             self._ratification.tell(peer, outcome)
             return None
         term, membership = self._incarnation.term, self._membership
         if not peer.admitted or operation.term > term or operation.group != peer.group:
-            raise RemoteProtocolError(reason=f"the peer has no part in {operation}")
+            raise RemoteProtocolError(reason=f"the peer cannot take part in {operation}")
         if operation.view > membership.newest_view(operation.group):
             raise RemoteProtocolError(reason=f"{operation} is of a future view")
         known = self.open.get(operation)
@@ -171,7 +171,7 @@ class OpenBallots:
         if peer.id not in view.ring:
             raise RemoteProtocolError(reason=f"the peer is not in view {operation.view}")
         if operation.term != view.term:
-            raise RemoteProtocolError(reason=f"view {operation.view} is of term {view.term}")
+            raise RemoteProtocolError(reason=f"{operation} is not of the term of its view")
         if known is not None:
             return known
         tag = (operation.group, operation.view, operation.tag)
@@ -180,9 +180,9 @@ class OpenBallots:
         if next_n is None:  # if an earlier master opened the view, its members count on
             next_n = operation.n if inherited else 0
         if not opens or operation.n != next_n:
-            raise RemoteProtocolError(reason=f"{operation} is not the next of its tag")
+            raise RemoteProtocolError(reason=f"this message cannot open {operation}")
         if self._opened[peer.id] >= OPERATIONS_OPEN_MAX:
-            raise RemoteProtocolError(reason=f"the peer has {OPERATIONS_OPEN_MAX} open operations")
+            raise RemoteProtocolError(reason=f"over {OPERATIONS_OPEN_MAX} operations are open")
         self._opened[peer.id] += 1
         ballot = self._make(operation, view.ring, peer.id, inherited=inherited)
         self.open[operation] = ballot
@@ -205,7 +205,7 @@ class OpenBallots:
         return msg.OperationEnded(
             operation,
             AbortCause.VIEW_CLOSED,
-            "a member was lost before this call",
+            "the master closed the view before this call",
             (),
             self._membership.version,
         )
@@ -288,7 +288,7 @@ class OpenBallots:
             del self._opened[peer]
 
     def shift(self, gap_ns: int) -> None:
-        """Shift the times of progress by ``gap_ns``, because this process slept for so long."""
+        """Shift the times of progress by ``gap_ns``, because this process slept that long."""
         for ballot in self.open.values():
             ballot.shift(gap_ns, self._outbox.now_ns)
 
@@ -325,8 +325,8 @@ class OpenBallots:
         for operation, ballot in self.open.items():
             ring = self._membership.ring(operation.group, operation.view)
             if ballot.phase.ended or operation in self._finals.outcomes:
-                raise InvariantViolation(f"{operation} is decided and undecided", history)
+                raise InvariantViolation(f"{operation} is decided, but still open", history)
             strayed = any(peer not in members for peer in ballot.survivors)
             whole = not ballot.outlives_view and len(ballot.survivors) == len(ballot.members)
             if strayed or ring != (ballot.members if whole else None):
-                raise InvariantViolation(f"{operation} is open in a closed view", history)
+                raise InvariantViolation(f"the members of {operation} contradict its view", history)

@@ -71,7 +71,7 @@ class StallWatch:
             pairs = ballot.separated(broken) if broken else []
             if pairs and ballot.is_forced and not ballot.follows_ring:
                 # Another view would not help, because the callers have named the algorithm.
-                reason = f"{apart(pairs[0], broken)}; leave algorithm out, or name the ring"
+                reason = f'{apart(pairs[0], broken)}; omit algorithm, or use "ring"'
                 ballots.decide(ballot, ballot.cannot_talk(reason))
         started = [ballot for ballot in started if ballot.operation in ballots.open]
         pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []
@@ -96,7 +96,7 @@ class StallWatch:
             still_stuck = ballot in started and ballot.separated(broken)
             if still_stuck or (operation.group == group and operation.view in closed):
                 mended = (
-                    "the master opened another view" if across else "the ring has another order"
+                    "the master opened another view" if across else "the master reordered the ring"
                 )
                 ballots.decide(ballot, ballot.close_view(f"{why}; {mended}"))
 

@@ -219,7 +219,7 @@ class SyncBallot(Ballot):
             self._elected = verdict
             holders = {p: d for p, d in self._early.items() if p in self._present}
             if any(digest != verdict.content for digest in holders.values()):
-                reason = "an earlier master elected another content"
+                reason = "an earlier master elected other contents"
                 return self._end(Abort(AbortCause.MEMBER_LOST, reason))
             self._digests.update(holders)
             return self._outcome_if_complete() or self._tell()

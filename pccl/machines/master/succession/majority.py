@@ -112,6 +112,6 @@ class Majority:
         return now_ns - self._lacking_since_ns
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift the deadline for consent by ``gap_ns``, because this process slept for so long."""
+        """Shift the deadline for consent by ``gap_ns``, because this process slept that long."""
         if self._lacking_since_ns is not None:
             self._lacking_since_ns = min(self._lacking_since_ns + gap_ns, now_ns)

@@ -84,7 +84,7 @@ class Ratification:
             self._majority.settle(self._membership)
 
     def shift(self, gap_ns: int) -> None:
-        """Shift the deadline for consent by ``gap_ns``, because this process slept for so long."""
+        """Shift the deadline for consent by ``gap_ns``, because this process slept that long."""
         self._majority.shift(gap_ns, self._outbox.now_ns)
 
     def take_up(self, bases: Sequence[Basis], ratified: int, vouched: Vouched) -> None:

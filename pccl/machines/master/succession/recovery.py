@@ -204,7 +204,7 @@ class Recovery:
 
     def _take_roster(self, report: Report, roster: Roster, teller: bytes) -> None:
         if len(report.rosters) >= ROSTERS_KEPT_MAX or roster.version in report.rosters:
-            raise RemoteProtocolError(reason="the peer reported too many rosters")
+            raise RemoteProtocolError(reason="the peer reported too many rosters, or one twice")
         check_roster(roster, report.peer, report.header.registration.group)
         key = (roster, roster.updates)
         shared = self._rosters.get(key)
@@ -282,7 +282,7 @@ class Recovery:
         }
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift all deadlines by ``gap_ns``, because this process slept for so long."""
+        """Shift all deadlines by ``gap_ns``, because this process slept that long."""
         self._since_ns = min(self._since_ns + gap_ns, now_ns)
         self._heard_ns = min(self._heard_ns + gap_ns, now_ns)
 

@@ -260,8 +260,8 @@ class Succession:
                 return self._hear_report(recovery, report, message)
             case _:
                 raise RemoteProtocolError(
-                    reason=f"the connection began with {type(message).__name__}, "
-                    "not with Register, Resume or Return"
+                    reason=f"an unregistered peer sent {type(message).__name__}, "
+                    "not Register, Resume or Return"
                 )
         return None
 
@@ -269,7 +269,7 @@ class Succession:
         self, recovery: Recovery, report: Report, message: msg.Message
     ) -> TakeUp | None:
         for connection in recovery.take(report, message):
-            reason = "the peer's report is the largest, and all together take too much memory"
+            reason = "all reports together take too much memory, so this one was dropped"
             self._connections.close(connection, reason)
         if report.connection is None or report.connection not in self._connections.hosts:
             return None
@@ -301,7 +301,7 @@ class Succession:
                 hosts = {waiting: known[waiting] for waiting in self._waiting}
                 goes = of_the_largest(hosts, known[connection])
                 del self._waiting[goes]
-                reason = f"{PENDING_MAX} newcomers wait; call connect() again"
+                reason = f"{PENDING_MAX} newcomers are pending"
                 self._connections.refuse(goes, reason)
             self._waiting[connection] = message
 
@@ -314,7 +314,7 @@ class Succession:
         if len(came) < max(1, len(self._connections.peers)):
             return None
         for connection in list(self._connections.peers):
-            self._connections.close(connection, "members of an older run are back")
+            self._connections.close(connection, "members of an older run have returned")
         masters = [report.header.registration.masters for report in came]
         self._ratification.is_sole &= max(masters) < 2
         self._recovery, self._older = older, None

@@ -78,7 +78,7 @@ class StandbyWatch:
         source = self._sources[number]
         source.is_waiting = False
         if len(answer.run) != RUN_BYTES or answer.run == NO_RUN or not 0 < answer.term < TERM_MAX:
-            source.says, source.trouble = None, "it coordinates no run"
+            source.says, source.trouble = None, "it named no valid run"
             return False
         source.says, source.trouble = answer, ""
         changes = self._choose()
@@ -126,6 +126,6 @@ class StandbyWatch:
             for source in self._sources
         ]
         return (
-            "it is a standby, and takes up no run until one of its masters has named the run: "
+            "it is a standby, and continues no run until one of its masters has named the run: "
             f"{'; '.join(asked) or 'no master is configured'}"
         )

@@ -73,13 +73,7 @@ class ArrivalLane:
 class World:
     """One operation on all ranks of a ring."""
 
-    def __init__(
-        self,
-        rng: random.Random,
-        size: int,
-        count: int,
-        root: int | None,
-    ) -> None:
+    def __init__(self, rng: random.Random, size: int, count: int, root: int | None) -> None:
         self.rng = rng
         self.ring = tuple(PeerId(n + 1) for n in range(size))
         self.lost: list[PeerId] = []

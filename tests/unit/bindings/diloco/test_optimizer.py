@@ -219,9 +219,7 @@ def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trai
     assert vars(one.optimizer)["_driver"].trainer.commits == {}
 
 
-def test_closing_does_not_wait_for_peers_that_are_missing(
-    trained: Callable[..., Trained],
-) -> None:
+def test_closing_does_not_wait_for_peers_that_are_missing(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=1, delay=1, min_peers=2)
     one.comm.others = 1
     one.optimizer.join()

@@ -142,10 +142,7 @@ def test_a_replica_connects_synchronizes_and_waits_for_work() -> None:
     assert script.send(members(MINE)) == Sync()
     assert script.told == [members(MINE)]
     assert script.send(members(MINE)) == Take()
-    assert script.told == [
-        members(MINE),
-        Entered(entry=1, number=0, is_open=False, applied=()),
-    ]
+    assert script.told == [members(MINE), Entered(entry=1, number=0, is_open=False, applied=())]
 
 
 def test_a_round_is_update_reduce_apply_sync() -> None:
@@ -297,9 +294,7 @@ def test_cut_off_before_the_reduce_nothing_is_applied(error: PCCLError) -> None:
 
 
 @pytest.mark.parametrize("error", CUT_OFF, ids=["evicted", "control", "master"])
-def test_cut_off_in_the_synchronization_with_newcomers_nothing_is_applied(
-    error: PCCLError,
-) -> None:
+def test_cut_off_in_the_synchronization_with_newcomers_nothing_is_applied(error: PCCLError) -> None:
     script = started((MINE,))
     assert script.answer(script.contribution(0, 8), members(MINE, 6), error) == Update()
     assert script.send(members(MINE)) == Sync()

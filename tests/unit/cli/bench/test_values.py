@@ -148,7 +148,7 @@ def test_a_missing_peer_is_no_rounding() -> None:
     values.input.fill(alone, 1)
     wrong = values.check_sum(alone, 1, "mesh")
     assert wrong.startswith("the relative error is 7.")  # half of the sum's variance is missing
-    assert wrong.endswith(" by mesh")
+    assert wrong.endswith(" with algorithm mesh")
 
 
 def test_a_result_of_another_round_is_wrong() -> None:

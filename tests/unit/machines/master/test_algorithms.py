@@ -333,7 +333,7 @@ def test_measures_are_bounded_and_of_the_own_group() -> None:
 
 
 def what_a_broken_pair_ends(master: MasterStage) -> list[msg.OperationEnded]:
-    """Peers 1 and 3 of four, who are no neighbours, cannot talk to each other for 3 s."""
+    """Peers 1 and 3 of four, who are no neighbours, have no link for 3 s."""
     master.hear(3, msg.LinkReport(PeerId(1), False, "reset"))
     return [message for _, message in told(master.wait(3, 1, 2, 3, 4), msg.OperationEnded)]
 
@@ -349,7 +349,7 @@ def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() ->
     aborts = what_a_broken_pair_ends(master)
     assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 4
     assert aborts[0].reason == (
-        "peers 1 and 3 cannot talk to each other (reset); the master opened another view"
+        "peers 1 and 3 have no link (reset); the master opened another view"
     )
     assert view_of(master) == (4, star_up_to(900, mesh=False))
     assert len(master.machine.membership.members()) == 4
@@ -365,9 +365,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
         master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(RING)))
     aborts = what_a_broken_pair_ends(master)
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
-    assert aborts[0].reason == (
-        "peers 1 and 3 cannot talk to each other (reset); leave algorithm out, or name the ring"
-    )
+    assert aborts[0].reason == ('peers 1 and 3 have no link (reset); omit algorithm, or use "ring"')
     assert view_of(master)[0] == view
     error = aborted(aborts[0], 0)
     assert isinstance(error, errors.LinkError)
@@ -391,7 +389,7 @@ def test_a_restarted_master_keeps_the_table_of_a_view_and_learns_the_measures_an
 def test_a_returning_peer_with_a_table_that_no_master_makes_is_not_believed() -> None:
     master = MasterStage().restarted()
     bad = known(7, 3, AlgorithmTable((), STAR))
-    assert "the reported roster has impossible numbers" in str(master.come(1, known=(bad,)))
+    assert "the reported roster has impossible fields" in str(master.come(1, known=(bad,)))
 
 
 # -- ballots -----------------------------------------------------------------------------------
@@ -410,7 +408,7 @@ CODED_RING = replace(SUM, algorithm=RING, quantization=Quantization(WireFormat.I
 @pytest.mark.parametrize("descriptor", [by(STAR), by(MESH), CODED_RING], ids=str)
 def test_only_a_ring_of_plain_values_is_repaired(descriptor: Descriptor) -> None:
     ballot = started(descriptor)
-    abort = Abort(AbortCause.MEMBER_LOST, "peer 3 lost: gone")
+    abort = Abort(AbortCause.MEMBER_LOST, "the run lost peer 3: gone")
     assert ballot.lose([THREE], "gone", 1) == abort
     ballot = started(by(RING))
     assert isinstance(ballot.lose([THREE], "gone", 1), Tell)

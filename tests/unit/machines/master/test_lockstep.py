@@ -92,7 +92,7 @@ def test_a_blocked_member_of_which_nothing_was_heard_is_not_stuck() -> None:
 
 CIRCLE = (wait(UPDATE, (A,), (B,)), wait(operation(5), (B,), (A,)))
 CIRCLE_IN_WORDS = (
-    "the members wait for different things: peer 1 in update_topology, peer 2 in {}; "
+    "the members wait in different calls: peer 1 in update_topology, peer 2 in {}; "
     "make the same calls in the same order on all members"
 )
 

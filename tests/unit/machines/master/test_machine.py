@@ -50,7 +50,7 @@ def test_a_member_can_open_so_many_operations(monkeypatch: pytest.MonkeyPatch) -
     master.hear(2, msg.Withdraw(op(view=2, tag=1), "x"))
     assert master.hear(1, msg.OperationRequest(op(view=2, tag=3), SUM)) == []
     assert master.hear(1, msg.OperationRequest(op(view=2, tag=4), SUM)) == [
-        CloseConnection(1, "the peer has 2 open operations")
+        CloseConnection(1, "over 2 operations are open")
     ]
 
 
@@ -88,7 +88,7 @@ def test_who_acknowledges_nothing_loses_its_connection(monkeypatch: pytest.Monke
             master.hear(peer, msg.RoundRequest(RoundId(PENDING, n)))
         master.hear(2, msg.Heartbeat((), (), (RoundId(PENDING, n), RoundId(UPDATE, 0))))
     assert master.wait(0.25, 1, 2) == [
-        CloseConnection(1, "the peer has too many unacknowledged outcomes")
+        CloseConnection(1, "the peer has too many unacknowledged results")
     ]
 
 

@@ -141,7 +141,7 @@ def test_removals_the_newest_first_and_members_without_a_connection() -> None:
     master.wait(4, 1)
     found = ask(master)
     assert found.removals == (
-        RemovalStatus(TWO, 0, RemovalCause.CONTROL_LOST, "its connection was not resumed", 2000),
+        RemovalStatus(TWO, 0, RemovalCause.CONTROL_LOST, "it did not reconnect in time", 2000),
         RemovalStatus(THREE, 0, RemovalCause.GOODBYE, "it left", 4000),
     )
     assert (found.removal_count, found.member_count) == (2, 1)

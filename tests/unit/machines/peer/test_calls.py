@@ -65,7 +65,7 @@ def test_a_loss_is_raised_once() -> None:
     error = refusals.refuse(waits(2), ME)
     assert isinstance(error, errors.NotConnected)
     assert error.__cause__ is EVICTED
-    assert "update_topology() or connect() joins again" in error.reason
+    assert "update_topology() or connect() rejoins it" in error.reason
 
 
 def test_all_that_is_launched_before_anybody_was_told_ends_with_the_loss() -> None:

@@ -161,7 +161,7 @@ def test_a_master_of_the_past_is_none() -> None:
     peer = member()
     finds_another(peer)
     peer.do(msg.Resumed(5, NEXT))
-    with pytest.raises(errors.RemoteProtocolError, match="Resumed with an older term"):
+    with pytest.raises(errors.RemoteProtocolError, match="invalid or outdated Resumed"):
         peer.do(msg.Resumed(4, MASTER))
 
 
@@ -191,7 +191,7 @@ def test_a_master_that_answers_and_never_goes_on_is_lost_too() -> None:
     effects = peer.wait(0.25, hears=msg.MasterHeartbeat())
     error = raised(effects, errors.MasterLost)
     assert error.reason.startswith(
-        "no word from the master for 6.0 s (the master that answers waits for more members)"
+        "no message from the master for 6.0 s (the master that answers waits for more members)"
     )
     assert effects == [
         ev.CloseControl(error.reason), ev.End(op(), False), ev.RaiseCall(9, error), ev.SetLinks(()),

@@ -29,14 +29,7 @@ from pccl.protocol.limits import (
     NEWCOMER_BYTES_MAX,
     PROGRESS_BATCH_MAX,
 )
-from pccl.protocol.types import (
-    LinkMeasure,
-    MeasuredLink,
-    OperationId,
-    PeerId,
-    RoundId,
-    RoundKind,
-)
+from pccl.protocol.types import LinkMeasure, MeasuredLink, OperationId, PeerId, RoundId, RoundKind
 
 FROM_PEERS: tuple[type[Any], ...] = typing.get_args(msg.PeerMessage)
 FROM_MASTERS: tuple[type[Any], ...] = typing.get_args(msg.MasterMessage)
@@ -111,12 +104,12 @@ def begin(length: int, code: int) -> bytes:
 @pytest.mark.parametrize(
     ("trust", "beginning", "says"),
     [
-        (Trust.STRANGER, begin(303, 1), "Register of 303 bytes; at most 302"),
-        (Trust.STRANGER, begin(100, 4), "Heartbeat of 100 bytes; the sender may send none now"),
-        (Trust.NEWCOMER, begin(4097, 4), "Heartbeat of 4097 bytes; at most 4096"),
-        (Trust.MEMBER, begin(40961, 4), "Heartbeat of 40961 bytes; at most 40960"),
-        (Trust.MEMBER, begin(1 << 20, 17), "KnownRoster of 1048576 bytes; the sender may send"),
-        (Trust.MEMBER, begin(99, 69), "RosterChanged of 99 bytes; the sender may send none now"),
+        (Trust.STRANGER, begin(303, 1), "Register has 303 bytes; at most 302"),
+        (Trust.STRANGER, begin(100, 4), "Heartbeat has 100 bytes; the sender may send none now"),
+        (Trust.NEWCOMER, begin(4097, 4), "Heartbeat has 4097 bytes; at most 4096"),
+        (Trust.MEMBER, begin(40961, 4), "Heartbeat has 40961 bytes; at most 40960"),
+        (Trust.MEMBER, begin(1 << 20, 17), "KnownRoster has 1048576 bytes; the sender may send"),
+        (Trust.MEMBER, begin(99, 69), "RosterChanged has 99 bytes; the sender may send none now"),
         (Trust.MEMBER, begin(99, 63), "unknown message code 63"),
     ],
 )

@@ -191,10 +191,7 @@ def test_a_reduce_of_two(bench: Bench, lane: Any) -> None:
     assert bench.link.sent == [(data(0, 0), ints(0, 1)), (data(0, 8), ints(2, 3))]
     bench.frame(lane, data(0, 24), ints(600, 700))  # any order
     bench.frame(lane, data(0, 16), ints(400, 500))
-    assert bench.link.sent[2:] == [
-        (data(1, 24), ints(606, 707)),
-        (data(1, 16), ints(404, 505)),
-    ]
+    assert bench.link.sent[2:] == [(data(1, 24), ints(606, 707)), (data(1, 16), ints(404, 505))]
     bench.frame(lane, data(1, 0), ints(1000, 1001))
     assert bench.done == []
     bench.frame(lane, data(1, 8), ints(1002, 1003))

@@ -134,10 +134,7 @@ class Judge:
         return self.judged(lambda: self.fetch.tick(now_ns), now_ns)
 
     def judged(
-        self,
-        call: Callable[[], list[Ask]],
-        now_ns: int,
-        again: Collection[tuple[PeerId, int]] = (),
+        self, call: Callable[[], list[Ask]], now_ns: int, again: Collection[tuple[PeerId, int]] = ()
     ) -> list[Ask]:
         """Call, and look at what is asked.
 

@@ -543,10 +543,7 @@ def heal(judge: Judge, now_ns: int, deaf: frozenset[PeerId]) -> None:
 @settings(max_examples=150)
 @given(SIZES, EVENTS, st.frozensets(st.sampled_from([A, B, C, D])), st.integers(0, 2))
 def test_whoever_has_room_is_asked(
-    sizes: list[int],
-    events: list[tuple[str, PeerId, int, int]],
-    deaf: frozenset[PeerId],
-    rank: int,
+    sizes: list[int], events: list[tuple[str, PeerId, int, int]], deaf: frozenset[PeerId], rank: int
 ) -> None:
     """Times are so short that no rate is known."""
     judge = Judge(dict(enumerate(sizes)), 3 * NS_PER_MS, strict=True, rank=rank)

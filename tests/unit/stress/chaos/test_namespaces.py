@@ -26,9 +26,7 @@ def test_it_takes_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_what_the_system_refuses_is_passed_on_and_undone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_system_refuses_is_passed_on_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, ...]] = []
 
     def run(command: list[str], *, check: bool = True) -> None:

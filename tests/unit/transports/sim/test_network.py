@@ -333,10 +333,7 @@ async def test_a_reset_takes_both_ends_at_once(world: World) -> None:
     await world.sleep_until(start + LATENCY + 150 * US)
     next(iter(world.network.ends)).reset()
     await world.sleep_until(start + S)
-    assert {a.lost_ns, b.lost_ns} == {
-        start + LATENCY + 150 * US,
-        start + LATENCY + 150 * US + 1,
-    }
+    assert {a.lost_ns, b.lost_ns} == {start + LATENCY + 150 * US, start + LATENCY + 150 * US + 1}
     assert len(b.received) == 100
     assert not world.network.ends
 

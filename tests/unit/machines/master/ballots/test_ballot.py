@@ -96,7 +96,7 @@ def test_differing_results_name_the_minority(digests: tuple[bytes, ...], minorit
 
 def test_a_loss_before_the_start_aborts() -> None:
     made = ballot()
-    assert made.lose([B], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 5 lost: gone")
+    assert made.lose([B], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "the run lost peer 5: gone")
     assert made.survivors == [A, C]
     assert made.phase is Phase.ABORTED
 
@@ -112,7 +112,7 @@ def test_a_loss_after_all_survivors_were_done_commits() -> None:
 def test_the_last_member_is_lost() -> None:
     made = CollectiveBallot(OPERATION, (A,), A, 0)
     assert made.request(A, SUM, 0) == Start()
-    assert made.lose([A], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 4 lost: gone")
+    assert made.lose([A], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "the run lost peer 4: gone")
     assert made.survivors == []
 
 
@@ -144,10 +144,7 @@ def test_who_has_asked_and_how_they_know_it() -> None:
     ("asked", "what"),
     [
         (Descriptor.barrier(), "tag 7 (a barrier)"),
-        (
-            Descriptor.broadcast(DataType.INT8, 3, 2),
-            "tag 7 (broadcast of 3 x int8 from rank 2)",
-        ),
+        (Descriptor.broadcast(DataType.INT8, 3, 2), "tag 7 (broadcast of 3 x int8 from rank 2)"),
     ],
 )
 def test_other_collectives_are_named_as_well(asked: Descriptor, what: str) -> None:

@@ -247,7 +247,7 @@ def test_a_loss_ends_a_conflict_or_begins_another() -> None:
 
 def test_a_loss_before_all_others_have_offered() -> None:
     made, _ = ballot(offer())
-    assert made.lose([C], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 9 lost: gone")
+    assert made.lose([C], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "the run lost peer 9: gone")
 
 
 def test_a_loss_when_all_others_have_offered() -> None:
@@ -271,7 +271,7 @@ def test_a_source_is_lost_and_another_one_has_it() -> None:
 
 def test_the_only_source_is_lost() -> None:
     made, _ = ballot(offer(**NEW), offer(b"y"), offer(**NEW))
-    assert made.lose([B], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "peer 5 lost: gone")
+    assert made.lose([B], "gone", 0) == Abort(AbortCause.MEMBER_LOST, "the run lost peer 5: gone")
 
 
 def test_the_only_source_is_lost_after_one_has_got_it() -> None:
@@ -293,7 +293,7 @@ def test_the_last_who_lacks_it_is_lost() -> None:
 def test_everybody_is_lost() -> None:
     made, _ = ballot(offer(), offer(b"y"), offer())
     decision = made.lose([A, B, C], "gone", 0)
-    assert decision == Abort(AbortCause.MEMBER_LOST, "peers 4, 5, 9 lost: gone")
+    assert decision == Abort(AbortCause.MEMBER_LOST, "the run lost peers 4, 5, 9: gone")
 
 
 def test_what_may_differ_comes_from_another_one_if_its_holder_is_lost() -> None:
@@ -421,7 +421,7 @@ def test_a_member_is_lost_with_the_master() -> None:
     made, _ = ballot(offer(**NEW), offer(), inherited=True)
     made.done(A, b"x", 0)
     decision = made.lose([C], "gone", 0)
-    assert decision == Abort(AbortCause.MEMBER_LOST, "peer 9 lost: gone")
+    assert decision == Abort(AbortCause.MEMBER_LOST, "the run lost peer 9: gone")
 
 
 # -- the master ------------------------------------------------------------------------------------

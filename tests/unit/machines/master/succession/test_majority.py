@@ -291,7 +291,7 @@ def test_who_comes_back_without_having_followed_is_not_counted() -> None:
     assert not master.machine.recovering
     master.do(ConnectionClosed(3, "reset"))
     assert come(master, 3, WHOLE, connection=13) == [
-        CloseConnection(13, "the peer has not followed this master")
+        CloseConnection(13, "the peer does not follow this master")
     ]
     assert master.resume(3, 14, 99, FIRST) == [
         CloseConnection(14, "the peer follows another master in this term")

@@ -79,7 +79,7 @@ def test_a_master_that_is_started_again_knows_its_members() -> None:
     master.come(99, known=INVENTED, masters=5)
     effects = [effect for peer in (1, 2, 3) for effect in master.come(peer)]
     assert [int(peer.id) for peer in master.machine.membership.members()] == [1, 2, 3]
-    reason = "the run went on without it"
+    reason = "the run continued without it"
     assert (99, msg.Refused(RemovalCause.CONTROL_LOST, reason, 0)) in sent(effects)
 
 
@@ -130,7 +130,7 @@ def test_a_return_passes_the_checks_of_a_registration(host: str) -> None:
     header = msg.Return(ONE, secret(1), RUN, 1, msg.Register(0, host, 1), 0, (), MASTER)
     for master in (MasterStage().blank(), MasterStage().restarted()):
         master.do(ConnectionOpened(1, "10.0.0.1"))
-        reason = "the advertised host is no host name, or too long"
+        reason = "the advertised host is invalid or too long"
         assert master.hear(1, header) == [CloseConnection(1, reason)]
 
 
@@ -154,7 +154,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     master.come(1, known=known)
     effects = master.say(3, *[msg.Heartbeat()] * 25, known=known)
     assert effects == []
-    reason = "the peer's report is the largest, and all together take too much memory"
+    reason = "all reports together take too much memory, so this one was dropped"
     assert CloseConnection(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
     master.hear(2, msg.Reported())
     assert set(master.machine.connections.hosts) == {1, 2}
@@ -177,7 +177,7 @@ def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch)
     for known in ((many[0], many[0]), many):
         master = MasterStage().restarted()
         assert master.say(1, known=known) == [
-            CloseConnection(1, "the peer reported too many rosters")
+            CloseConnection(1, "the peer reported too many rosters, or one twice")
         ]
 
 

@@ -105,6 +105,6 @@ def test_why_it_takes_up_nothing_is_said_with_names() -> None:
     assert standby.failed(0, "connection refused")
     assert not standby.failed(0, "connection refused")
     assert standby.waits_for() == (
-        "it is a standby, and takes up no run until one of its masters has named the run: "
+        "it is a standby, and continues no run until one of its masters has named the run: "
         "192.0.2.1:7: connection refused; 192.0.2.2:7"
     )

@@ -164,10 +164,7 @@ class Device:
         self.log: list[str] = []
         self.begun: list[Callable[[], object]] = []
         self.uint8 = np.uint8
-        self.cuda = SimpleNamespace(
-            synchronize=self.settle,
-            current_stream=self.stream,
-        )
+        self.cuda = SimpleNamespace(synchronize=self.settle, current_stream=self.stream)
 
     def settle(self, device: str) -> None:
         self.log.append(f"settle {device}")

@@ -155,7 +155,7 @@ def test_of_two_that_cannot_talk_either_may_go(
 ) -> None:
     run = Run()
     run.fault(118.0, FaultKind.CORRUPT, duration_s=3.0, amount=0.03, **about)
-    run.add(MASTER, replace(REMOVED, text=f"LINK_BROKEN: peers {pair} cannot talk to each other"))
+    run.add(MASTER, replace(REMOVED, text=f"LINK_BROKEN: peers {pair} have no link"))
     assert run.report()["false_removals"] == count
 
 
