@@ -76,7 +76,7 @@ CAUGHT_BY = {
     "nothing_for_others_after_leaving": 704,
     "outcome_not_kept": 107,
     "outdated_elected": 18,
-    "partial_taken_for_final": 1759,
+    "partial_taken_for_final": 896,
     "partly_sent_forgotten": 75,
     "second_copy_added": 2,
     "staging_skipped": 6,
