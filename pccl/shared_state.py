@@ -302,7 +302,7 @@ class SharedState:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is no checkpoint, truncated or altered. Or its tensors have other
+            ValueError: the file is truncated, altered or no checkpoint. Or its tensors have other
                 names, dtypes, lengths, flags or another order; the message names file and tensor.
                 Or another call uses the state.
         """

@@ -1,4 +1,4 @@
-"""``DiLoCo``: an inner optimizer that averages with other peers now and then."""
+"""``DiLoCo``: an inner optimizer that averages with other peers periodically."""
 
 from __future__ import annotations
 

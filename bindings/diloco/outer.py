@@ -35,7 +35,7 @@ def outer_factory(outer: object) -> OuterFactory:
         return nesterov
     if not callable(outer):
         raise TypeError(
-            "outer must be a function that makes an optimizer of a list of tensors, as in "
+            "outer must be a function that makes an optimizer for a list of tensors, as in "
             f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {outer!r}"
         )
     return cast("OuterFactory", outer)
@@ -249,6 +249,6 @@ def _check_covers(optimizer: object, parameters: Sequence[torch.Tensor]) -> None
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise ValueError(
-            "outer must make an optimizer of exactly the parameters that it is given, as in "
+            "outer must make an optimizer for exactly the parameters that it gets, as in "
             "outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
         )

@@ -146,7 +146,7 @@ class Simulation:
         for seat in seats:
             name, ending = seat.process.name, seat.workload.ended_with
             if ending not in ("finished", "left", "master lost"):
-                raise Violation(f"{name} ended with {ending}, but it lives, and faults are over")
+                raise Violation(f"{name} survived all faults, but ended with {ending}")
         if self._settled and self.scenario.training is None:
             self._check_convergence([s for s in seats if s.workload.ended_with == "finished"])
 

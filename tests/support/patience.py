@@ -27,8 +27,8 @@ _USUAL_S = 0.1
 def _measured() -> float:
     """How many times slower than usual this machine is, now; at least 1.
 
-    Two threads work, because `make test` uses several processes. The slowest of three goes counts, since
-    what the machine does beside the tests comes and goes.
+    Two threads work, because `make test` uses several processes. The slowest of three goes counts,
+    since what the machine does beside the tests comes and goes.
     """
     work = b"".join(number.to_bytes(4, "big") * 2 for number in range(1 << 17))
     slowest_s = 0.0

@@ -1,7 +1,7 @@
 """A pipe is one direction of a simulated connection, from ``send`` to the receiving process.
 
 Bytes travel at the bandwidth of the route between two hosts and arrive after its latency. The
-acknowledgement takes one more latency. Gates can hold all of them back. This module knows nothing
+acknowledgement takes one more latency. Gates can hold back both. This module knows nothing
 of listeners, processes or the rules of transports.
 
 Invariant: the delivered bytes are always a prefix of the accepted bytes, in order.

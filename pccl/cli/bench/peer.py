@@ -142,7 +142,7 @@ class BenchPeer:
         self._logs: dict[tuple[int, int], Timed] = {}
 
     def measure(self) -> Iterator[Figures]:
-        """Measure the whole plan, and yield the figures of each case, on all peers.
+        """Measure the whole plan, and yield each case's figures on all peers.
 
         Raises:
             PCCLError: a member or the master was lost.

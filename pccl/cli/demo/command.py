@@ -114,7 +114,7 @@ def demo(
     missing = [name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise click.ClickException(
-            f"the demo needs {', '.join(missing)}; install with: pip install '.[demo]' in a clone, "
+            f"the demo needs {', '.join(missing)}; run pip install '.[demo]' in a clone, "
             "or pip install 'pccl[demo]'"
         )
     end_on_signals()

@@ -73,7 +73,7 @@ class RegisteredPeer:
     seen: str = ""
     """The host from which the peer registered; empty if it returned to this master."""
     untested: bool = False
-    """Whether tests of a newcomer's address still have to end."""
+    """Whether a newcomer's address is still being tested."""
     waits_told_s: int = 0
     """How long a newcomer had waited when the master last told it why."""
 

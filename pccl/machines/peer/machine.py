@@ -347,7 +347,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.out.return_(call)
 
     def _learn(self, roster: Roster) -> None:
-        """Update the membership, unless ``roster`` is a repetition."""
+        """Update the membership if ``roster`` is newer."""
         before = self.membership.newest
         if self.membership.learn(roster):
             self.operations.forget_closed(roster.open_views)

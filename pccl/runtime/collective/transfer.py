@@ -69,7 +69,7 @@ class Placement:
     """Bytes received before the current read."""
 
     def memory(self, received: int) -> memoryview:
-        """Return the rest of the place or buffer; memory to discard if there is a newer copy."""
+        """Return memory for the next bytes, which are discarded if there is a newer copy."""
         segment = self.segment
         self.received = received
         if self.inlet.claims.get(self.index) is not self:

@@ -114,7 +114,7 @@ def numbers_of(payload: bytearray) -> list[int]:
         RemoteProtocolError: the length of ``payload`` is no multiple of 4.
     """
     if len(payload) % 4:
-        raise RemoteProtocolError(func="lane", reason=f"no list of pieces has {len(payload)} bytes")
+        raise RemoteProtocolError(func="lane", reason=f"{len(payload)} bytes are not a piece list")
     return [number for (number,) in struct.iter_unpack("<I", payload)]
 
 

@@ -397,7 +397,7 @@ class Download:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the download is complete for good."""
+        """Whether the complete download is final."""
         return self.is_done and self.target is not None and not self.target.lives_on
 
     def _ask_maps(self, present: Present) -> list[Decision]:

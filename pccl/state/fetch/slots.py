@@ -112,7 +112,7 @@ def union(sets: Iterable[SlotSet | None], block: int) -> int:
 
 
 class Board:
-    """The pieces that are still missing, and the ones of them to request next.
+    """The missing pieces, and which of them to request next.
 
     Attributes:
         sizes: bytes of each slot.

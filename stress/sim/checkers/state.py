@@ -331,7 +331,7 @@ class StateCheckers:
         if is_lent:
             before = Before(now.contents, before.revision, before.lineage)
         if now != before:
-            raise Violation(f"{who}: a call without a result changed its shared state: {why!r}")
+            raise Violation(f"{who}: a failed call or verify changed its shared state: {why!r}")
         state.returned()
 
     def verified(self, who: str, run: bytes, info: SharedStateSyncInfo) -> None:

@@ -98,6 +98,6 @@ def name_of(process: PeerProcess) -> str:
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Let the waiting task go on."""
+    """Resume the waiting task."""
     if not future.done():
         future.set_result(None)

@@ -163,10 +163,10 @@ class CollectiveBallot(Ballot):
         return [peer for peer in self._present if peer in self._eager]
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """Drop lost members; commit if the rest has the result, or find out if it can get it.
+        """Drop lost members. Then commit if the rest has the result, else repair or abort.
 
-        Before the start, there is no result to complete. Only data that each member forwards to
-        the next one unchanged can be repaired.
+        Before the start, there is no result to complete. Only an unquantized operation along the
+        ring can be repaired.
         """
         self._drop(peers, reason)
         if self.phase is not Phase.STARTED or not self._present:
