@@ -133,8 +133,8 @@ def counting(parameters: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        (of_one, "exactly the parameters that it is given"),
-        (of_one_more, "exactly the parameters that it is given"),
+        (of_one, "exactly the parameters that it gets"),
+        (of_one_more, "exactly the parameters that it gets"),
         (of_copies, "can't optimize a non-leaf Tensor"),
         (counting, "keeps 'count' as a int, which can't be shared"),
     ],
