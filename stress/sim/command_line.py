@@ -35,7 +35,7 @@ _IN_FLIGHT = 4
 
 
 class SeedRange(click.ParamType[range]):
-    """A range of seeds: ``A:B`` (without B), or a single seed."""
+    """A range of seeds: ``A:B`` (B excluded), or a single seed."""
 
     name = "A:B"
 

@@ -7,8 +7,8 @@ floats are combined in float32 and rounded after each hop; an average rounds its
 division.
 
 A weighted average first multiplies each value by its weight, as a fraction of a unit. It divides
-the sum by the sum of these fractions. The unit is the smallest power of two that is no less than
-any weight. If all weights except zeros are equal, the unit is that weight.
+the sum of the products by the sum of the fractions. The unit is the smallest power of two that is
+no less than any weight. If all weights except zeros are equal, the unit is that weight.
 
 All NaNs count as equal: sign and payload depend on the machine. MIN and MAX may give either of two
 zeros of different sign. The checkers compare members, which must hold the same bits anyway.
@@ -49,7 +49,7 @@ _OF_FLOATS: dict[ReduceOp, Callable[[Array, Array], Array]] = {
 
 
 def unit_of(weights: list[float]) -> float:
-    """Return the unit of which weights are taken as fractions."""
+    """Return the unit; each weight counts as a fraction of the unit."""
     kinds = set(weights) - {0.0}
     if len(kinds) == 1:
         return kinds.pop()

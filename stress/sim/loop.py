@@ -7,11 +7,11 @@ the simulation depends on are in this file (checked with Python 3.11 to 3.13).
 Invariants:
 
 * Time is an integer number of nanoseconds. It moves only when no callback is ready, and then to the
-  next timer that was not cancelled. So an hour costs only its callbacks.
+  next timer that was not cancelled. So a virtual hour costs only its callbacks.
 * Timers run in order of time; timers of one instant run in the order in which they were set. No
   timer runs early: in its callback ``time()`` is at least the argument of ``call_at``.
-* The loop never blocks. Where a real loop would wait for ever, it raises :class:`Deadlock`. Where a
-  test would run for ever, it raises :class:`OutOfTime`.
+* The loop never blocks. Where a real loop would wait for ever, it raises :class:`Deadlock`. At
+  the time limit, or if callbacks spin at one instant, it raises :class:`OutOfTime`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Planted bugs, which the checkers must detect.
 
-Each breaks one promise of the library in one place, as a careless change would. A test replays a
-recorded seed of each bug, and expects a violation. ``python -m pccl.stress sim --planted NAME``
+Each bug breaks one promise of the library in one place, as a careless change would. A test replays
+a recorded seed of each bug, and expects a violation. ``python -m pccl.stress sim --planted NAME``
 searches for new seeds.
 """
 
@@ -155,9 +155,9 @@ def resume_token_ignored(
 
 @_does(JointRounds, "admit_into_empty_run")
 def newcomers_speak_for_all(admit: Any, rounds: JointRounds, *, at_tick: bool = False) -> None:
-    """A master takes the oldest roster that it hears of for the roster of a majority.
+    """A master treats the oldest roster that it receives as the roster of a majority.
 
-    It also admits newcomers into a run without members, wherever its members may be.
+    It also admits newcomers into a run whose members have not returned yet.
     """
     with patch.object(Ratification, "has_consent", True):
         admit(rounds, at_tick=at_tick)
@@ -203,7 +203,7 @@ def world_changes_unseen(
 def loss_told_to_one_launch(
     refuse: Any, refusals: Refusals, event: JointCall, peer: PeerId
 ) -> PCCLError | None:
-    """Only the first call after a loss gets its error, even if no caller waits for that call."""
+    """Only the first call after a loss gets the error, even if no caller waits for that call."""
     error: PCCLError | None = refuse(refusals, event, peer)
     loss = refusals.loss
     if loss is not None and error is loss.error:
@@ -295,7 +295,7 @@ _says("lost_lane_forgotten", DataPlane, "lane_lost")
 
 @_does(DataPlane, "lane_lost")
 def partly_sent_forgotten(lane_lost: Any, plane: DataPlane, lane: Lane) -> None:
-    """The last segment that was queued on a lost lane counts as arrived, whole or not."""
+    """The last segment that was queued on a lost lane counts as arrived, even if sent in part."""
     for numbers in lane.carried.values():
         del numbers[-1:]
     lane_lost(plane, lane)

@@ -52,7 +52,7 @@ MASTER_ADDRESS = Address("master", 48148)
 STANDBY_ADDRESS = Address("standby", 48148)
 
 _OUTDATED = "invalid or outdated Resumed"
-"""Reason of the one protocol error that an honest master may cause: its peer follows another."""
+"""Reason of the one protocol error an honest master may cause: its peer follows another master."""
 
 _NO_OPERATION = OperationId(0, 0, 0, 0, 0)
 

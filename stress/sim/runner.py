@@ -152,7 +152,7 @@ class Simulation:
 
     @property
     def _settled(self) -> bool:
-        """Whether all processes had the time to join, or to return."""
+        """Whether all processes had enough time, and a master, to join or return."""
         scenario = self.scenario
         if not scenario.settles_ns or any(isinstance(f, MasterDeath) for f in scenario.faults):
             return False
@@ -186,7 +186,7 @@ class Simulation:
     # -- errors ----------------------------------------------------------------------------------
 
     def _on_done(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
-        """Stop the run at once if an application failed, before other processes wait in vain."""
+        """Stop the run at once if an application failed, before other processes wait for it."""
         error = None if task.cancelled() else task.exception()
         if error is not None and (process.alive or isinstance(error, Violation)):
             self._errors.append(error)

@@ -48,8 +48,8 @@ _BELIEVERS = (Standing.PENDING, Standing.MEMBER)
 
 CALLER_LEFT = "caller left"
 CALLER_LEFT_DIVIDED = "caller left, masters divided"
-"""Counts of callers that left, by phase: REDUCE_SCATTER before their operation was done (whatever
-data moved then), or DONE."""
+"""Names of counts of callers that left, by phase: DONE after their operation was done, and
+REDUCE_SCATTER before that, whatever data moved."""
 
 Watcher = Callable[["Seat", PeerEvent], None]
 
@@ -262,7 +262,7 @@ class Stage:
         self._on_done(process, task)
 
     def kill(self, seat: Seat) -> bool:
-        """Kill the process of a seat, unless it has ended; return whether it lived."""
+        """Kill the process of a seat if its application runs; return whether it did."""
         if not seat.alive or seat.task is None or seat.task.done():
             return False
         self.kills[seat.process.life_phase().value] += 1
@@ -298,7 +298,7 @@ class Stage:
             await self.standby.start()
 
     def kill_master(self) -> bool:
-        """Kill the (first) master; return whether it lived."""
+        """Kill the (first) master; return whether it was alive."""
         alive = self.master.host.alive
         self.struck_ns = self.now_ns()
         self.master.kill()

@@ -1,9 +1,9 @@
 """Checkers of the promises, independent of the code that they check.
 
 * ``outcomes``: checks results, outcomes, inputs, memory and membership in every run.
-* ``excuses``: records what faults did, and decides which removals that explains.
+* ``excuses``: records what faults did, and decides which removals they explain.
 * ``links``: checks that living members of a group have links once all faults are over.
-* ``told_losses``: checks that callers hear when their process lost its place in the run.
+* ``told_losses``: checks that callers get an error when their process loses its place.
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.

@@ -1,8 +1,8 @@
-"""``Excuses``: records what faults did, and decides which removals that explains.
+"""``Excuses``: records what faults did, and decides which removals they explain.
 
 Faults report here what they do when they strike. The master may remove a live process only if a
-fault hit the process, its connections or the master. It may remove a process by a deadline only if
-no data moved for about as long. So it must remove the victim of a fault, and no other process.
+fault hit the process, its connections or the master. For a removal at a deadline, faults must have
+stopped the data for a large part of the time. So the master removes no process without a fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Trouble:
 
     a: str
     b: str
-    """The other host; the same as ``a``: all connections of ``a``."""
+    """The other host. If it equals ``a``, the fault concerns all connections of ``a``."""
     since_ns: int
     until_ns: int
 
@@ -41,7 +41,7 @@ class _Trouble:
         return {self.a, self.b} == {a, b}
 
     def lasted_s(self, since_ns: int, now_ns: int) -> float:
-        """Return how many seconds of the given time the fault lasted."""
+        """Return how many seconds between ``since_ns`` and ``now_ns`` the fault lasted."""
         begin, end = max(self.since_ns, since_ns), min(self.until_ns, now_ns)
         return max(0, end - begin) / NS_PER_S
 
@@ -70,15 +70,15 @@ class Excuses:
         self.masters_died = False
         """Whether the standby may have to take over, and may never get enough members for that."""
         self.majority_died = False
-        """Whether, in a run with a standby, half or more of the members died at once."""
+        """Whether, in a run with a standby, half of the members or more were lost."""
         self.masters_divided = False
-        """Whether members may follow the standby while the first master keeps the rest for a while.
-        The rest waits without a fault of its own, and may find that the run continued elsewhere."""
+        """Whether some members may follow the standby while others still follow the first master.
+        The others wait without a fault of their own, and the run may continue without them."""
         self.master_restarted = False
         """Whether the master was restarted; the new one plans the links again."""
         self.master_blank = False
-        """Whether a master started with an empty store. If it begins a run, that run gives way to
-        an older one."""
+        """Whether a master started with an empty store. If that master begins a run, an older run
+        still has precedence."""
 
     # -- what faults do ------------------------------------------------------------------------
 
@@ -87,12 +87,12 @@ class Excuses:
         self._note(end.local.host, end.remote.host, 0)
 
     def deadened(self, end: SimConnection) -> None:
-        """Record that one connection delivers nothing more, but does not end; others still work."""
+        """Record that a connection stays open without delivering data; other connections work."""
         patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
         self._note(end.local.host, end.remote.host, round(patience_s * NS_PER_S))
 
     def silenced(self, a: str, b: str, duration_ns: int) -> None:
-        """Record that no data moves between two hosts, in one direction at least."""
+        """Record that no data moves between two hosts, at least in one direction."""
         self._note(a, b, duration_ns)
 
     def paused(self, host: str, duration_ns: int) -> None:
@@ -117,9 +117,9 @@ class Excuses:
         self._flips.append(_Trouble(end.local.host, end.remote.host, since_ns, since_ns))
 
     def garbled(self, a: str, b: str, duration_ns: int) -> None:
-        """Record that data between two hosts is damaged again and again.
+        """Record that data between two hosts is damaged repeatedly.
 
-        From a quarter of ``resume_s`` on, this counts as silence.
+        If this lasts at least a quarter of ``resume_s``, it counts as silence.
         """
         if duration_ns >= self._timing.ns(self._timing.resume_s) // 4:
             self._note(a, b, duration_ns)
@@ -230,7 +230,7 @@ class Excuses:
 
     @property
     def was_master_restarted(self) -> bool:
-        """Whether a new master had to find out what the old one had decided."""
+        """Whether a new master may have had to find out what the old master had decided."""
         return self.master_restarted or self.master_blank or self.masters_died
 
     @property
@@ -240,13 +240,13 @@ class Excuses:
 
     @property
     def may_stay_without_master(self) -> bool:
-        """Whether a peer may look for a master in vain."""
+        """Whether a peer may never find a master again."""
         return self.is_master_gone or self.may_lack_majority
 
     def _resumed_late(self, host: str) -> bool:
         """Whether ``host`` may have restored a damaged connection to the master too late.
 
-        The peer has to notice the end, dial, and answer in two steps of the handshake.
+        The peer has to notice that the connection ended, dial, and answer twice in the handshake.
         """
         lag_s = (self._lags_ns[host] + self._lags_ns[MASTER_NAME]) / NS_PER_S
         damaged = any(flip.touches(host, MASTER_NAME) for flip in self._flips)

@@ -45,8 +45,8 @@ class LinkCheckers:
         self._processes = processes
         self._are_apart = are_apart
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
-        """Time for two dials that fail after the faults: one that began earlier, and one whose
-        greeting is lost with another dead connection."""
+        """Time for two dials that fail after the faults: one that began before their end, and one
+        whose greeting is lost with another dead connection."""
 
     async def check(self, process: PeerProcess, sleep: Sleep) -> None:
         """Wait until all links of a member that is about to leave are up, for a bounded time.
@@ -70,7 +70,7 @@ class LinkCheckers:
         self._done["links at the end"] += len(self._partners(process))
 
     def _partners(self, process: PeerProcess) -> list[PeerProcess]:
-        """Return the living members that have ``process`` in their group, and are in its group."""
+        """Return the living members of the same group that can have a link to ``process``."""
         return [
             other
             for other in self._processes()

@@ -2,11 +2,11 @@
 
 * A result equals the fold over the contributors that its outcome names, and is the same for all.
 * An operation has one outcome. A committed operation names all peers that began it as contributors,
-  also peers that were lost since.
-* Inputs are intact after every failure, and separate inputs always.
+  also peers that were lost later.
+* Inputs are intact after every failure. Inputs with a separate result buffer are always intact.
 * The library writes nothing into a buffer after its call has returned.
 * Living members have a link to each other when they leave a run whose faults are over.
-* If a process loses its place in the run, every call and handle tells its caller.
+* If a process loses its place in the run, its calls and handles fail, and an error says why.
 * The master removes a living process only if a fault explains the removal.
 """
 
@@ -49,7 +49,7 @@ class Violation(AssertionError):
 
 
 class InRun(NamedTuple):
-    """An operation and its run: a master that knows no run begins a new one, with the same ids."""
+    """An operation and its run, because another run may use the same operation ids."""
 
     run: bytes
     operation: OperationId
@@ -77,9 +77,9 @@ class Checkers:
         self.done: Counter[str] = Counter()
         """Counts by name: calls that succeeded, errors that callers got, lanes that were cut."""
         self.state: StateCheckers | None = None
-        """Checks shared state; None: the run has none."""
+        """Checks shared state; None: the run has no shared state."""
         self.training: TrainingCheckers | None = None
-        """Checks processes that train; None: they do not train."""
+        """Checks processes that train; None: no process trains."""
         self.before_goodbye: Callable[[PeerProcess, Sleep], Coroutine[Any, Any, None]] = _pass
         """Checks the links of a process that has finished and is still a member."""
         self._scenario = scenario
@@ -97,18 +97,18 @@ class Checkers:
         self._addresses: dict[tuple[bytes, PeerId], Address] = {}
         """Run and id -> address of the process: every process has its own port."""
         self._admitted: dict[tuple[bytes, PeerId], tuple[int, int]] = {}
-        """Run and id -> members of the run at its admission, and peers removed before."""
+        """Run and id -> number of members at the admission, and number of peers removed before."""
         self._gone: Counter[bytes] = Counter()
         """Run -> number of removed peers."""
         self._left_behind: set[tuple[bytes, PeerId]] = set()
         """Run and id of living members without which a restarted master continued (no standby)."""
         self.believes: Callable[[Address], tuple[bytes, PeerId] | None] = lambda address: None
-        """Run and id of which the process at an address believes to be a member; None: it is in no
-        run, or dead."""
+        """Returns the run and id that the process at an address believes to have; None: the process
+        is in no run, or dead."""
         self.follows: Callable[[Address], int] = lambda address: 0
         """Term of the master that the process at an address follows."""
         self.waits: Callable[[Address], bool] = lambda address: True
-        """Whether any process except the one at an address is in a call."""
+        """Whether any process except the one at an address is dead or has an open operation."""
 
     # -- results -------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Checkers:
         ]
 
     def began_intact(self, who: str, operation: InRun, peer: PeerId, original: Array) -> None:
-        """Check that the last attempt of a call began with the input of the first one."""
+        """Check that the last attempt of a call began with the input of the first attempt."""
         own = self._inputs.get((operation, peer))
         if own is not None and own.tobytes() != original.tobytes():
             raise Violation(f"{who}: an attempt before {operation} has changed the input")
@@ -150,8 +150,8 @@ class Checkers:
         """Check an outcome that a member received: whether committed, and the contributors.
 
         A restarted master may change an outcome that only dead processes have seen. Without a
-        standby, the same holds for a frozen member that did not return to it in time. That member
-        wakes up, reads the last messages of the old master, and then hears that it was removed.
+        standby, this also holds for a frozen member that did not return to the master in time. That
+        member wakes up, reads the last messages of the old master, and learns of its removal.
         """
         committed, contributors = outcome
         if operation not in self._outcomes and operation in self._interrupted:
@@ -297,7 +297,7 @@ class Checkers:
     # -- membership ----------------------------------------------------------------------------
 
     def registered(self, run: bytes, peer: PeerId, host: str, port: int) -> None:
-        """Record that the master of a run gave an id to the process that listens there."""
+        """Record that the master of a run gave an id to the process that listens at this port."""
         self._addresses[run, peer] = Address(host, port)
 
     def admitted(self, run: bytes, peer: PeerId, world_size: int) -> None:
@@ -305,7 +305,7 @@ class Checkers:
         self._admitted[run, peer] = world_size, self._gone[run]
 
     def joined(self, who: str, run: bytes, peer: PeerId, seen: int, min_peers: int) -> None:
-        """Check that a process that asked for ``min_peers`` members was admitted to as many.
+        """Check that a process that asked for ``min_peers`` members was admitted with that many.
 
         It may see fewer members only if some have left since its admission.
         """
@@ -362,7 +362,7 @@ class Checkers:
     def handles_told(self, who: str, failures: list[PCCLError]) -> None:
         """Check the failures of the calls and handles of one step, in that order.
 
-        A lost place fails all open operations, and all launches before a caller hears of it.
+        The loss fails all open operations, and all launches until a caller gets the error.
         """
         losses = {type(error) for error in failures if isinstance(error, Evicted | MasterLost)}
         if len(losses) > 1:

@@ -31,9 +31,9 @@ class _Account:
     owed: Floats | None = None
     """Residual after the last round that the process saw committed; None: no residual."""
     is_void: bool = False
-    """Whether ``owed`` is void, because the last round ended otherwise than the process saw."""
+    """Whether ``owed`` is void, because the last round did not end as the process saw."""
     may_be_void: bool = False
-    """Whether ``owed`` may be void, because rounds that the process saw are gone with their run."""
+    """Whether ``owed`` may be void, because the run lacks rounds that the process saw."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class ResidualCheckers:
             raise Violation(f"{who}: a round that it did not see committed changed its residual")
 
     def alone(self, axis: int, fragment: int, number: int) -> None:
-        """Record a round of a process that was alone, and applied its work as it was."""
+        """Record a round of a process that was alone, and applied its work without rounding."""
         self._seen.setdefault((axis, fragment), {})[number] = True
 
     def returned(

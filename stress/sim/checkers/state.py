@@ -1,12 +1,12 @@
 """``StateCheckers``: checks the synchronization of shared state.
 
-* After a synchronization all members hold, byte by byte, what one of them held when it made the
-  call, with the same revision and lineage. Tensors that may differ come from a source, or stay.
+* After a synchronization all members hold the bytes that one of them held when it made the call,
+  with the same revision and lineage. Tensors that may differ come from a source, or do not change.
 * A failure changes no tensor, revision or lineage. The library writes into a tensor neither before
   the outcome nor after the call.
-* The elected revision and contents follow the rule. The master expects the result of the last
+* Elected revision and contents follow the election rule. The master expects the result of the last
   synchronization that any member knows of.
-* A member receives as many bytes as its differing pieces have.
+* A member receives exactly the bytes of its differing pieces.
 * ``verify`` reports whether contents differ, and names a tensor that differs.
 """
 
@@ -92,7 +92,7 @@ class StateCheckers:
         syncs: the shared state, and how members synchronize it.
         done: counts of the run.
         known: returns the committed operations of a run that a follower of a term's master knows.
-        may_part: whether the run may have two masters for a while, one of which can commit nothing.
+        may_part: whether the run may have two masters for a while, of which one cannot commit.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class StateCheckers:
         self._revisions[name] = offer.revision
 
     def begun(self, name: str, peer: PeerId, elected: Elected) -> None:
-        """Record the elected contents that a member received; a later attempt may elect others."""
+        """Record the elected contents that a member received; each attempt has its own election."""
         extra = elected.extra if peer in elected.outdated and elected.extra_sources else None
         self._calls[name].wanted.add((elected.content, extra))
         needy = peer in elected.behind or peer in elected.outdated
@@ -208,7 +208,7 @@ class StateCheckers:
             raise Violation(f"revision {revision} should win among {offers}, not {verdict}")
 
     def _check_expected(self, run: bytes, term: int, member: PeerId, expected: Expected) -> None:
-        """Check what the master expects; after a restart it may lack what no member still knows."""
+        """Check what the master expects; a restart may lose commits that no member knows."""
         group = self._groups[run, member]
         known = (o for o in self._known(run, term) if InRun(run, o) in self._results)
         newest = max((o for o in known if o.group == group), key=_place, default=None)
@@ -276,7 +276,7 @@ class StateCheckers:
     def _check_bytes(
         self, who: str, info: SharedStateSyncInfo, state: SimState, now: Contents
     ) -> None:
-        """Check that no attempt fetched a piece again that an earlier attempt had fetched."""
+        """Check that all attempts of a call together received each differing piece once."""
         attempts = self._calls[state.holder]
         if len(attempts.wanted) > 1:
             return
@@ -314,7 +314,7 @@ class StateCheckers:
         done["wrong piece"] += info.wrong_pieces
 
     def survived(self, info: SharedStateSyncInfo, *, lost: bool, restarted: bool) -> None:
-        """Count a committed synchronization that lost a member, or whose master was restarted."""
+        """Count a sync that fetched data despite a lost member, or whose master was restarted."""
         self._done["sync repaired"] += lost and info.rx_bytes > 0
         self._done["sync under a restarted master"] += restarted
 
@@ -325,7 +325,7 @@ class StateCheckers:
     def unchanged(
         self, who: str, state: SimState, before: Before, why: BaseException | None
     ) -> None:
-        """Check that a call that raised, or only compared, left everything unchanged."""
+        """Check that a failed call or a verify changed nothing but tensors lent for writing."""
         is_lent, state.is_lent_in_place = state.is_lent_in_place, False
         now = Before.of(state)
         if is_lent:
@@ -373,7 +373,7 @@ class StateCheckers:
 
 
 def outcome_of(info: SharedStateSyncInfo) -> SyncResult:
-    """Return the outcome of a synchronization."""
+    """Return the outcome of a synchronization that succeeded."""
     assert info.outcome is not None
     return info.outcome
 
@@ -406,7 +406,7 @@ def _winner(offers: list[Offer], expected: Expected, commits: int) -> tuple[int,
 def _held_before(
     offers: list[Offer], standing: list[Offer], expected: Expected, commits: int
 ) -> list[Offer]:
-    """Return the offers of the last synchronization's members, if all lack a later commit."""
+    """Return the equal offers of the last synchronization's members, if all lack a later commit."""
     theirs = [offer for offer in offers if offer.lineage == expected.lineage]
     held = [offer for offer in theirs if offer in standing]
     if not expected.revision or not held or not all(offer.stale for offer in theirs):

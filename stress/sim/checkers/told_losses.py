@@ -1,7 +1,7 @@
-"""``ToldLosses``: checks that callers hear when their process lost its place in the run.
+"""``ToldLosses``: checks that callers get an error when their process loses its place.
 
-It is independent of the code that it checks: it only looks at calls that raised, and at handles
-that callers waited for.
+The checker is independent of the code that it checks: it only looks at calls that raised, and at
+handles that callers waited for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pccl.stress.sim.checkers.outcomes import Violation
 
 
 class ToldLosses:
-    """Counts the callers of one process that heard of a lost place.
+    """Counts the callers of one process that got the error of a lost place.
 
     Args:
         who: name of the process.
@@ -34,7 +34,7 @@ class ToldLosses:
     def __init__(self, who: str) -> None:
         self._who = who
         self._told: Counter[tuple[bytes, PeerId]] = Counter()
-        """Run and id of a lost place -> number of callers that heard of it."""
+        """Run and id of a lost place -> number of callers that got its error."""
         self._launched: set[int] = set()
         """Detached calls, for which no caller waits."""
         self._tells: dict[int, tuple[bytes, PeerId]] = {}
@@ -44,7 +44,7 @@ class ToldLosses:
         """Check an event that the machine of ``engine`` handled, and its effects.
 
         Raises:
-            Violation: a call goes on after the loss, or raised before any caller heard of it.
+            Violation: a call outlasts the loss, or ``NotConnected`` came before the loss error.
         """
         machine = engine.machine
         me = machine.run, machine.peer

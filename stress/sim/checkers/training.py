@@ -74,7 +74,7 @@ class TrainingCheckers:
         training: the plan of the training.
         axes: maximum number of processes.
         done: counts of the run.
-        excuses: tells what faults did to the master.
+        excuses: reports what faults did to the master.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TrainingCheckers:
         self._steady: dict[tuple[bytes, PeerId], int] = {}
         """Run and id of a member -> line in which it is steady."""
         self._lines = 0
-        """Number of lines; a new one begins with a run, and when no steady member is left."""
+        """Number of lines; a new line begins with a run, and when no steady member is left."""
 
     # -- rounds and lines --------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class TrainingCheckers:
         """Check a synchronization of ``members`` that returned to ``peer``.
 
         Returns:
-            The line of all members now: the line of the steady members, or else a new one.
+            The line of all members now: the line of the steady members, or else a new line.
         """
         self._done["training sync"] += 1
         offered = self._offered[operation]
@@ -245,7 +245,7 @@ class TrainingCheckers:
         self._in_doubt.pop(axis, None)
 
     def given_up(self, who: str, axis: int, fragment: int, work: Whole) -> None:
-        """Record ``work`` that a process gave up when it merged a round: the steps during it."""
+        """Record ``work`` that a process gave up by merging a round: the steps during the round."""
         own = work[places_of(axis)]
         steps = sum(bin(int(value)).count("1") for value in own)
         if steps > self._training.delay:

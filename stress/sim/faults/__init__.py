@@ -4,7 +4,7 @@
 * ``phases``: lets a fault wait until a process is in a phase of its life.
 * ``kills``: kills a process in a phase of its life; perhaps a new process takes its place.
 * ``processes``: faults of processes: they stop, slow down, are interrupted, leave, or join.
-* ``master``: kills the master; a new one, a standby or no master continues the run.
+* ``master``: kills the master; a new master, a standby or neither takes its place.
 * ``state``: faults of shared state: liars, and faults that strike during a fetch.
 * ``garbage``: a hostile connection: a stranger sends bytes to a port of the run.
 * ``connections``: faults of one connection, and processes that no other process can dial.
@@ -13,6 +13,6 @@
 * ``corrupt``: flips bits in one portion of arriving data, or in many for a while.
 * ``draws``: which kinds of fault a seed draws, and how many of each.
 
-All faults are such as TCP really shows: no connection loses, doubles or reorders a byte. Flipped
-bits, which a relay may cause, have their own mix.
+All faults can happen to real TCP connections: no connection loses, doubles or reorders a byte.
+Flipped bits, which a relay may cause, have their own mix.
 """

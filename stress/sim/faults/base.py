@@ -147,7 +147,7 @@ class Fault(ABC):
     kind: ClassVar[str] = ""
     """Name in scenarios, summaries and files; empty for a base class."""
     calm: ClassVar[bool] = False
-    """Whether no living process may lose its place because of this fault."""
+    """Whether this fault must not cost any living process its place."""
     keeps_majority: ClassVar[bool] = False
     """Whether a run with a standby must continue, because no member is lost without a goodbye."""
     needs_standby: ClassVar[bool] = False
@@ -173,7 +173,7 @@ class Fault(ABC):
 
     @property
     def ends_ns(self) -> int:
-        """End of the fault in ns, without its consequences; 0: it takes no time."""
+        """End of the fault in ns, without its consequences; 0: the fault names no time."""
         times = ("when_ns", "duration_ns", "back_after_ns")
         return sum(getattr(self, name, None) or 0 for name in times)
 

@@ -27,7 +27,7 @@ class ConnectionFault(TimedFault):
     """A fault of the ``choice``-th connection of the run, at one or both of its ends."""
 
     lanes_only: ClassVar[bool] = False
-    """Whether it strikes only connections between peers."""
+    """Whether the fault strikes only connections between peers."""
 
     choice: Choice
 
@@ -65,7 +65,7 @@ class Cut(Reset, kind="cut", calm=True, keeps_majority=True, lanes_only=True):
 class DeadLane(ConnectionFault, kind="dead_lane", lanes_only=True):
     """A lane delivers nothing more in one direction; new connections of the pair work.
 
-    Once a peer finds out, a new lane of the same number replaces it.
+    Once a peer notices that, a new lane with the same number replaces the dead lane.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
@@ -75,7 +75,7 @@ class DeadLane(ConnectionFault, kind="dead_lane", lanes_only=True):
 
 @dataclass(frozen=True)
 class HalfOpen(ConnectionFault, kind="half_open"):
-    """One end of any connection learns that it is lost; the other end learns it when it sends."""
+    """One end learns that the connection is lost; the other end learns it only when it sends."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)
@@ -84,9 +84,9 @@ class HalfOpen(ConnectionFault, kind="half_open"):
 
 @dataclass(frozen=True)
 class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
-    """A box on the way forgets a lane, and drops all packets of the lane.
+    """A firewall or NAT forgets a lane, and drops all packets of the lane.
 
-    One end gives the lane up. The other end never learns that, even if it sends.
+    One end drops the lane. The other end never learns of the loss, even if it sends.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
@@ -108,7 +108,7 @@ class StreamStall(ConnectionFault, kind="stall"):
 
 
 def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
-    """Draw the peers; often a single one, to which all other processes still have links."""
+    """Draw the peers; often a single peer, which can still dial all other processes."""
     count = 1 if rng.random() < 0.5 else rng.randint(1, ground.peers)
     return tuple(sorted(rng.sample(range(ground.peers), count)))
 
@@ -117,7 +117,7 @@ def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
 class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     """Processes behind a firewall or NAT, from the start to the end, also after a restart.
 
-    They can dial others, but no process can dial them.
+    They can dial other processes, but no process can dial them.
     """
 
     peers: Annotated[tuple[int, ...], Drawn(_some_peers, names=True)]

@@ -1,7 +1,7 @@
 """Flips bits on the way: in one portion of arriving data, or in many for a while.
 
-A TCP checksum misses some flips, and a relay that changes bytes computes a new one. A flipped bit
-may cost a connection, which is then made again, but no value, no input, and no member's place.
+A TCP checksum misses some flips, and a relay that changes bytes computes a new checksum. A flipped
+bit may end a connection, which is then made again. It damages no value, and removes no member.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def on_wire(stage: Stage, end: SimConnection) -> OnWire | None:
 
 
 def flipped(data: memoryview, rng: Random, bits: int) -> memoryview:
-    """Return a copy of ``data`` with ``bits`` different bits flipped, or all that it has."""
+    """Return a copy of ``data`` with ``bits`` bits flipped, or all if it has fewer."""
     changed = bytearray(data)
     for bit in rng.sample(range(8 * len(changed)), min(bits, 8 * len(changed))):
         changed[bit // 8] ^= 1 << bit % 8
@@ -116,7 +116,7 @@ class Corrupt(TimedFault, kind="corrupt", calm=True, keeps_majority=True):
 
     @classmethod
     def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
-        """Draw a fault; in handshakes it often strikes early, because most greetings come then."""
+        """Draw a fault; in handshakes it often strikes early, when most greetings arrive."""
         where = rng.choice(tuple(OnWire))
         early = where is OnWire.HANDSHAKE and rng.random() < 0.7
         when_ns = 0 if early else ground.instant(rng)
@@ -142,7 +142,7 @@ class CorruptLine(BetweenFault, kind="corrupt_line"):
     share: float
     """Share of the arriving portions, on old and new connections."""
     bytes_min: int
-    """Shorter portions pass: many bad lines damage segments, but let greetings pass."""
+    """Shorter portions stay intact, because many bad lines damage segments but no greetings."""
     duration_ns: Duration
     seed: Seed
 

@@ -41,7 +41,7 @@ class Divide(Fault, needs_standby=True):
     trigger: Peer
     phase: LifePhase
     occurrence: int
-    """Which time it enters the phase (from 0)."""
+    """Number of the entry of ``trigger`` into the phase (from 0)."""
     cut: Members
     lagging: OtherProcess
     """The member that receives data late, and then not at all; None: no member lags."""

@@ -34,7 +34,7 @@ class Rubbish(enum.Enum):
     BAD_MESSAGE = "bad message"
     """A valid opening of a newcomer; then bytes that are no message."""
     IMPOSTOR = "impostor"
-    """The claim to be a member that returns, without its token; then a goodbye."""
+    """The claim to be a member that returns, with a wrong token; then a goodbye."""
 
 
 @dataclass(frozen=True)

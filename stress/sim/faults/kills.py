@@ -30,9 +30,9 @@ class Kill(Fault, kind="kill", calm=True):
     peer: Peer
     phase: LifePhase
     occurrence: Annotated[int, one_of(0, 0, 1, 3)]
-    """Which time it enters the phase (from 0)."""
+    """Number of the process's entry into the phase (from 0)."""
     delay_ns: int
-    """Time from the entry into the phase to the kill."""
+    """Time from the entry into the phase to the kill; OTHER: from the start of the run."""
     back_after_ns: int | None = None
     """Time until a new process on the same machine joins; None: no new process."""
 

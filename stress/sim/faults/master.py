@@ -1,4 +1,4 @@
-"""Faults that kill the master; a new one, a standby or no master continues the run."""
+"""Faults that kill the master; a new master, a standby or neither takes its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
 
 _PATIENCE_NS = NS_PER_S
-"""How long a takeover waits until all living processes are members."""
+"""How long the fault waits until the standby can take over."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class BlankMasterRestart(MasterRestart, kind="master_restart_blank", blank=True)
 
 @dataclass(frozen=True)
 class Takeover(TimedFault, kind="standby", calm=True, keeps_majority=True, needs_standby=True):
-    """The master dies for good, and its standby takes over."""
+    """The master dies, no new one starts, and its standby takes over."""
 
     def strike(self, stage: Stage) -> Iterator[int]:
-        """Kill the master once the standby can take over."""
+        """Kill the master once the standby can take over, if that is within ``_PATIENCE_NS``."""
         # A standby cannot take over a run that has just begun, or that it does not know.
         while not (stage.everybody_is_member() and stage.standby_knows):
             if stage.now_ns() >= self.when_ns + _PATIENCE_NS:

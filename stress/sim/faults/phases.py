@@ -29,13 +29,13 @@ class PhaseWatch:
     """Calls ``strike(seat)`` once, when a process enters a phase for the n-th time.
 
     The machine has no event for the start of a gather or a fetch. So the watch checks the process
-    again and again from the start of the operation.
+    repeatedly from the start of the operation.
 
     Args:
         stage: the stage of the run.
         peer: index of the process; None: any process.
         phase: phase to wait for; not OTHER.
-        occurrence: number of the entry into the phase, from 0. A gather is always the first.
+        occurrence: number of the entry into the phase, from 0. For a gather it counts as 0.
         strike: called with the seat; for a gather or fetch some time after its start.
     """
 

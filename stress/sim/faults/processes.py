@@ -1,4 +1,4 @@
-"""Faults of processes: they stop, slow down, are interrupted, leave, or join in numbers."""
+"""Faults of processes: they stop, slow down, are interrupted, leave, or join."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Load(TimedFault, kind="load"):
             victim.thaw()
 
     def _watch(self, stage: Stage, seat: Seat, peer: PeerId, since_ns: int | None) -> None:
-        """Check again and again that the busy master removes the victim in time.
+        """Check at every tick that the busy master removes the victim in time.
 
         Args:
             stage: the stage of the run.

@@ -1,7 +1,7 @@
 """The mixes of the simulator: what seeds draw, and which faults must strike.
 
-A fault that never strikes proves nothing. So a run of enough seeds fails if one of its mix's counts
-is zero.
+A fault that never strikes proves nothing. So a run of enough seeds fails if an event that its mix
+requires never happened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mix:
         faults: kinds of fault that must strike.
         struck_in: names of events in a phase of life (see ``in_phase``) that must happen.
         killed_in: phases of life in which processes must be killed.
-        seeds_min: minimum number of seeds from which on all of this must happen.
+        seeds_min: minimum number of seeds for which all these events must happen.
     """
 
     draw: Callable[[int], Scenario]

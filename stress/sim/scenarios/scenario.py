@@ -67,7 +67,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One process calls ``update_topology`` once too often, in one of its iterations."""
+    """One process calls ``update_topology`` one extra time, in one of its iterations."""
 
     culprit: int
     iteration: int
@@ -81,7 +81,7 @@ class Buckets:
     compute_ns: int
     """Time between two launches."""
     asks: bool
-    """Whether all members ask between two launches if newcomers are pending."""
+    """Whether all members ask for pending newcomers between two launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +105,9 @@ class Scenario:
     repeats: float = 0.0
     """Probability that a link sends a segment twice, like a sender that lost a lane."""
     asks_pending: bool = False
-    """Whether members first ask if newcomers are pending, and admit only then."""
+    """Whether members first ask for pending newcomers, and only then admit them, if any."""
     groups: int = 1
-    """Process i is in group i modulo this."""
+    """Number of groups: process i is in group ``i % groups``."""
     retries: bool = False
     """Whether calls that have this option retry by themselves."""
     broadcasts: bool = False
@@ -376,7 +376,7 @@ def _draw_slot(rng: Random, tag: int, peers: int) -> Slot:
 
 
 def _with_buckets(scenario: Scenario) -> Scenario:
-    """Let peers of some runs compute between launches, and stop one beyond the deadline."""
+    """In some runs, let peers compute between launches, and freeze one beyond the deadline."""
     rng = Random(f"{scenario.seed}/buckets")
     if rng.random() >= _STEPS:
         return scenario

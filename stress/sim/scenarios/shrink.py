@@ -16,7 +16,7 @@ RUNS_MAX = 500
 def shrink(
     scenario: Scenario, run: Callable[[Scenario], Verdict], runs_max: int = RUNS_MAX
 ) -> Verdict:
-    """Drop faults, peers, collectives and options, one by one, as long as the violation stays.
+    """Drop faults, peers, collectives and options, one by one, as long as the violation remains.
 
     Args:
         scenario: a scenario that fails.

@@ -17,11 +17,11 @@ _PATIENCE_S = 60.0
 
 
 class Application(ABC):
-    """The application of one process; it begins again when it lost its place in the run.
+    """The application of one process; a process that loses its place in the run begins again.
 
     Attributes:
         ended_with: why it stopped; None while it runs.
-        last_vote: last operation in which members voted on the end; None: they do not vote.
+        last_vote: last operation in which members voted on the end; None: no vote so far.
     """
 
     lives_max: ClassVar[int]
@@ -68,7 +68,7 @@ class Application(ABC):
 
     @abstractmethod
     def _is_final(self, error: PCCLError) -> bool:
-        """Whether the process lost its place for good; if not, prepare to begin again."""
+        """Whether the application must end now; if not, prepare its next life."""
 
     @abstractmethod
     def interrupt(self) -> None:

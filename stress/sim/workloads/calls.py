@@ -27,7 +27,7 @@ ATTEMPTS_MAX = 200
 _HASTY_MAX = 20
 _PAUSE_NS = NS_PER_S // 4
 """Pause before each attempt after ``_HASTY_MAX`` failures in a row; then calls have no time limit.
-Faults may last a minute, and one of many members would always leave."""
+Faults may last a minute, and with time limits one of many members would always leave."""
 
 
 class Interrupted(Exception):
@@ -35,7 +35,7 @@ class Interrupted(Exception):
 
 
 _REPEATED = (CollectiveAborted, DeadlineExceeded, Interrupted, LinkError, OutcomeUnknown)
-"""Failures after which the application repeats a collective; a broken pair heals at last."""
+"""Failures after which the application repeats a collective; a broken link comes back."""
 
 
 class SimCalls:
@@ -107,7 +107,7 @@ class SimCalls:
         """Repeat a collective until it succeeds.
 
         Raises:
-            PCCLError: repeating the collective makes no sense.
+            PCCLError: a repeat cannot succeed.
         """
         for number in range(ATTEMPTS_MAX):
             await self.pause(number)
@@ -118,10 +118,10 @@ class SimCalls:
         raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} failed attempts of {what}")
 
     async def again(self, error: BaseException) -> None:
-        """Prepare to repeat a collective that failed, or give up.
+        """Prepare to repeat a collective that failed, or raise its error.
 
         Raises:
-            PCCLError: repeating the collective makes no sense.
+            PCCLError: a repeat cannot succeed.
         """
         self._done[type(error).__name__] += 1
         if isinstance(error, LockstepError):
@@ -132,7 +132,7 @@ class SimCalls:
             raise error
 
     async def pause(self, attempt: int) -> None:
-        """After 20 failed attempts, wait before each further one, and give it no time limit."""
+        """After 20 failed attempts, wait before each further attempt, and set no time limit."""
         self._is_hasty = attempt <= _HASTY_MAX
         if not self._is_hasty:
             await self.sleep(_PAUSE_NS)

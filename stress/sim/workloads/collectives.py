@@ -2,8 +2,8 @@
 
 Each iteration admits newcomers, votes on the end, and then makes the scenario's collectives. It
 repeats each collective until it succeeds, or the peer is alone. In the vote each member contributes
-whether its time is up, and all stop when any member's time is. Inputs depend on peer and iteration
-only; the checkers compute the expected results.
+whether its time is up; if any member's time is up, all stop. Inputs depend on seed, peer, iteration
+and tag only; the checkers compute the expected results.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class Workload(Application):
         await self._reduce_by_handles(slots, [self._input(slot) for slot in slots], buckets)
 
     async def _compute(self, buckets: Buckets) -> list[PCCLError]:
-        """Compute between two launches; return the loss of its place if a call reported that."""
+        """Compute between two launches; return the error if a call reports a lost place."""
         await self.sleep(buckets.compute_ns)
         if buckets.asks:
             try:

@@ -1,8 +1,8 @@
 """How the application of a simulated peer synchronizes and changes its shared state.
 
-All members synchronize right after each admission, in the first call of newcomers. Then all change
-their state as a function of the synchronization. Whether they compare their states after it also
-depends on the synchronization only, so all make the same calls.
+All members synchronize right after each admission; for newcomers this is the first call. Then all
+members change their state as a function of the synchronization. Whether they then compare their
+states also depends on the synchronization only, so all members make the same calls.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StateWork:
         """Whether the process holds what all members of the last synchronization hold."""
 
     def prefetch(self) -> PrefetchRequest | None:
-        """Return a request to fetch the state before the admission; None: do not fetch then."""
+        """Return a request to fetch the state before the admission; None: do not prefetch."""
         if self._prefetch_rng.random() >= self._syncs.prefetches:
             return None
         self.state.has_prefetched = True
@@ -166,9 +166,9 @@ class StateWork:
             await self._calls.again(error)
 
     async def _verify(self, synchronized: SharedStateSyncInfo) -> None:
-        """Compare with all other members, or do not, depending on the synchronization.
+        """Compare with all other members, after a random share of the synchronizations.
 
-        No member leaves early, because then it could not know whether the others go on.
+        No member leaves early, because then it could not know whether the others continue.
         """
         operation = outcome_of(synchronized).operation
         rng = Random(f"{self._seed}/verify/{operation}")

@@ -1,7 +1,7 @@
 """The shared state of a simulated application: what a seed draws, what a process holds.
 
-Members change it between two synchronizations depending on the last one only. So all members of
-that synchronization hold the same contents again.
+Between two synchronizations, members change the state as a function of the last one only. So all
+members of that synchronization hold the same contents again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Contents = tuple[bytes, ...]
 """Bytes of all tensors, in order."""
 
 _SHARE = 0.4
-"""Share of seeds that synchronize at all."""
+"""Share of seeds whose members synchronize shared state."""
 
 _CHECKPOINTS = (0, 0, 0, 2, 7)
 """Revisions with which processes start."""
@@ -145,15 +145,15 @@ class SimState:
         syncs: its tensors and options.
         seed: seed of the scenario.
         rng: random generator of the process.
-        is_common: whether it starts with the contents that all such processes have, not its own.
+        is_common: whether the process starts with contents that all such processes share.
 
     Attributes:
         revision: revision of the contents.
         lineage: the synchronization that the contents come from.
         memory: the tensors, as the library sees them.
-        holder: name of its process, for people.
+        holder: name of its process.
         is_lent_in_place: whether an open call may write into the tensors before the outcome.
-        has_prefetched: whether pieces may be here that the next synchronization need not fetch.
+        has_prefetched: whether the next synchronization may find prefetched pieces here.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class SimState:
     # -- what the application does ---------------------------------------------------------------
 
     def load(self, rng: Random) -> None:
-        """Replace the contents by random ones."""
+        """Replace the contents by random bytes."""
         for array in self._arrays:
             array[:] = np.frombuffer(rng.randbytes(array.size), np.uint8)
         self._changed(range(len(self._arrays)))

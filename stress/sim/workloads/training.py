@@ -137,7 +137,7 @@ class _Life:
         """Join, train and end.
 
         Raises:
-            PCCLError: the process cannot go on in this run.
+            PCCLError: the process cannot continue in this run.
         """
         caller = self._loop.create_task(self._make_calls())
         try:
@@ -175,7 +175,7 @@ class _Life:
 
     @property
     def _is_at_end_of_period(self) -> bool:
-        """Whether the last fragment's round has just begun: ending now leaves no work over."""
+        """Whether the last fragment's round has just begun, so an end now leaves no work over."""
         position = self._trainer.pipeline.position()
         return not position["since"] and position["number"] % self._training.fragments == 0
 
