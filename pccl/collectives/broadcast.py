@@ -3,8 +3,8 @@
 The root sends every segment to the next rank, and each rank forwards a segment as soon as it has
 arrived. The rank before the root forwards nothing, and the root receives nothing. The rank at
 distance d from the root receives at step d - 1 and sends at step d. Each rank but the last sends
-the tensor once. With S segments the chain takes S + N - 2 segment times. So with more segments, the
-length of the chain matters less.
+the tensor once. With S segments and N ranks the chain takes S + N - 2 segment times. So with more
+segments, the length of the chain matters less.
 
 All values are final from the start, so all members hold the root's bytes.
 """

@@ -1,6 +1,6 @@
 """The digest of a result: hashes of its segments, in the order of their position.
 
-Each segment is hashed in the order of arrival, while it is still in the cache. The digest of all
+Segments are hashed in the order of arrival, while they are still in the cache. The digest of all
 hashes shows whether two members hold the same bits. It detects accidents (a broken machine, a bug),
 not attacks: XXH3 is not a cryptographic hash.
 
@@ -39,5 +39,5 @@ class ResultDigest:
         self._hashes[position] = check
 
     def value(self) -> bytes:
-        """Return the 16-byte digest over all segments (meaningful once each was added)."""
+        """Return the 16-byte digest; valid once the hash of every segment is recorded."""
         return xxhash.xxh3_128_digest(self._hashes.tobytes())

@@ -1,7 +1,7 @@
 """Mesh and star all-reduce as one pure schedule: contributions to owners, results from owners.
 
-Each segment has an owner. At step 0 every rank sends its contribution to the owner. When all have
-arrived, the owner sends the result to every rank at step 1. There are always two steps.
+Each segment has an owner. At step 0 every rank sends its contribution to the owner. When all
+contributions have arrived, the owner sends the result to every rank at step 1.
 
 * Mesh: rank r owns chunk r (direct reduce-scatter and all-gather; Thakur, Rabenseifner & Gropp,
   "Optimization of collective communication operations in MPICH", IJHPCA 2005, sections 4 and 5, and
@@ -9,7 +9,7 @@ arrived, the owner sends the result to every rank at step 1. There are always tw
   2014, with a server in every rank). Each rank sends and receives 2(N-1)/N of the tensor, as in the
   ring, over N-1 links at once. Contributions are added in the order of arrival.
 * Star: one rank, the root, owns all segments. Every other rank sends and receives the tensor once,
-  the root N-1 times. The star suits tensors whose time on the wire is short beside the latency.
+  the root N-1 times. The star suits tensors whose time on the wire is less than the latency.
   Contributions are added in rank order, so the result is reproducible for the same ranks. The root
   stores contributions that arrive before their turn.
 
@@ -60,11 +60,11 @@ class DirectSchedule:
         incoming = {other: self._route(other, rank) for other in others}
         outgoing = {other: self._route(rank, other) for other in others}
         self.incoming_from = {other: route for other, route in incoming.items() if route.count}
-        """By rank: the segments that this rank receives from there; the next rank first."""
+        """By rank: the segments that this rank receives from that rank; the next rank first."""
         self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
-        """By rank: the segments that this rank sends there."""
+        """By rank: the segments that this rank sends to that rank."""
         self.initial_sends = tuple(self._in_turn())
-        """All (rank, segment) to send as step 0, in turn to each owner, the next rank first."""
+        """All (rank, segment) to send at step 0, in turn to each owner, the next rank first."""
 
     def _in_turn(self) -> Iterator[tuple[int, Segment]]:
         chunks = {other: self._owned_by(other) for other in self.outgoing_to}

@@ -22,7 +22,7 @@ _PAGE_BYTES = 4096
 
 
 def segment_bytes_for(tensor_bytes: int, world_size: int) -> int:
-    """Return the segment size for a tensor: a fixed part of a chunk, in whole pages."""
+    """Return the segment size for a tensor: a fixed part of a chunk, in whole pages, bounded."""
     pages = -(-tensor_bytes // (world_size * _SEGMENTS_PER_CHUNK * _PAGE_BYTES))
     return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, pages * _PAGE_BYTES))
 
@@ -41,7 +41,7 @@ class Segment:
     span: tuple[int, int] = field(init=False, compare=False, repr=False)
     """(first byte, byte behind the last one) in the tensor."""
     wire_span: tuple[int, int] = field(init=False, compare=False, repr=False)
-    """The same for the bytes on the wire."""
+    """(``offset``, ``offset`` + ``wire_length``)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "span", (self.offset, self.offset + self.length))

@@ -1,4 +1,4 @@
-"""The schedule of an operation. All members derive the same one."""
+"""The schedule of an operation: all members derive the same schedule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
 ) -> Plan:
-    """Return the schedule of an operation as ``rank`` sees it, cached for similar operations.
+    """Return the schedule of an operation as ``rank`` sees it, cached for equal arguments.
 
     Args:
         descriptor: what all members requested; its algorithm is settled.

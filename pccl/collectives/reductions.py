@@ -1,7 +1,7 @@
 """Combining contributions: the arithmetic of every dtype and operation, in place.
 
 * Integer sums and products wrap. An integer average is the wrapped sum divided once by its owner,
-  exactly, and truncated toward zero, as users of PCCL know it.
+  exactly, and truncated toward zero, as in PCCL.
 * NaN and infinity propagate as NumPy's operations do; overflow of floats is a result, not a
   warning.
 * Halves (float16, bfloat16) are combined in float32 and rounded once per hop; the owner of an

@@ -13,7 +13,7 @@ from pccl.protocol.data_type import DataType
 Array = npt.NDArray[Any]
 
 _PART = 1 << 16
-"""Values that ``commit`` checks at once, so that its memory does not grow with the tensor."""
+"""How many values ``commit`` checks at a time, so that its memory use does not grow."""
 
 
 def residual_dtype(data_type: DataType) -> np.dtype[Any]:
@@ -39,7 +39,7 @@ class Residual:
         self._on_end: Callable[[Array | None], None] | None = on_end
 
     def commit(self) -> None:
-        """Make ``staged`` the new residual, because the result counts.
+        """Make ``staged`` the new residual, because the operation was committed.
 
         A value that was NaN or infinite leaves no residual.
         """
@@ -51,13 +51,13 @@ class Residual:
     def drop(self) -> None:
         """Keep the residual as it was, because there is no result.
 
-        After the end this changes nothing.
+        Once the use has ended, this does nothing.
         """
         if self._on_end is not None:
             self._end(None)
 
     def forget(self) -> None:
-        """Clear the residual, because it is unknown here whether the result counts.
+        """Clear the residual, because this peer does not know whether the operation was committed.
 
         The result may contain the old residual, which must not be added twice.
         """

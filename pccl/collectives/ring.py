@@ -8,7 +8,7 @@ rank p - 1. During the first N - 1 steps (reduce-scatter) each rank receives a p
 combines its own contribution with it. After step N - 2 rank p owns the finished chunk p + 1. During
 the other N - 1 steps (all-gather) each rank receives final values and copies them. A rank sends at
 step k + 1 exactly what it received at step k. So it does not wait for a whole chunk: it forwards
-each segment as soon as that has arrived.
+each segment as soon as it has arrived.
 
 Chunk c is thus combined in ring order starting at rank c, whatever the timing, and all ranks copy
 the owner's bytes. So results are bit-identical, and reproducible for the same ring.

@@ -4,7 +4,7 @@ Each contribution is multiplied by its weight, and their sum is divided by the s
 All weights of an operation are first divided by a unit. If all weights other than 0 are equal, the
 unit is that weight, so the result is bit for bit the plain average. Otherwise the unit is the power
 of two that brings the largest weight into (1/2, 1]; this division is exact, so it changes no
-result. So no partial sum is larger than that of a plain average, whatever the weights are.
+result. Every factor is at most 1, so no contribution grows, whatever the weights are.
 
 A contribution of weight 0 counts as zeros, even where it is infinite or NaN.
 """

@@ -1,8 +1,8 @@
 """Pure state machines: an event and the time go in, effects come out in the order of execution.
 
-* ``machine``: the base class of both machines.
+* ``machine``: the base class of the peer's and the master's machine.
 * ``history``: the last events and effects of a machine, printed when it fails.
-* ``ticks``: whether this process slept, so that the silence of other processes proves nothing.
+* ``ticks``: detects that this process slept: the silence of other processes then proves nothing.
 * ``reachability``: which peers can be dialled, and tests of newcomers' addresses.
 * ``repair``: how an operation in a ring continues after members were lost.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.

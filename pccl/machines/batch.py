@@ -1,9 +1,9 @@
 """Retries of a reduce, and a list of reduces as one call.
 
 Members that pass the same list in the same order keep the same operations in flight. Each operation
-has its own outcome. If one cannot succeed, the call waits for started ones and withdraws the rest.
-The error names the tags whose tensors were reduced. Of several errors the call raises the most
-urgent one.
+has its own outcome. If a reduce cannot succeed, the call waits for started reduces and withdraws
+the others. The error names the tags whose tensors were reduced. Of several errors the call raises
+the most urgent one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class History:
 
 
 class InvariantViolation(AssertionError):
-    """A machine reached a state that its own rules exclude, which is a bug. Carries the history."""
+    """A machine reached a state that its rules exclude: a bug. The error carries the history."""
 
     def __init__(self, what: str, history: History) -> None:
         super().__init__(f"{what}\n{history}")

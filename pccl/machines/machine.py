@@ -1,4 +1,4 @@
-"""The base class of both machines: it takes an event and the time, and returns effects."""
+"""The base class of the peer's and the master's machine, which turn events into effects."""
 
 from __future__ import annotations
 

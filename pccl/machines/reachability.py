@@ -1,8 +1,8 @@
 """Which peers can be dialled, as far as the master knows, and the tests of their addresses.
 
 The master and one member test a newcomer's addresses once, after it has proven the token. A
-success of the master alone proves little, since both may be in one network. A failed test does
-not prevent admission: it tells the newcomer what to fix, and the master which side has to dial.
+success of the master alone proves little: it may share a network with the newcomer. A failed test
+does not prevent admission: it shows the newcomer what to fix, and the master which side must dial.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
     Args:
         host: an address, or a name that is not resolved yet.
         seen: the host from which the peer connects to the master.
-        by: the host between the dialling process and the master, as one of them sees it.
+        by: the master's host as the dialling process sees it; if the master dials, ``seen``.
     """
     if _is_multicast(host):
         return False
@@ -60,7 +60,7 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
 
 
 def dialled_at(declared: str, seen: str) -> str:
-    """Return the host at which peers dial a peer: the declared one if they may, else ``seen``.
+    """Return where peers dial a peer: at the declared host if they may dial it, else at ``seen``.
 
     Args:
         declared: the host that the peer declares; empty if it declares none.
@@ -123,7 +123,7 @@ class Reachability:
     def begin(
         self, member: Member, seen: str, tester: PeerId | None, now_ns: int
     ) -> TryAddress | None:
-        """Begin the test of a newcomer; return what to dial, None if too many tests precede it.
+        """Begin the test of a newcomer; return what to dial, or None if tests are too frequent.
 
         Args:
             member: the newcomer, as it declares itself.
@@ -145,7 +145,7 @@ class Reachability:
         return TryAddress(member, hosts, seen)
 
     def may_dial(self, now_ns: int) -> bool:
-        """Whether a peer that no test has reached may be dialled; True uses up one dial."""
+        """Whether the rate limit allows a dial to a peer not reached yet; True uses up one dial."""
         price_ns = NS_PER_S // TESTS_PER_S
         gained_ns = max(0, now_ns - self._allowed_ns)
         self._allowed_ns = now_ns
@@ -196,7 +196,7 @@ class Reachability:
         return f"{who}: {answers[by]}" if answers[by] else None
 
     def news_of(self, peer: PeerId) -> str:
-        """Return a report for a peer that cannot be dialled; empty if nothing is new."""
+        """Return the report for an undialable peer, once, after all its tests; otherwise empty."""
         known, why = self._tested[peer], self.why_undialable(peer)
         if why is None or known.awaited or known.told:
             return ""

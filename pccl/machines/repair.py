@@ -4,9 +4,9 @@ In a ring all data travels from each member to the next one. So everything that 
 was sent to its successor. Consecutive lost members form a gap, and its two neighbours repair it:
 
 * The master asks the member behind each gap whether it lacks only final values, which the member
-  before the gap can send. If so, it receives them from there, and no more data from lost members.
-* When all of these members have agreed, the master tells the members before a gap to send
-  across it. These first ask what is missing and send only that; the ring forwards the data.
+  before the gap can send. If so, it receives these values from that member.
+* When all these members have agreed, the master makes each member before a gap send across it.
+  That member first asks what is missing and sends only that; the ring forwards the data.
 * If one member disagrees, the master aborts the operation: a contribution is lost.
 
 A sender starts only after its receiver has agreed, so both use the same route. After another loss
@@ -83,11 +83,11 @@ class RingRepair:
         return Tell(tuple(self._unanswered), HoldingsQuery(self._operation, self._lost))
 
     def waits_for(self, peer: PeerId, lost_count: int) -> bool:
-        """Whether ``peer`` has yet to answer, and its answer is not from before another loss."""
+        """Whether the query about ``lost_count`` losses still needs an answer of ``peer``."""
         return peer in self._unanswered and lost_count == len(self._lost)
 
     def agrees(self, peer: PeerId) -> Tell | None:
-        """Record that ``peer`` lacks only final values; return the message to senders once due."""
+        """Record that ``peer`` lacks only final values; the last answer yields what to send."""
         if peer not in self._unanswered:
             return None
         del self._unanswered[peer]
@@ -95,7 +95,7 @@ class RingRepair:
         return Tell(senders, Repair(self._operation, self._lost)) if senders else None
 
     def is_done(self, peer: PeerId) -> Tell | None:
-        """Record that ``peer`` needs no more data; return the message to senders once due."""
+        """Record that ``peer`` needs no more data; the last answer yields what to send."""
         awaited = peer in self._unanswered
         self._gaps = [gap for gap in self._gaps if gap.downstream != peer]
         return self.agrees(peer) if awaited else None

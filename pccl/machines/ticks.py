@@ -3,8 +3,8 @@
 A process sleeps if it is stopped, its machine is suspended, or its application holds the
 interpreter lock. It then receives nothing, and no other process is to blame: all deadlines shift by
 the time slept. A process with late ticks may also be busy. Much of the work of its I/O thread is
-caused by data of other processes, so this time does not shift deadlines. Hence sleep is the time
-between two ticks less the processor time of the I/O thread.
+caused by data of other processes, so this time does not shift deadlines. The time between two ticks
+less the processor time of the I/O thread is sleep, if it is two tick intervals or more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ticks:
         """Record a tick; return whether the process slept, and whether it may judge silence.
 
         After a late tick, the process first reads what has arrived, before its next tick. So it
-        judges at that tick, even if that one is late too. A load that makes every tick late
+        judges at that tick, even if that tick is late too. A load that makes every tick late
         therefore does not postpone judgement.
 
         Args:

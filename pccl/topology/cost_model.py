@@ -3,9 +3,9 @@
 The model is the usual one of latency and bandwidth: a message of n bytes takes a + b n from end to
 end (Hockney 1994). It also occupies its sender and its receiver for a while, which is the o of LogP
 (Culler et al. 1993). For collectives see Thakur, Rabenseifner & Gropp, "Optimization of Collective
-Communication Operations in MPICH", 2005. Of N members with n bytes each:
+Communication Operations in MPICH", 2005. For N members with n bytes each:
 
-* **Ring.** 2(N-1) steps one after the other, around the ring nearly twice. Each moves n/N over
+* **Ring.** It takes 2(N-1) steps, nearly twice around the ring. Each step moves n/N over
   every link of the ring at once, so the slowest link sets the pace.
 * **Star.** Each member sends n to the root and receives n. The root's port carries (N-1) n each
   way, and the root processes its messages one after the other.
@@ -13,7 +13,7 @@ Communication Operations in MPICH", 2005. Of N members with n bytes each:
   ring, in N-1 streams that slow each other down a little.
 
 Every time is fixed + per_byte * n, so the fastest algorithm changes at few sizes. The search looks
-for them among the powers of two.
+for these sizes among the powers of two.
 
 Links without a measure get an assumed one (:data:`NEAR_BYTES_PER_S` and others). A speed that was
 measured with little data is too low. So the model separates algorithms whose times differ much; if
@@ -51,8 +51,8 @@ STREAM_COST = 0.08
 """Each further stream through the same port slows all of them by this share of their time."""
 
 GAIN_MIN = 0.9
-"""Another algorithm must take less than this share of the ring's time. Measured speeds are no more
-exact, and a ring can be repaired."""
+"""Another algorithm must take less than this share of the ring's time. Measured speeds are no
+more exact than that, and a ring can be repaired."""
 
 UNKNOWN_RTT_S = 1e-3
 """Assumed round trip of a link without a measured one."""
@@ -104,7 +104,7 @@ class AssumedLinks:
         return self._rtt_s(source, target) / 2
 
     def bytes_per_s(self, source: PeerId, target: PeerId) -> float:
-        """Return the speed to ``target``, else the reverse one, else an assumed one."""
+        """Return the speed measured to ``target``, else the reverse speed, else an assumed one."""
         for ends in ((source, target), (target, source)):
             known = self.measured.get(ends)
             if known is not None and known.bytes_per_s:
@@ -123,7 +123,7 @@ def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
 
     Args:
         ring: the members in order, at least 2.
-        links: must cover all neighbours.
+        links: measured and assumed links.
     """
     size = len(ring)
     hops = [(peer, ring[(rank + 1) % size]) for rank, peer in enumerate(ring)]
@@ -137,11 +137,11 @@ def ring_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
 
 
 def star_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
-    """The cost of a star: each member sends all its data to the first one, and receives the result.
+    """The cost of a star: each member sends all its data to the root, and receives the result.
 
     Args:
         ring: the members, the root first, at least 2.
-        links: must cover all links of the root.
+        links: measured and assumed links.
     """
     root, leaves = ring[0], ring[1:]
     inward = max(links.latency_s(leaf, root) for leaf in leaves)
@@ -157,7 +157,7 @@ def mesh_cost(ring: Sequence[PeerId], links: AssumedLinks) -> Cost:
 
     Args:
         ring: the members, at least 2.
-        links: must cover all pairs.
+        links: measured and assumed links.
     """
     others = {peer: [other for other in ring if other != peer] for peer in ring}
     latency = max(links.latency_s(peer, other) for peer in ring for other in others[peer])
@@ -227,7 +227,7 @@ def _quickest(costs: dict[Algorithm, Cost], size: int) -> Algorithm:
 def _port(speeds: list[float]) -> float:
     """Return the seconds in which a port sends one byte over each of its links.
 
-    The links share the port, and the fastest one shows its speed. A slow link may take longer than
+    The links share the port, whose speed the fastest link shows. A slow link may take longer than
     all others together.
     """
     streams = len(speeds)

@@ -1,10 +1,10 @@
 """``LinkDamage``: when a link that flips bits counts as down.
 
 A damaged frame closes its lane, and the peer opens the next one at once. So one flipped bit costs
-little. But some lines pass greetings and damage all large frames: such a link would go up and down
-for ever, never down for long enough to be avoided. So after two damaged lanes in a row a link
-counts as down, whatever lanes it has. It is up again once as much as the failed frame has arrived
-intact, or nothing was damaged for a while. This while doubles each time.
+little. But some lines pass greetings and damage all large frames. Such a link would go up and down
+forever, and would never be avoided. So after two damaged lanes in a row a link counts as down, even
+if it has lanes. It is up again once one lane has delivered as many intact bytes as the failed frame
+had, or after a time without damage. This time doubles with each relapse, up to a limit.
 """
 
 from __future__ import annotations

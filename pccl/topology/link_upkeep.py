@@ -95,7 +95,7 @@ class _WantedLink:
 
     member: Member
     told: int
-    """How many lanes a side was configured with; 0 if neither was."""
+    """The most lanes that a side was configured with; 0 if neither was."""
     near: bool
     up: bool
     was_up: bool
@@ -108,7 +108,7 @@ class _WantedLink:
     is_withheld: bool = False
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
-    """By number: lanes that this side keeps; else its reserve dial, should the other side fail."""
+    """By number: lanes that this side keeps; else its own dial, in case the other side fails."""
 
 
 class LinkUpkeep:
@@ -380,7 +380,7 @@ class LaneWatch:
     told_ns: int
     moved_bytes: int = 0
     pinged: bool = False
-    """Whether this side has asked for a sign of life since then."""
+    """Whether this side has asked for a sign of life since ``since_ns``."""
     told_bytes: int = 0
     """Payload bytes that the other side knows to have arrived."""
 

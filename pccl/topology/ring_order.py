@@ -1,8 +1,8 @@
 """Finds an order of a group's members in which all neighbours in the ring have links.
 
-Such an order is a Hamiltonian cycle in the graph of working links. To find one is hard in general
+Such an order is a Hamiltonian cycle in the graph of working links. Finding it is hard in general
 (Karp, "Reducibility among combinatorial problems", 1972), and easy if few links are broken. If each
-of n members has links to n/2 others or more, there always is one (Dirac 1952). So the search is
+of n members has links to n/2 others or more, a cycle always exists (Dirac 1952). So the search is
 bounded, and it tries the present order first.
 """
 

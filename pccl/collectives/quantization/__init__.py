@@ -19,8 +19,8 @@ exact. So all members that decode the same bytes hold the same bits.
 
 A new format needs a member of ``WireFormat`` and of ``_WIRE`` in ``protocol/types.py``, a ``Codec``
 in ``_CODECS`` below, and in that codec its case (such as a row of ``symmetric._SCALES``). Its name
-belongs into ``QuantizationOptions`` (``descriptors``) and ``docs/api.md``, its error into
-``HALF_STEPS`` (``cli/bench/values.py``) and ``docs/algorithms.md``, and an example of it into
+belongs in ``QuantizationOptions`` (``descriptors``) and ``docs/api.md``, its error in
+``HALF_STEPS`` (``cli/bench/values.py``) and ``docs/algorithms.md``, and an example of it in
 ``tests/unit/cli/bench/test_values.py``.
 """
 

@@ -1,8 +1,8 @@
 """Even steps from each block's minimum to its maximum: uint8, uint16, and int4.
 
 A block is its minimum (float32 or float64), its step (16 or 32 bits; ``steps``), then a code per
-value: ``minimum + code * step``. The error is at most half a step, plus the rounding of the sum; a
-step when rounding stochastically. A constant block is exact. PCCL's MIN_MAX is this format with one
+value: ``minimum + code * step``. The error is at most half a step (stochastic rounding: a step),
+plus the rounding of the sum. A constant block is exact. PCCL's MIN_MAX is this format with one
 block per chunk, truncating. Blocks are as in 8-bit optimizers (Dettmers et al., arXiv:2110.02861).
 
 In a marked block the three highest codes are inf, -inf and NaN; the finite values use the others.

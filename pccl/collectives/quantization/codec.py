@@ -22,13 +22,13 @@ Array = npt.NDArray[Any]
 _ROWS = 5
 """Number of working arrays, each as long as the segment."""
 _SQUARES = 1024
-"""How many squares are summed in the work dtype before float64 takes over."""
+"""How many squares are summed in the work dtype; these sums are then added in float64."""
 
 
 class EncodeError(NamedTuple):
     """The error that encoding caused in the finite values.
 
-    The relative L2 error is ``sqrt(error_squares / value_squares)``. The sums of segments add up.
+    The relative L2 error is ``sqrt(error_squares / value_squares)``. Sums of segments can be added.
     """
 
     error_squares: float

@@ -64,7 +64,7 @@ def write_constants(codes: Array, which: Array, numbers: Array, stride: int) -> 
 
 
 def read_constants(codes: Array, which: Array, stride: int, work: np.dtype[Any]) -> Array:
-    """Read the numbers that ``write_constants`` has written; any bytes are some number."""
+    """Read the numbers that ``write_constants`` has written; any bytes are valid."""
     wire = codes[_places(which, stride, work)].reshape(-1)
     return wire.view(work.newbyteorder("<")).astype(work)
 

@@ -1,7 +1,7 @@
 """The step of a block in the upper half of a float's bits: 16 for float32, 32 for float64.
 
 With so few bits the product of a step and any code is exact. A step is rounded up, so that the
-codes still reach the end of the block. The upper half of a float32 is a bfloat16. If that would be
+codes still reach the end of the range. The upper half of a float32 is a bfloat16. If it would be
 denormal, the step is a power of two instead, 2**-149 at least, so blocks of denormals keep their
 values. A step needs no sign, so the sign bit marks blocks that hold NaN or infinity.
 """

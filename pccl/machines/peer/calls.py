@@ -4,7 +4,7 @@ Two errors reach callers only once: this peer lost its membership, or the member
 that a caller here had left. Each of the two is due to every caller that may not know it yet.
 
 A new call is deferred while the outcome of an operation that its caller left is in doubt. The other
-members made the same call at once. So a deferred call uses the membership that its caller saw when
+members do not defer that call. So a deferred call uses the membership that its caller saw when
 it called, even if the caller has read another outcome since. State only.
 """
 
@@ -29,9 +29,9 @@ JointCall = ev.RoundCall | ev.ReduceCall | ev.SyncCall
 class OneTimeError:
     """An error that callers get only once.
 
-    A waiting call reports the error by raising it. A launched call keeps it as its outcome and
-    reports it when its caller reads that. The error is due to every caller until it was
-    reported once and all calls launched before that were read or dropped.
+    A waiting call reports the error by raising it. A launched call keeps the error as its outcome,
+    and reports it when its caller reads the outcome. The error is due to every caller until it was
+    reported, and all calls launched before the first report were read or dropped.
 
     Args:
         error: the error for callers.
@@ -92,7 +92,7 @@ class Refusals:
         self.resync: OneTimeError | None = None
         """The error to raise while this peer lacks a committed result that its caller left."""
         self.sync_missed = False
-        """Whether that was a synchronization, which the caller may want to repeat."""
+        """Whether this peer missed a synchronization, which its caller may want to repeat."""
         self._former_loss = former_loss
 
     def refuse(self, event: JointCall, peer: PeerId) -> errors.PCCLError | None:
@@ -145,7 +145,7 @@ class Refusals:
                 news.forget(call)
 
     def left_unnoticed(self, error: errors.PCCLError) -> None:
-        """Record that a caller left before it received ``error``, so that it is due again."""
+        """Record that a caller left before it received ``error``, so the error is due again."""
         resyncs = isinstance(error, errors.ResyncRequired)
         news = self.resync if resyncs else self.loss
         if news is not None:
@@ -160,7 +160,7 @@ class DeferredCalls:
         self._left: dict[int, str] = {}
         """Collectives whose callers have left -> why; other members may wait for them."""
         self._seen: dict[int, Roster] = {}
-        """Call -> the roster that its caller saw at the call, where that matters."""
+        """Call -> the roster that its caller saw at the call; other calls use the present one."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -198,7 +198,7 @@ class DeferredCalls:
         return self._left.get(event.call)
 
     def take(self) -> Iterator[JointCall]:
-        """Take all calls out to try them again; ``why_left`` works for each until the next."""
+        """Take out and yield all calls; ``why_left`` knows each until the next one is taken."""
         taken, self._calls = self._calls, {}
         for call, event in taken.items():
             yield event

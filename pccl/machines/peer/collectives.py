@@ -89,7 +89,7 @@ class Collectives:
     def withdraw_unasked(self, event: ev.ReduceCall, seen: Roster, reason: str) -> None:
         """Withdraw a deferred call that its caller left, because other members may wait for it.
 
-        It can't be committed without this peer, so no call has to wait for its outcome.
+        The operation cannot be committed without this peer, so no call has to wait for its outcome.
         """
         is_open = self._membership.is_open(seen.view) and len(seen.members) > 1
         if not is_open or self._operations.is_tag_in_use(event.tag):
@@ -101,7 +101,7 @@ class Collectives:
             self._out.send(msg.Withdraw(unasked.id, reason))
 
     def leave(self, operation: OpenOperation, reason: str) -> None:
-        """Withdraw from ``operation``, because its caller stopped waiting for ``reason``."""
+        """Withdraw ``operation``, or detach it if done here; ``reason``: why its caller left."""
         call, done = operation.call, operation.phase is Phase.DONE
         assert call is not None
         in_doubt = done or self._own.has_standby
@@ -153,7 +153,7 @@ class Collectives:
     # -- from the start to the outcome -----------------------------------------------------------
 
     def started(self, message: msg.OperationStarted) -> None:
-        """Start an operation, because all members have requested the same."""
+        """Start an operation, because all members have requested it."""
         operation = self._operations.get(message.operation)
         if operation is None or operation.phase is not Phase.REQUESTED:
             return

@@ -21,7 +21,7 @@ SAY_AFTER_S, SAY_EVERY_S = 1, 10
 
 
 class MasterTurns:
-    """Which master a peer dials: the last one that knew it, then each other one in turn.
+    """Which master a peer dials: the last master that knew this peer, then the others in turn.
 
     Args:
         masters: addresses at which a master may listen, the first choice first.
@@ -32,11 +32,11 @@ class MasterTurns:
         self._current = 0
         """Index of the last master that knew this peer."""
         self._failures = 0
-        """Failed attempts since then; each passes the turn to the next master."""
+        """Failed attempts since the last connection; each passes the turn to the next master."""
         self._is_damaged = False
         """Whether the last greeting arrived damaged, and the one before it did not."""
         self._lost_ns = self._said_ns = 0
-        """When the connection was lost, and when the last log line said so; 0 while it is up."""
+        """When the connection was lost, and when the last log line said so; 0 while connected."""
 
     @property
     def turn(self) -> msg.MasterAddress:
@@ -63,7 +63,7 @@ class MasterTurns:
     def refused(self, refusal: msg.Refused, *, registered: bool) -> bool:
         """Record that a master refused this peer; return whether to ask another master instead.
 
-        After all have refused, only a newcomer tries on: a standby may soon take over the run.
+        If all of several masters refuse, only a newcomer asks again: a standby may become master.
         """
         if refusal.cause is not None:
             return False
@@ -111,7 +111,7 @@ class MasterLiveness:
         self.resumed = False
         """Whether the connected master coordinates the run with this peer in it."""
         self._served_ns = now_ns
-        """When the last message of such a master arrived."""
+        """When the last message arrived from a master that coordinates the run with this peer."""
         self._opened_ns = now_ns
         self._clock_ahead_ms: int | None = None
         """The master's clock less this peer's; None: unknown on this connection."""
@@ -149,7 +149,7 @@ class MasterLiveness:
         self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)
 
     def ago_s(self, refused: msg.Refused, now_ns: int) -> float:
-        """Return how many seconds ago the master evicted this peer, even if it has slept since."""
+        """Return how many seconds ago the master evicted this peer, including time asleep."""
         present_ms = refused.now_ms
         if self._clock_ahead_ms is not None:
             present_ms = max(present_ms, now_ns // NS_PER_MS + self._clock_ahead_ms)
@@ -158,7 +158,7 @@ class MasterLiveness:
     def is_silent(self, now_ns: int, *, known: bool) -> bool:
         """Whether the present connection has brought no message for the whole deadline.
 
-        ``known``: whether the other side is a master; if not known, the deadline is shorter.
+        ``known``: whether a master has registered this peer; if not, ``dial_s`` is the deadline.
         """
         since_ns = max(self.heard_ns, self._opened_ns)
         patience_s = self._timing.deadline_s if known else self._timing.dial_s

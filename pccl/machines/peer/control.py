@@ -120,7 +120,7 @@ class ControlConnection:
         self._contact.served(now_ns)
 
     def prefetched(self) -> None:
-        """Tell the master that this peer has prefetched, so that it may be admitted."""
+        """Report to the master that the prefetch has ended, so that this peer may be admitted."""
         if self._own.standing is Standing.PENDING:
             self._has_prefetched = True
             self._out.send(msg.Prefetched())

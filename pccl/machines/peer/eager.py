@@ -1,8 +1,8 @@
 """Early sending: a small all-reduce sends data before all members are known to have asked for it.
 
-Data that arrives at a member that has not asked yet waits in its early store. Each link has one, of
-bounded size, so each member accounts for what it sends early. Before all have asked, a link carries
-at most the tensor once per operation: all later segments need all contributions.
+Data that arrives at a member that has not asked yet waits in an early store. Each link has such a
+store of bounded size, so each member accounts for what it sends early. Before all have asked, a
+link carries at most the tensor once per operation: all later segments need all contributions.
 
 A weighted average is never sent early: combining contributions needs all weights, and these come
 with the start.
@@ -12,8 +12,8 @@ member that does not know the view yet would discard the data.
 
 A member gets a cost back once every member has proven that it no longer stores the data:
 
-* All have asked for the operation, so they took its data out of their stores. That is so once it
-  has started, or is done here.
+* All have asked for the operation, so they took its data out of their stores. This peer knows that
+  once the operation has started, or is done here.
 * All have asked for a later operation of the same tag and view: the earlier one had ended for them.
 * The view is closed, and all have asked for an operation in a view at least as new as the roster
   that closed it. With that roster they dropped the data of the closed view.
@@ -49,7 +49,7 @@ class EagerBudget:
     Args:
         tensor_bytes_max: the largest tensor that it sends early; 0 disables this.
         segment_bytes: the fixed size of segments, if there is one.
-        bytes_max: bytes that each other member stores for it, headers included.
+        bytes_max: bytes that each other member stores for this member, headers included.
     """
 
     def __init__(

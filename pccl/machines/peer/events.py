@@ -178,7 +178,7 @@ class ComparisonDone:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchDone:
-    """The prefetch has ended: it has the group's state and result, or all it can get of them."""
+    """The prefetch has ended: this peer has the group's state and result, or the available part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class CloseGap:
     lost: int
     upstream: PeerId
     size: int
-    """How many members are lost between the two."""
+    """How many members are lost between ``upstream`` and this peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ class SendAcross:
     operation: OperationId
     downstream: PeerId
     size: int
-    """How many members are lost between the two."""
+    """How many members are lost between this peer and ``downstream``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class SeenFinals:
     """The outcomes and answers that one peer keeps, by their place among all decisions of the run.
 
     Args:
-        membership: records which rosters they ratify.
+        membership: records which rosters the decisions ratify.
     """
 
     def __init__(self, membership: KnownMembership) -> None:

@@ -58,7 +58,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         now_ns: current time.
         eager: chooses the operations that send data before they start; None: no operation does.
         former_loss: the error that ended the previous incarnation; None if this is the first.
-        left_sync: the last synchronization of that incarnation, in case its caller left it.
+        left_sync: the last synchronization of the previous incarnation, in case its caller left it.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     @property
     def needs_resync(self) -> bool:
-        """Whether the members have committed a result that this peer lacks, as its caller left."""
+        """Whether the members have committed a result that this peer lacks: its caller left."""
         return self.refusals.resync is not None
 
     @property

@@ -1,7 +1,7 @@
 """The identity of one peer, what it knows of the membership, and its links to other peers.
 
-A roster arrives whenever a peer joins or is lost. The caller sees a roster only when its joint call
-returns: the one that the answer names. So all callers see the same one at the same call.
+A roster arrives whenever a peer joins or is lost. When a joint call returns, its caller sees the
+roster that the answer names. So all callers see the same roster at the same call.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class KnownMembership:
         return newest is not None and view in newest.open_views
 
     def roster_reports(self) -> list[msg.KnownRoster]:
-        """Return the rosters for another master: the ratified one, newer ones, and seen ones."""
+        """Return the newest kept rosters for another master, the oldest of them first."""
         known = {version: (roster, b"") for version, roster in self._rosters.items()}
         known.update(self._reported)
         newest = sorted(known.items())[-ROSTERS_KEPT_MAX:]
@@ -178,7 +178,7 @@ class KnownMembership:
             self.see(version)
 
     def forget(self, call: int) -> None:
-        """Drop an outcome that no caller will read; the next call shows its roster instead."""
+        """Drop an outcome that no caller will read; the next call shows the roster it names."""
         version = self._unclaimed.pop(call, 0)
         self._forgotten = max(self._forgotten, version)
 
@@ -249,7 +249,7 @@ class OwnLinks:
         self._awaits_plan = True
 
     def want(self) -> None:
-        """Keep links to the members and to the peers of the plan; request changes only."""
+        """Keep links to the members and to the peers of the plan; request only a changed set."""
         if self._awaits_plan:
             return
         newest = self._membership.newest

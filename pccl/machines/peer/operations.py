@@ -5,7 +5,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 * All members derive the same number for the n-th use of a tag in a view. Each outcome uses up its
   number, even if this peer has not requested that operation.
 * If other members had a mismatch, or one withdrew, this peer's call for that operation gets the
-  same outcome. Otherwise it would be matched with a later call of theirs, which may differ.
+  same outcome. Otherwise that call would be matched with their next call, which may differ.
 * Phases change only as the table ``TRANSITIONS`` in ``pccl.protocol.operation`` allows.
 """
 
@@ -24,8 +24,8 @@ from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Roster
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
-"""Only these are kept for later calls. A loss closes the view, and with it all numbers. After a
-lockstep error, this peer has yet to make the call in which the other members waited."""
+"""Only aborts of these causes are kept for later calls. A loss closes the view, and with it all
+numbers. After a lockstep error, this peer must still make the call in which others waited."""
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class OpenOperations:
         return len(self._open)
 
     def get(self, operation: OperationId) -> OpenOperation | None:
-        """Return the open operation of that id, if there is one."""
+        """Return the open operation with that id, if there is one."""
         return self._open.get(operation)
 
     def of_call(self, call: int) -> OpenOperation | None:
@@ -154,7 +154,7 @@ class OpenOperations:
     def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:
         """Record that the caller of an operation leaves.
 
-        ``withdrawn``: why, unless it is done here; ``in_doubt``: whether it may still be committed.
+        ``withdrawn``: why; None if done here. ``in_doubt``: the operation may yet be committed.
         """
         assert operation.call is not None
         self._forget_caller(operation)
@@ -181,7 +181,7 @@ class OpenOperations:
             del kept[:-MISSED_KEPT_MAX]
 
     def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
-        """Take the oldest abort that was kept for the calls under ``tag``."""
+        """Take the oldest abort kept for calls under ``tag`` in ``view``; None if there is none."""
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
 

@@ -1,6 +1,6 @@
 """The rounds (joint decisions) that one peer has requested: at most one of each kind at a time.
 
-If a caller leaves a round, the request stands. The next call of the same kind takes the round,
+If a caller leaves a round, the request stays open. The next call of that kind takes the round,
 even if its answer has arrived already.
 """
 
@@ -88,7 +88,7 @@ class OpenRounds:
         self._admission_unused = False
 
     def call(self, event: ev.RoundCall) -> None:
-        """Request a round, or take the one that another caller has left."""
+        """Request a round, or take the round that another caller has left."""
         kind = event.kind
         satisfied = kind is RoundKind.UPDATE_TOPOLOGY and self._admission_unused
         self.use_admission()
@@ -111,7 +111,7 @@ class OpenRounds:
                 self._return(current, current.answer)
 
     def leave(self, current: OpenRound, reason: str) -> None:
-        """Raise in the caller of a round that stops waiting for ``reason``; the request stands."""
+        """Raise in a caller that leaves its round; ``reason``: why. The request stays open."""
         assert current.call is not None
         call, current.call = current.call, None
         self._out.raise_(call, words.left_round(reason, current.id.kind, current.waits_for))

@@ -2,8 +2,8 @@
 
 ``LeftSync`` remembers the last committed synchronization, in case its caller left before it
 returned. Nothing was returned to the caller, so its state keeps its revision and lineage. If the
-peer had nothing to receive, its contents are the elected ones all the same, and it is in step with
-the other members:
+peer had nothing to receive, its contents still equal the elected ones, and the peer is up to date
+with the other members:
 
 * If the caller repeats the call, it returns what the first call would have returned. It does so
   only if no other joint call was made since, because the other members have finished that call.
@@ -70,7 +70,7 @@ class LeftSync:
         self._last: CommittedSync | None = None
         """The last committed synchronization."""
         self._left: CommittedSync | None = None
-        """The last one that the caller left and from which this peer needed nothing."""
+        """The last synchronization that the caller left and from which this peer needed nothing."""
         self._looked: OperationId | None = None
         """The last operation that only compared states."""
         self._may_repeat = False
@@ -159,7 +159,7 @@ class Synchronizations:
         """What this peer expects of the group's shared state."""
 
     def call(self, event: ev.SyncCall, *, stale: bool) -> None:
-        """Start a synchronization, even alone; after a loss of members, in the newest view.
+        """Start a synchronization in an open view, unless its outcome is known already.
 
         Args:
             event: the call.

@@ -49,7 +49,7 @@ def closed() -> errors.NotConnected:
 
 
 def operations_open() -> errors.PendingOperations:
-    """Return the error of a joint call that needs all collectives of this peer to be over."""
+    """Return the error of a joint call that is made while collectives of this peer are open."""
     reason = "collectives of this peer are still open; wait for them (and their handles) first"
     return errors.PendingOperations(reason=reason)
 
@@ -177,7 +177,7 @@ def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
 
 
 def lost_before(seen: Roster, newest: Roster) -> errors.CollectiveAborted:
-    """Return the error of a collective whose caller has not noticed lost members yet."""
+    """Return the error of a collective whose caller does not know yet that its view closed."""
     gone = sorted(set(seen.ring) - set(newest.ring))
     what = f"the run lost {name_peers(gone)}" if gone else "the master opened another view"
     size = len(newest.members)
