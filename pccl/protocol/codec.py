@@ -3,7 +3,7 @@
 After the handshake every message is a prefix of 16 bytes and a MessagePack array of its fields. The
 prefix, little-endian, has a u32 with the type's code (upper 8 bits) and the array's length (lower
 24), the array's XXH3-64 (u64), and the CRC-32 of these twelve bytes. The decoder verifies length
-and array before use. It refuses a message that is too large or not allowed before it reads on.
+and array before use. From the prefix, it refuses a message that is too large or not allowed.
 
 Decoding accepts exactly what encoding produces: the right number of fields, the right types,
 integers in range, bounded text and lists, and no further bytes. The decoder replaces unprintable
@@ -148,7 +148,7 @@ class StreamDecoder:
     It stores at most one message, and refuses a longer one as soon as its prefix is complete.
 
     Args:
-        bytes_max: returns the largest allowed size of a message type, at most ``BYTES_MAX`` of it;
+        bytes_max: returns the largest allowed size of a message type, at most its ``BYTES_MAX``;
             0: the sender may not send this type now.
     """
 
@@ -161,11 +161,11 @@ class StreamDecoder:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
         """Add bytes, and yield the messages that are now complete.
 
-        It calls ``bytes_max`` after the caller has processed the message before.
+        It calls ``bytes_max`` after the caller has processed the previous message.
 
         Raises:
             DamagedData: the bytes were changed in transit. Close the connection; the caller has
-                received all messages before them.
+                received all earlier messages.
             RemoteProtocolError: the bytes violate the protocol. Close the connection.
         """
         self._buffer += data
@@ -274,7 +274,7 @@ _Decoder = Callable[[Any], Any]
 
 
 def _named(value: Any) -> str:
-    """Describe a value in a few words. Only numbers are shown, because a text may be huge."""
+    """Describe a value in a few words. Only None and numbers are shown: a text may be huge."""
     shown = value is None or isinstance(value, int | float)
     return repr(value) if shown else f"a {type(value).__name__}"
 
@@ -453,7 +453,7 @@ def _largest_message(kind: type[Any]) -> int:
 
 _NUMBER_BYTES_MAX = 9
 _NARROWER: dict[type[Any], int] = {messages.Heartbeat: HEARTBEAT_BYTES_MAX}
-"""Types whose senders observe a lower limit than the sum of their fields."""
+"""Types whose senders observe a lower limit than the sum of their fields' limits."""
 
 _KINDS: dict[int, type[Any]] = {code: kind for kind, code in CODES.items()}
 

@@ -126,8 +126,8 @@ class DeadlineExceeded(PCCLError, TimeoutError):
 class OutcomeUnknown(PCCLError):
     """This peer left the call, and the other members may have committed it.
 
-    This peer had finished its part. Or the run has a standby master, which may decide an outcome
-    before a majority has received the withdrawal.
+    Either this peer had finished its part, or the run has a standby master. A standby may decide an
+    outcome before a majority has received the withdrawal.
     """
 
     default_result = Result.RANK_CONNECTION_LOST
@@ -144,8 +144,8 @@ class StateMismatch(PCCLError):
 
     Attributes:
         tensor: name of the first tensor that differs; empty if unknown.
-        piece: number of its first piece that differs, of 1 MiB each; None if the tensor differs in
-            more than its values.
+        piece: number of the tensor's first piece (of 1 MiB) that differs; None if the tensor
+            differs in more than its values.
     """
 
     default_result = Result.INVALID_USAGE

@@ -35,7 +35,7 @@ HEADER_BYTES = _SEALED.size
 assert HEADER_BYTES == _HEADER.size + SEAL_BYTES == 56
 
 PAYLOAD_BYTES_MAX = 16 << 20
-"""One frame.
+"""The largest payload of one frame.
 
 Segments are far smaller; the limit makes a forged length harmless."""
 
@@ -52,8 +52,8 @@ class FrameKind(enum.IntEnum):
     PING = 4
     """The sender asks whether this lane is alive; no payload and no operation."""
     PONG = 5
-    """Bytes arrive on this lane: the answer to PING. A receiver of segments also sends it from time
-    to time."""
+    """Answer to PING: bytes arrive on this lane. A receiver of segments also sends PONG at
+    intervals."""
     MAP_ASK = 16
     """The sender asks for the digests of all pieces."""
     MAP = 17
@@ -63,9 +63,9 @@ class FrameKind(enum.IntEnum):
     PIECE = 19
     """One piece."""
     PIECE_LACK = 20
-    """The sender lacks these pieces: their numbers, u32 each; none: it sends nothing any more."""
+    """The sender lacks these pieces: their numbers, u32 each; no numbers: it sends no more."""
     PIECE_HAVE = 21
-    """The sender, a fetcher too, now has these pieces: their numbers, u32 each."""
+    """The sender, which also fetches, now has these pieces: their numbers, u32 each."""
     LAYOUT_ASK = 22
     """The sender asks for the layout."""
     LAYOUT = 23
@@ -88,7 +88,7 @@ class FrameHeader:
     what: int = 0
     """``eager.fingerprint`` of the request in frames sent early; in MAP the number of pieces."""
     check: int = field(default=0, compare=False)
-    """``checksum.payload_hash`` of the payload; 0: it has no payload, or no hash yet."""
+    """``checksum.payload_hash`` of the payload; 0: there is no payload, or no hash yet."""
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -117,8 +117,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
 
     Raises:
         DamagedData: the bytes were changed in transit. Close the lane.
-        RemoteProtocolError: the kind is unknown, a reserved field is set or the length is too
-            large. Close the lane, because the bytes after this cannot be trusted.
+        RemoteProtocolError: the kind is unknown, a reserved field is set, or the length is not
+            allowed. Close the lane, because the bytes after the header cannot be trusted.
     """
     if len(data) != HEADER_BYTES:
         raise DamagedData(func="lane", reason=f"the header of a frame has {len(data)} bytes")

@@ -1,7 +1,7 @@
 """The beginning of every connection: both sides identify themselves and prove the run's token.
 
 Both sides send an opening, the dialler first. With a token both then prove that they know it, the
-dialler first. The proofs cover both openings as sent. Neither side sends or reads more before that.
+dialler first. The proofs cover both openings as sent. No side sends or reads more before the end.
 
     dialler                                 acceptor
        ├── opening ───────────────────────────>│
@@ -81,7 +81,7 @@ class Channel(enum.IntEnum):
     LANE = 2
     """Frames between two peers."""
     PROBE = 3
-    """No data: a master, or a peer for it, tests whether a peer can be dialled."""
+    """No data: a master, or a peer on its behalf, tests whether a peer can be dialled."""
 
 
 class HandshakeRefused(RemoteProtocolError):
@@ -110,7 +110,7 @@ class Opening:
     source: PeerId = NOBODY
     """The sender; 0: a master, or a newcomer."""
     target: PeerId = NOBODY
-    """The peer that the sender wants; 0: a master, or any dialler."""
+    """The peer that the sender wants to reach; 0: a master, or any dialler."""
     lane: int = 0
     """Number of the lane within its link."""
     lanes: int = 0
@@ -184,7 +184,7 @@ def _is_proof(proof: bytes, mac: HMAC) -> bool:
 # -- the two roles -------------------------------------------------------------------------------
 
 _Exchange = Generator[tuple[bytes, int], bytes, tuple[bytes, Opening]]
-"""Yields bytes to send and the number to read next; returns the last bytes and the opening."""
+"""Yields bytes to send and how many bytes to read next; returns the last bytes and the opening."""
 
 
 def _dial(own: Opening, key: bytes | None) -> _Exchange:
@@ -261,8 +261,8 @@ def _check_version(prefix: bytes, answer: bytes = b"") -> None:
 def _check_master(own: Opening, remote: Opening) -> None:
     """Check the opening of a master; ``own`` names no run if this peer knows none yet.
 
-    A master that has had no run for long names none, and can continue the run of this peer. While
-    it waits for the members of a run to return, its term is 0.
+    A master that waits for members to return, or whose new run may give way to an older one, names
+    no run and term 0. It can continue the run of this peer.
     """
     if remote.run == NO_RUN:
         return
@@ -273,7 +273,7 @@ def _check_master(own: Opening, remote: Opening) -> None:
 
 
 def _check_dialled(own: Opening, remote: Opening) -> None:
-    """Check the opening of a peer that this one dialled."""
+    """Check the opening of a peer that this peer dialled."""
     _check_run(own, remote)
     if (remote.source, remote.target) != (own.target, own.source):
         raise _refused(f"the answer is from peer {remote.source} to peer {remote.target}")
@@ -282,7 +282,7 @@ def _check_dialled(own: Opening, remote: Opening) -> None:
 
 
 def _check_dialler(own: Opening, remote: Opening, last_words: bytes) -> None:
-    """Check the opening of a peer that dialled this one."""
+    """Check the opening of a peer that dialled this peer."""
     _check_run(own, remote, last_words)
     if remote.target != own.source or not own.source:
         this = f"this is peer {own.source}" if own.source else "this peer has no id yet"
@@ -301,7 +301,7 @@ def _check_probed(own: Opening, remote: Opening) -> None:
 
 
 def _check_run(own: Opening, remote: Opening, last_words: bytes = b"") -> None:
-    """Check that both have the same run. The terms may differ for a while after a new master."""
+    """Check that both have the same run. The terms may differ briefly after a change of master."""
     if remote.run != own.run:
         raise _refused("it is a peer of another run", last_words)
 

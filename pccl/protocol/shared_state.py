@@ -15,11 +15,11 @@ from pccl.protocol.types import OperationId, PeerId
 DIGEST_BYTES = 32
 
 REVISION_MAX = (1 << 64) - 1
-"""The last revision. After it, the group expects the same one again."""
+"""The last revision. After it, the group expects the same revision again."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes of a piece, the unit in which peers send and verify contents. A tensor's last one may be
-shorter."""
+"""Bytes of a piece, the unit in which peers send and verify contents. A tensor's last piece may
+be shorter."""
 
 
 class SharedStateSyncStrategy(enum.IntEnum):
@@ -55,8 +55,8 @@ class ResumePolicy(enum.IntEnum):
     HIGHEST = 1
     """The highest revision on offer counts."""
     ADVANCED = 2
-    """The same, but not revision 0 once the group has synchronized a higher one, because its work
-    would be lost. A revision that the group cannot have reached comes last."""
+    """As HIGHEST, but revision 0 does not count once the group has synchronized a higher one:
+    the group's work would be lost. A revision that the group cannot have reached comes last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Elected:
     sources: tuple[PeerId, ...]
     """Members that have the contents, in ring order."""
     behind: tuple[PeerId, ...]
-    """Members with other contents, which receive these."""
+    """Members with other contents, which receive the elected contents."""
     outdated: tuple[PeerId, ...]
     """Members whose revision does not count. They also receive the contents that may differ."""
     extra: bytes = b""
@@ -163,7 +163,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """States that must be equal differ. The first member of each set compares on its behalf."""
+    """States that must be equal differ. The first member of each set compares for its set."""
 
     sets: tuple[tuple[PeerId, ...], ...]
     """Sets of members whose states agree. The first set is the reference for all others."""

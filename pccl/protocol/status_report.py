@@ -1,7 +1,7 @@
 """The answer of a master to ``pccl status``: one ``StatusReport``.
 
 It describes one instant. Durations are whole milliseconds up to that instant. Lists are bounded
-(``status`` has the bounds); beside each list that may be cut, a count has its full length.
+(``status`` has the bounds); each list that may be cut has a count with its full length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MemberStatus:
         port: port at which other peers reach it.
         connected: whether it has a control connection.
         silent_ms: time since its last message.
-        awaited_ms: time for which other peers have waited for it; None: none waits.
+        awaited_ms: time for which other peers have waited for it; None: no peer waits.
         calls: names of the calls that it is in; empty: the master knows of none.
     """
 
@@ -113,8 +113,8 @@ class OperationStatus:
         member_count: number of members of its view that are not lost.
         missing: members whose call (or, once started, result) it waits for.
         missing_count: number of these members; ``missing`` may name fewer.
-        least_bytes: smallest number of bytes received by one of them.
-        most_bytes: largest number of bytes received by one of them.
+        least_bytes: smallest number of bytes that a missing member has received.
+        most_bytes: largest number of bytes that a missing member has received.
     """
 
     operation: OperationId

@@ -14,9 +14,9 @@ from typing import Annotated, NewType
 from pccl.protocol.data_type import DataType
 
 PeerId = NewType("PeerId", int)
+"""One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
 NOBODY = PeerId(0)
 """The id of no peer. In a handshake: a master, or a peer that is not registered yet."""
-"""One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -44,7 +44,7 @@ class AtMost:
 
 
 WEIGHT_MAX = 1e300
-"""The sum of the weights of the largest run is finite."""
+"""The largest weight. The sum of all weights stays finite even in the largest run."""
 
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]
 """The weight of one contribution to a weighted average."""
@@ -80,7 +80,7 @@ class Algorithm(enum.IntEnum):
     STAR = 2
     """To one member and back: two steps, for small tensors."""
     MESH = 3
-    """From each member to each other one: two steps, and as many bytes as in a ring."""
+    """From each member to every other member: two steps, and as many bytes as in a ring."""
 
     @property
     def label(self) -> str:
@@ -89,12 +89,12 @@ class Algorithm(enum.IntEnum):
 
 
 STAR_BYTES_MAX = 4 << 20
-"""The largest tensor of a star. The call raises ``ValueError``; peers refuse a table with more.
+"""The largest tensor of a star, in bytes. A call with a larger tensor raises ``ValueError``.
 
-The root stores contributions that arrive before their turn."""
+The root stores contributions that arrive before their turn. Peers refuse a table with more."""
 
 ALGORITHM_STEPS_MAX = 4
-"""Steps of the algorithm table of a view.
+"""The largest number of steps in the algorithm table of a view.
 
 Three algorithms need two steps, if each is the fastest in one range of sizes."""
 
@@ -146,7 +146,7 @@ class RemovalCause(enum.IntEnum):
     UNREACHABLE = 6
     """The newcomer could not link to its neighbours."""
     LINK_BROKEN = 7
-    """The member has no link to another one, and no order of the ring avoids that."""
+    """The member has no link to another member, and no order of the ring avoids that."""
     STATE_CONFLICT = 8
     """The peer's shared state conflicts with that of the majority of its group."""
     TOO_SLOW = 9
@@ -208,8 +208,8 @@ class OperationId:
 
 BLOCK_MIN = 8
 BLOCK_MAX = 1 << 16
-"""Values per block of a wire format. Shorter blocks would be mostly metadata; in longer ones a
-single step fits few of the values."""
+"""Limits on the values per block of a wire format. Shorter blocks would be mostly metadata. In
+longer blocks, a single step fits few of the values."""
 
 
 class WireFormat(enum.IntEnum):
@@ -270,7 +270,7 @@ class Quantization:
     block: Annotated[int, Below(BLOCK_MAX + 1)] = 0
     """Values that share a step; 0 if values are sent unchanged."""
     stochastic: bool = False
-    """Whether to round up with the probability that keeps the mean, instead of to the nearest."""
+    """Whether to round at random, so that the mean is kept, instead of to the nearest step."""
 
     @property
     def active(self) -> bool:
@@ -313,7 +313,7 @@ class AlgorithmTable:
 
     @property
     def is_sound(self) -> bool:
-        """Whether a master may send this table: short, sorted, within the limit of a star."""
+        """Whether a master may send this table: short, sorted, without AUTO, with small stars."""
         sizes = [step.up_to_bytes for step in self.steps]
         chosen = [*(step.algorithm for step in self.steps), self.beyond]
         stars = [step.up_to_bytes for step in self.steps if step.algorithm is Algorithm.STAR]
@@ -397,7 +397,7 @@ class Descriptor:
     def is_repairable(self) -> bool:
         """Whether the operation can continue across the gap that a lost member leaves.
 
-        A quantized one cannot, because a member that decoded a result no longer has its bytes.
+        A quantized one cannot: a member that decoded a result no longer has the sent bytes.
         """
         return self.follows_ring and not self.quantization.active
 
@@ -445,7 +445,7 @@ class Roster:
 
     ``version`` grows with each change of the run. ``view`` is the group's newest view, and
     ``members`` its ring in order. ``open_views`` has the numbers of all views of the group in which
-    the master may still decide operations. All other views are closed for good.
+    the master may still decide operations. No other view can open again.
     """
 
     version: int
@@ -459,7 +459,7 @@ class Roster:
     term: int = 1
     """Term of the master that opened ``view``; operations of the view keep it."""
     updates: int = field(default=0, compare=False)
-    """Number of closed rounds of ``update_topology``, with the one that made this change."""
+    """Number of closed rounds of ``update_topology``, including the round that made this change."""
     algorithms: AlgorithmTable = AlgorithmTable()
     """Algorithm table of ``view``."""
 

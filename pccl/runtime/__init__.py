@@ -1,7 +1,7 @@
 """The shell around the pure machines: the only room with tasks, timers and threads.
 
 * ``clock``: the interface through which the runtime reads the time and sets timers.
-* ``waiting``: waits for futures that other code owns; a waiter that leaves cancels nothing.
+* ``waiting``: waits for futures that other code owns; cancelling a wait cancels no future.
 * ``tasks``: background tasks of one engine or master: they end with it, and failures are reported.
 * ``requests``: requests from the API to the engine, and the results that the engine returns.
 * ``calls``: the calls of one peer: their futures, borrowed memory and deadlines.

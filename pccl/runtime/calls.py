@@ -1,6 +1,6 @@
 """The calls of one peer: their futures, borrowed memory and deadlines.
 
-The machine refers to a call by its number. A call is open until the machine returns or raises it.
+The machine refers to a call by its number. A call is open until it has a result or an error.
 A launched call begins without a waiter. Its number is then a ticket, with which the program asks
 for the outcome later. ``Calls`` keeps a launched call until the program can no longer ask.
 """
@@ -84,7 +84,7 @@ class OpenCall:
     """Synchronization that a call about shared state makes."""
 
     def take_back(self, transfer: Transfer) -> None:
-        """Add the traffic of ``transfer``, an attempt that has ended, to the totals of the call."""
+        """Add the traffic of an ended attempt to the call's totals, and keep its rounding error."""
         self.operation = None
         self.tx_bytes += transfer.tx_bytes
         self.rx_bytes += transfer.rx_bytes
@@ -117,7 +117,7 @@ class Calls:
         feed: passes an event to the machine.
 
     Attributes:
-        bug: error that new calls raise after the machine broke down; None: it did not.
+        bug: error that new calls raise after the machine broke down; None: the machine works.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Calls:
         self._lent = LentRanges()
         """Memory that open calls borrow."""
         self.held = LentRanges()
-        """Memory of reduces that may retry; they hold it between two attempts too."""
+        """Memory of awaited reduces, which hold it between two attempts too."""
         self._launched: dict[int, OpenCall] = {}
         """Launched calls by ticket."""
         self._last = 0
@@ -173,7 +173,7 @@ class Calls:
         return OpenCall(self._loop.create_future(), operand)
 
     def renew(self, call: OpenCall, operand: Operand | None) -> None:
-        """Prepare another attempt of a call that has raised. Its traffic so far still counts."""
+        """Prepare another attempt of a failed call. The traffic of all attempts counts."""
         call.failures += 1
         call.future, call.operand = self._loop.create_future(), operand
 
@@ -185,7 +185,7 @@ class Calls:
         """Begin a call and wait until it returns.
 
         Raises:
-            PCCLError: the call raised it.
+            PCCLError: the call failed.
             ValueError: the group cannot do what the call asks; for example, it has no such root.
         """
         call = call or self.new()
@@ -203,7 +203,7 @@ class Calls:
             self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
-        """Restore the inputs of a caller that missed a committed operation; tell the machine.
+        """Restore the inputs of a caller that missed a committed operation; inform the machine.
 
         Args:
             info: report of the operation.
@@ -216,12 +216,12 @@ class Calls:
         self._feed(LeftCommitted(info.outcome.operation))
 
     def left_failed(self, error: BaseException) -> None:
-        """Tell the machine that the caller missed ``error``, if calls raise it only once."""
+        """Inform the machine that the caller missed an error that is raised only once."""
         if isinstance(error, errors.MembershipError | errors.ResyncRequired):
             self._feed(LeftFailed(error))
 
     def left(self, request: object, result: Any) -> None:
-        """Tell the machine that the caller missed the ``result`` of its request."""
+        """Inform the machine that the caller missed ``result``; no-op for a synchronization."""
         match request:
             case JoinRequest():
                 self._feed(LeftAdmitted())
@@ -261,7 +261,7 @@ class Calls:
 
         Raises:
             PCCLError: the call cannot be made now. ``finish`` raises errors of the run.
-            ValueError: as of :meth:`wait`.
+            ValueError: the group cannot do what the call asks, as in :meth:`wait`.
         """
         ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
@@ -340,8 +340,8 @@ class Calls:
     def _answered(self, number: int) -> OpenCall | None:
         """Return the call that ends; None if it has ended before.
 
-        The caller may be cancelled, but not have run since. A new future then takes the outcome,
-        so that ``wait`` finds it, and reports that the caller missed the outcome.
+        The caller may have been cancelled without having run yet. A new future then takes the
+        outcome, so that ``wait`` finds it, and reports that the caller missed the outcome.
         """
         call = self._end(number)
         if call is not None and call.future.cancelled():
@@ -350,7 +350,7 @@ class Calls:
         return call if call is not None and not call.future.done() else None
 
     def _forget_again(self, number: int, call: OpenCall) -> None:
-        """Tell the machine to drop the outcome of a call that was forgotten before it ended."""
+        """Make the machine drop the outcome of a call that was forgotten before it ended."""
         if call.forgotten:
             self._feed(Forget(number))
 

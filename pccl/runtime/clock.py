@@ -62,7 +62,7 @@ class Ticker:
     Args:
         clock: gives the time.
         interval_ns: time from one call to the next.
-        callback: called with the processor time of the thread since the previous call, in ns.
+        callback: called with the thread's processor time since the previous call or the start (ns).
     """
 
     def __init__(

@@ -262,7 +262,7 @@ class PeerEngine:
         """Make a joint call of all members of the group: a reduce, a broadcast or a barrier.
 
         Raises:
-            ValueError: another call of this peer uses the memory, or the group has no such root.
+            ValueError: another call uses the memory or the residual, or the group has no such root.
         """
         deadline = self.deadline(request.timeout_s)
         return await self.reduce_while(request, deadline, lambda: request.retry)
@@ -297,7 +297,7 @@ class PeerEngine:
                 residual.drop()
 
     async def reduce_many(self, request: ReduceManyRequest) -> ReduceInfo:
-        """Make several reduces, and retry each until it succeeds; see :class:`ReduceMany`."""
+        """Make several reduces, and retry each after a loss; see :class:`ReduceMany`."""
         deadline = self.deadline(request.timeout_s)
         many = ReduceMany(
             self._loop,
@@ -334,10 +334,10 @@ class PeerEngine:
     def launch(self, request: ReduceRequest) -> int:
         """Begin a reduce without a waiter; return its ticket in ``calls``.
 
-        Mistakes in the call raise here; :meth:`finish` raises errors of the run.
+        This reports mistakes in the call; :meth:`finish` raises errors of the run.
 
         Raises:
-            ValueError: another call of this peer uses the memory.
+            ValueError: another call of this peer uses the memory or the residual.
             PCCLError: the call cannot be made now.
         """
         self._check_request(request)

@@ -1,7 +1,7 @@
 """Runs long CPU work off the event loop: hashing pieces, copying memory.
 
 All users in the process share the threads. The threads start with the first work and end when their
-last user closes; a forked child starts its own. No method returns while a thread still reads or
+last user closes; a forked child starts new threads. No method returns while a thread still reads or
 writes its arguments, even if it is cancelled.
 """
 
@@ -23,10 +23,10 @@ from pccl.state.digests import piece_digest
 _T = TypeVar("_T")
 
 BATCH_PIECES = 16
-"""Pieces that a thread hashes at a time: so few that all threads end within milliseconds."""
+"""Pieces that a thread hashes in one step; few, so that a cancellation takes milliseconds."""
 
 ALONE_BYTES_MAX = 64 << 10
-"""Up to this size, the loop hashes pieces itself, because a thread would take longer."""
+"""Size up to which the loop hashes one batch of pieces itself: a thread would take longer."""
 
 
 class Hasher(Protocol):
@@ -132,11 +132,11 @@ def _is_little(memory: StateMemory, numbers: tuple[int, ...]) -> bool:
 class _Work:
     """A piece of work that threads do in steps.
 
-    After each step a thread queues the next one at the end, so that other work has its turn.
+    After each step, a thread queues the next step behind all other work.
 
     Args:
         loop: event loop of the coroutine that waits for the work.
-        step: does one step, in several threads at once; returns whether more steps may be left.
+        step: does one step, in several threads at once; returns False if no step is left.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: Callable[[], bool]) -> None:
@@ -210,7 +210,7 @@ class _Threads:
 
     @classmethod
     def shared(cls, user: object) -> _Threads:
-        """Return the threads of this process. They end once all users have called ``give_up``."""
+        """Add ``user``; return the threads. They end once all users have called ``give_up``."""
         with cls._lock:
             if cls._shared is None:
                 cls._shared = cls()

@@ -1,7 +1,7 @@
 """The one thread per process that runs the loop, and how other threads submit work to it.
 
 The thread starts with its first user and ends with its last one. A forked child has no such thread.
-It drops its copy: it closes the descriptors and sends nothing. Its first user starts a new thread.
+It drops its copy: it closes the descriptors and sends nothing. The first user starts a new thread.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Submission(Generic[_T]):
         """Start the work and block until it has ended.
 
         An exception in this thread (Ctrl-C) cancels the work, and is raised once the work has
-        ended. Further exceptions while it ends are ignored.
+        ended. Further exceptions while the work ends are ignored.
         """
         try:
             self.start()
@@ -101,7 +101,7 @@ class Submission(Generic[_T]):
         return True
 
     def _is_under_way(self) -> bool:
-        """Whether the work will finish. Ctrl-C may have interrupted ``start`` at any point."""
+        """Whether the work has begun and not ended. Ctrl-C may have interrupted ``start``."""
         begun = self._task is not None or self._io.is_held_by(self)
         return begun and not self.finished.done()
 
@@ -125,7 +125,7 @@ class Submission(Generic[_T]):
 
 
 async def ended(future: concurrent.futures.Future[Any]) -> None:
-    """Wait on the running loop until ``future`` is done. A cancelled wait does not cancel it."""
+    """Wait on the running loop until ``future`` is done; cancelling the wait does not cancel it."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
 
@@ -208,7 +208,7 @@ class IOThread:
     def leave(self, user: object, farewell: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do a user's last work, then release the thread; a second call changes nothing.
 
-        This waits for both, for the work at most ``FAREWELL_S``; on the I/O thread for neither. An
+        This waits for both (at most ``FAREWELL_S`` for the work), except on the I/O thread. An
         exception in this thread (Ctrl-C) is raised at once, and the work ends on its own.
         """
         if self.abandoned:  # a copy that fork made

@@ -1,7 +1,7 @@
 """Threads that look up host names, and that do not delay the end of the process.
 
-The system may take half a minute to give up on a name server. The threads of an ordinary executor
-are joined at the end of the loop and of the interpreter, which would hang for as long.
+The system may take half a minute to give up on a name server. An ordinary executor joins its
+threads when the loop and the interpreter end, and would delay both ends for that time.
 """
 
 from __future__ import annotations

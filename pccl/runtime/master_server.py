@@ -68,7 +68,7 @@ class MasterServer:
         token: secret that every process of the run must know; None: any process may join.
         store: stores the state of the master across restarts; None: the master stores nothing.
         standbys: addresses of standby masters, which this master sends to the peers.
-        standby_of: addresses of the masters that this standby may replace; empty: no standby.
+        standby_of: addresses of the masters that this one may replace; empty: this is no standby.
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
 
     Raises:
@@ -166,7 +166,7 @@ class MasterServer:
         )
 
     def _keep(self, wanted: Remembered | None) -> None:
-        """Bring the store up to date. The next tick repeats a failed write."""
+        """Write ``wanted`` to the store; None clears it. The next tick repeats a failed write."""
         self._wanted = wanted
         if self._store is None or wanted == self._stored:
             return
@@ -183,14 +183,14 @@ class MasterServer:
             self._stored, self._store_trouble = wanted, ""
 
     def _members_of(self, run: bytes) -> Vouched:
-        """Return the members of ``run``; during a recovery, the stored ones."""
+        """Return the members of ``run``; during a recovery, the members that were stored last."""
         machine, wanted = self.machine, self._wanted
         if machine.run == run and not machine.recovering and machine.membership.version:
             return machine.vouched()
         return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
-        """Store members before a change is announced: after a restart, only these may return."""
+        """Store the members before announcing a change: after a restart, only they may return."""
         machine, wanted = self.machine, self._wanted
         if self._store is None or machine.recovering or not machine.membership.members():
             return

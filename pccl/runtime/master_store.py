@@ -1,8 +1,8 @@
 """State that a master stores across restarts: its run, last term, own id, and the members.
 
-A master can take up its run without this state, because the members know everything. With it, a
-restarted master knows from the start that there was a run. It lets newcomers wait until the members
-have returned, and rejects other processes that claim to be members.
+A restarted master can recover its run without this state, because the members know everything.
+With this state, the master knows from the start that there was a run. It lets newcomers
+wait until the members have returned, and rejects other processes that claim to be members.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Remembered:
     term: int
     incumbent: bytes
     coordinated: bool = True
-    """Whether this master has coordinated the run; a standby may only know of it."""
+    """Whether this master has coordinated the run; False: a standby that only knows of it."""
     vouched: Vouched = NOT_TOLD
     """The members of the run."""
 

@@ -38,7 +38,7 @@ class PeerOptions:
     lanes: int = 0
     """Connections per link; 0: the setting of the other side, or else the default."""
     segment_bytes: int | None = None
-    """Fixed segment size for tests; None: chosen by tensor and world size. Equal on all members."""
+    """Fixed segment size for tests, equal on all members; None: chosen by tensor and world size."""
     eager_bytes_max: int = EAGER_BYTES_MAX
     """Largest tensor whose data the peer sends before its operation starts; 0: none."""
     callers_blocked: Callable[[], bool] | None = None
@@ -106,7 +106,7 @@ class ReduceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReduceManyRequest:
-    """A request for several reduces, each of which is retried until it succeeds."""
+    """A request for several reduces, each of which is retried after a loss."""
 
     requests: tuple[ReduceRequest, ...]
     max_in_flight: int
@@ -123,15 +123,15 @@ class ReduceInfo:
         tx_bytes: payload bytes that this peer sent.
         rx_bytes: payload bytes that this peer received.
         contributors: ids of the members whose values are in the result, in ring order. For several
-            tensors: of the last one in the call.
+            tensors, this names the contributors of the last tensor in the call.
         view: number of the view in which the operation ran.
         attempts: how many operations it took; more than one after losses.
         algorithm: path of the values: ``ring``, ``star`` or ``mesh``; a broadcast uses the ring.
-            For several tensors: of the last one in the call.
+            For several tensors, this is the path of the last tensor in the call.
         compression: ratio of the payload without quantization to the payload that was sent.
         quantization_error: relative L2 error of all values that this peer rounded; for several
             tensors, the largest.
-        weights: weights of the contributors of a weighted average, in their order; otherwise empty.
+        weights: weights in a weighted average, ordered as ``contributors``; otherwise empty.
         outcome: result of the operation (for the library).
     """
 

@@ -12,7 +12,7 @@ class Tasks:
     """Tasks that no coroutine awaits.
 
     Args:
-        loop: event loop that they run on.
+        loop: event loop that the tasks run on.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

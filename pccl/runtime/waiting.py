@@ -1,4 +1,4 @@
-"""Waits for futures that other code owns; a waiter that leaves cancels nothing."""
+"""Waits for futures that other code owns; cancelling a wait cancels no future."""
 
 from __future__ import annotations
 

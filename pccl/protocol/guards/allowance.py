@@ -1,7 +1,7 @@
 """Limits how much data a process accepts from a sender, by how far it trusts that sender.
 
 The caller asks for the size limit before it reads a message in full, and charges an allowance for
-each message that it has read. All functions are pure: kinds, sizes and time in, a number out.
+each message that it has read. All functions are pure: they take kinds, sizes and times.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Allowance:
         self._spent_until_ns = now_ns - self._burst_ns
 
     def spend(self, cost_bytes: int, now_ns: int) -> int:
-        """Charge the cost of a message; return for how many ns to read nothing more."""
+        """Charge the cost of a message; return for how many ns to pause reading."""
         begins_ns = max(self._spent_until_ns, now_ns - self._burst_ns)
         self._spent_until_ns = begins_ns + cost_bytes * NS_PER_S // self._bytes_per_s
         return max(0, self._spent_until_ns - now_ns)
@@ -99,7 +99,7 @@ class SharedAllowance:
     It delays no source while the total is within the allowance. Beyond that, it delays the sources
     that have used more than their share, so the load of one source does not delay another.
 
-    Each source has an account of what it has cost. All accounts are paid off at the same time, each
+    Each source has an account of its cost. All accounts are paid off at the same time, each
     with an equal share of the rate. A source whose account is paid off is forgotten.
 
     Args:
@@ -132,7 +132,7 @@ class SharedAllowance:
         return len(self._accounts)
 
     def spend(self, source: str, cost_bytes: int, now_ns: int) -> int:
-        """Charge a source; return for how many ns to read nothing more from this connection."""
+        """Charge a source; return for how many ns to pause reading from this connection."""
         self._settle(now_ns)
         if source not in self._accounts and len(self._accounts) >= self._sources_max:
             source = ""

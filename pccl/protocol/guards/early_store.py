@@ -17,7 +17,7 @@ from pccl.protocol.types import OperationId
 
 
 def _cost(header: FrameHeader) -> int:
-    """Return the bytes that a frame counts, with its header, so that empty frames are not free."""
+    """Return the size of a frame, header included, so that empty frames are not free."""
     return HEADER_BYTES + header.length
 
 
@@ -27,7 +27,7 @@ class EarlyStore:
     def __init__(self, bytes_max: int = EARLY_STORE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self.used_bytes = 0
-        """Bytes that the stored frames and queries count."""
+        """Size of the stored queries, and of the stored and arriving frames."""
         self._frames: dict[OperationId, list[tuple[FrameHeader, bytearray]]] = {}
         self._questions: dict[OperationId, FrameHeader] = {}
 
@@ -62,7 +62,7 @@ class EarlyStore:
         return frames
 
     def put_question(self, question: FrameHeader) -> None:
-        """Store a query, in place of an older one of the same operation.
+        """Store a query. Of several queries about an operation, only the newest is kept.
 
         Raises:
             RemoteProtocolError: the store is full. Close the lane.

@@ -1,8 +1,8 @@
 """Estimates how hard a secret is to guess for an attacker with unlimited time.
 
 An attacker who records a handshake can try secrets against it offline, and finds a word with four
-digits within an hour. So the length of a secret does not count, only the number of likelier ones.
-Attackers try words, dates and repetitions before random characters, and so does this estimate.
+digits within an hour. So the length of a secret does not count, only the number of secrets that an
+attacker tries first. The estimate expects words, dates and repetitions before random characters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 
 GUESS_BITS_MIN = 64
-"""With a million guesses per second each, a thousand processors need 300 years for half of them."""
+"""With a million guesses a second each, a thousand processors need 300 years for half of 2**64."""
 
 _WORD_BITS = math.log2(20_000)
 """Consecutive letters may be one of 20,000 words, in small letters or with one capital."""
@@ -25,7 +25,7 @@ _RUN = re.compile(rb"[a-z]+|[A-Z][a-z]*|[0-9]+|[^a-zA-Z0-9]")
 def guess_bits(secret: bytes) -> float:
     """Estimate the base-2 logarithm of the number of secrets that attackers try before this one.
 
-    The estimate is low: it gives a secret made of 128 random bits some 70 to 110.
+    The estimate is low: it gives a secret made of 128 random bits about 70 to 110 bits.
     """
     bits = 0.0
     for run, times in Counter(_RUN.findall(secret)).items():

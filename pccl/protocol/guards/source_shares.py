@@ -1,13 +1,13 @@
 """Decides which unproven connection a port closes when it has too many of them.
 
 Anyone may have opened a connection that has not proven itself. So a port keeps a bounded number of
-such connections, and shares them fairly among the addresses that they come from. When one more
-comes than the port has room for, the address with the most connections loses one. So an address
+such connections, and shares them fairly among the addresses that they come from. When one
+more comes to a full port, the address with the most connections loses one. So an address
 never loses a connection to an address that has more.
 
 Many honest peers may share an address (behind one NAT), also with an attacker who floods the port.
 So within an address the port first closes connections that have sent nothing yet. An honest peer
-sends its opening at once. After that, only connections that have also sent one can replace it.
+sends its opening at once. After that, only connections that have sent an opening can replace it.
 
 Proven connections do not count here, and no unproven one can replace them. The rest of the
 descriptors is reserved for them; see :func:`port_limits`.
@@ -80,7 +80,7 @@ def source_of(host: str) -> str:
 def of_the_largest(hosts: Mapping[_Key, str], coming: str) -> _Key:
     """Return the entry to remove if one more comes from ``coming``.
 
-    It is the first one of the source with the most entries, the new one included.
+    It is the first entry of the source with the most entries; the new entry counts too.
     """
     sources = {key: source_of(host) for key, host in hosts.items()}
     counts = Counter([source_of(coming), *sources.values()])
@@ -136,7 +136,7 @@ class SourceShares(Generic[_Key]):
         return goes
 
     def spoke(self, key: _Key) -> None:
-        """Record that the connection has sent the beginning of an opening."""
+        """Record that the connection has sent an opening."""
         source = self._sources[self._source_of[key]]
         if key in source.silent:
             del source.silent[key]
@@ -154,7 +154,7 @@ class SourceShares(Generic[_Key]):
             del self._sources[name]
 
     def _first_to_go(self, coming: str) -> _Key:
-        """Return the oldest connection of the source with the most, silent ones first.
+        """Return the oldest connection of the source with the most; silent ones go first.
 
         The new connection counts for its source, but is never the one to close.
         """

@@ -8,7 +8,7 @@
 * ``chain_transfer``: a collective in which each peer sends to the next one: ring and broadcast.
 * ``direct_transfer``: a collective in which each segment has an owner that receives contributions
   and sends the result: mesh and star.
-* ``coding``: uses the codecs of ``collectives.quantization`` on what is sent and received, and
+* ``coding``: encodes sent values and decodes received ones with ``collectives.quantization``, and
   keeps the rounding errors.
 * ``data_plane``: gives every received frame its sink, and owns the running transfers.
 * ``reduce_many``: many reduces as one call: some at a time, each retried after a loss.

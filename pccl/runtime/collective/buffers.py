@@ -23,7 +23,7 @@ class Buffers:
         return memoryview(bytearray(nbytes))
 
     def give(self, buffer: memoryview) -> None:
-        """Return an unused buffer to the pool. A buffer that is never returned is only garbage."""
+        """Put an unused buffer into the pool. A buffer that never comes back is only garbage."""
         memory = buffer.obj
         assert isinstance(memory, bytearray)
         self._free.append(memory)

@@ -1,7 +1,7 @@
 """``ChainTransfer``: a collective in which each peer sends to the next one: ring and broadcast.
 
-A peer combines an arriving partial result with its own contribution in the place of the result, and
-sends it on from there.
+A peer combines an arriving partial result with its own contribution in the place of the result. It
+sends the combined values from there.
 
 When ranks are lost, the rank before the gap sends to the rank behind the gap what the lost ranks
 would have forwarded: final values only, with the steps and numbers that the receiver expects.
@@ -63,14 +63,14 @@ class ChainTransfer(Transfer):
         if schedule.outgoing.count:
             self.outlets[downstream.peer] = self._outlet
         self._gap = 0
-        """Number of lost ranks between this rank and the downstream peer."""
+        """Number of lost ranks between this rank and the peer that it sends to."""
         self._last_step = schedule.step_count - 1
         self._held: list[tuple[int, Segment, int | None]] = []
         """Segments to forward that arrived before ``begin``, with their step and hash."""
 
     @property
     def phase(self) -> str:
-        """``reduce-scatter`` until as many segments as partial results arrived, then ``gather``."""
+        """``reduce-scatter`` while fewer segments arrived than are partial; then ``gather``."""
         reduce_segments = self.schedule.first_gather_index
         return "reduce-scatter" if self._inlet.received_count < reduce_segments else "gather"
 
@@ -172,11 +172,11 @@ class ChainTransfer(Transfer):
         return not self._inlet.missing.isdisjoint(first)
 
     def take_from(self, upstream: PeerId) -> None:
-        """Receive missing segments from ``upstream``, because the ranks behind it are lost."""
+        """Receive missing segments from ``upstream``; the ranks from there to this one are lost."""
         self.inlets = {upstream: self._inlet}
 
     def send_across(self, downstream: Link, gap: int) -> None:
-        """Send to ``downstream`` instead, because the ``gap`` ranks before it are lost.
+        """Send to ``downstream`` from now on, because the ``gap`` ranks before it are lost.
 
         This rank first asks ``downstream`` which final values it lacks. A second call changes
         nothing.

@@ -8,8 +8,8 @@ With error feedback a peer keeps its own rounding errors for the next reduce of 
 1-bit SGD (Seide et al., Interspeech 2014) for contributions, DoubleSqueeze (Tang et al., ICML 2019)
 for results, whose error the owner keeps for all members.
 
-The residual is in units of one contribution; of a weighted average, of one with average weight. So
-it makes up for the loss of the result, whatever weight the own contribution has the next time.
+The residual is in units of one contribution; for a weighted average, of a contribution with average
+weight. So it corrects the result by the same amount, whatever the own weight is next time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Coding:
         wide_codec: codec for float32 if the result has 16-bit floats, otherwise ``codec``. It
             encodes the contribution plus residual, which may not fit into 16 bits.
         result: memory of the result.
-        residual: residual of earlier operations, which also takes the errors of this one; or None.
+        residual: residual of earlier operations, which also takes new errors; None: no feedback.
         operation: id of the operation.
         rank: own rank.
         shares: contributions per unit of the result: the world size for an average, weighted or
@@ -80,7 +80,7 @@ class Coding:
         """Segments of the result that are still encoded, by position."""
 
     def weigh(self, weighting: Weighting) -> None:
-        """Set the factors of the own contribution and of the residual, for a weighted average."""
+        """Set the factors of the own contribution and of the residual in a weighted average."""
         self._factor, self._mean_factor = weighting.factor, weighting.mean_factor
 
     @property
@@ -115,7 +115,7 @@ class Coding:
         return rounded
 
     def _with_residual(self, segment: Segment, values: Array) -> Array:
-        """Return ``values`` plus residual, in its dtype. Finite values stay finite."""
+        """Return ``values`` plus residual, in the residual's dtype. Finite values stay finite."""
         assert self._residual is not None
         staged, current = self._residual.staged, self._residual.current
         total = self._total.array(len(values), staged.dtype)
@@ -154,7 +154,7 @@ class Coding:
         return encoded.data
 
     def settle(self, segment: Segment) -> None:
-        """Replace the finished result of an own segment by its encoded bytes."""
+        """Replace the complete result of an own segment by its encoded bytes."""
         if not segment.is_coded:
             return
         exact = self._result.elements(segment.offset, segment.offset + segment.length)
@@ -209,7 +209,7 @@ class Coding:
     def _encode(
         self, segment: Segment, values: Array, encoded: Array, codec: Codec, *, shares: float
     ) -> None:
-        """Encode ``values``; the first time a segment is encoded, record the rounding error.
+        """Encode ``values``. The first encoding of a segment also records the rounding error.
 
         A peer that has the first copy discards a second one, whose values may differ.
         """

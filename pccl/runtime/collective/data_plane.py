@@ -5,8 +5,8 @@
 * All other frames are discarded: early frames for another descriptor, frames of older views or of
   ended operations, second copies.
 
-A frame carries the full id of its operation. So a frame of an aborted attempt finds no transfer,
-even if another operation uses the same tag.
+A frame carries the full id of its operation. So a frame of an aborted attempt is discarded, even if
+another operation uses the same tag.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ class DataPlane:
         )
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
-        """Return the codec of an operation; None: it is not quantized.
+        """Return the codec of an operation; None: the operation is not quantized.
 
-        ``wide``: for 16-bit floats, the codec that takes float32; its bytes mean the same.
+        ``wide``: for 16-bit floats, return the codec that encodes float32 into the same format.
         """
         if not descriptor.quantization.active:
             return None
@@ -197,7 +197,7 @@ class DataPlane:
         ahead: bool = False,
         weights: tuple[float, ...] = (),
     ) -> None:
-        """Begin to send the data of an operation, unless this was done before.
+        """Begin to send the data of an operation, unless it is being sent already.
 
         Args:
             operation: id of the operation.
@@ -214,10 +214,10 @@ class DataPlane:
             transfer.begin(weights=weights)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
-        """Receive missing segments from ``upstream``: the ``size`` ranks behind it are lost.
+        """Receive missing segments from ``upstream``; the ``size`` ranks after it are lost.
 
         Returns:
-            False if ``upstream`` cannot send all missing segments; then nothing has changed.
+            False if ``upstream`` cannot send all missing segments; then nothing changes.
         """
         transfer = self._chain(operation)
         if transfer.lacks_irreplaceable(size):
@@ -228,7 +228,7 @@ class DataPlane:
         return True
 
     def send_across(self, operation: OperationId, downstream: PeerId, size: int) -> None:
-        """Send to ``downstream`` instead, because the ``size`` ranks before it are lost."""
+        """Send to ``downstream`` from now on, because the ``size`` ranks before it are lost."""
         self._chain(operation).send_across(self._link_to(downstream), size)
 
     def _chain(self, operation: OperationId) -> ChainTransfer:
@@ -260,7 +260,7 @@ class DataPlane:
         self._early.setdefault(peer, EarlyStore())
 
     def forget_peer(self, peer: PeerId) -> None:
-        """Drop the early frames of ``peer``, and accept no more of them."""
+        """Drop the early frames of ``peer``, and accept no new ones."""
         self._early.pop(peer, None)
 
     def lane_up(self, peer: PeerId) -> None:
@@ -275,7 +275,7 @@ class DataPlane:
         return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
 
     def progress(self) -> tuple[Progress, ...]:
-        """Return the progress of the started operations, with at most ``FLOWS_MAX`` flows."""
+        """Return the progress of all started operations; at most ``FLOWS_MAX`` flows in total."""
         reports: list[Progress] = []
         room = FLOWS_MAX
         for transfer in self._started.values():
@@ -317,14 +317,14 @@ class DataPlane:
                 return Drain(header.length)
 
     def lane_lost(self, lane: Lane) -> None:
-        """Ask the peer which segments have arrived of those that a lost lane carried."""
+        """Ask the peer which segments of a lost lane have arrived."""
         for operation, numbers in lane.carried.items():
             transfer = self.transfers.get(operation)
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
 
     def _is_of_another_call(self, header: FrameHeader) -> bool:
-        """Whether this early frame belongs to another descriptor than the one posted here.
+        """Whether this early frame belongs to another descriptor than this peer posted.
 
         The master reports a mismatch to both callers. After the start all descriptors are equal.
         """
@@ -342,7 +342,7 @@ class DataPlane:
         lane.say(header, bitmap)
 
     def _answered(self, peer: PeerId, header: FrameHeader, bitmap: bytearray) -> None:
-        """Pass on a receiver's answer about which segments it has."""
+        """Give the outlet a receiver's answer about which segments have arrived."""
         transfer = self.transfers.get(header.operation)
         if transfer is not None and peer in transfer.outlets:  # the operation has not ended
             transfer.outlets[peer].have(header.offset, memoryview(bitmap))

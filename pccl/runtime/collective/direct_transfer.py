@@ -200,4 +200,4 @@ class _Sum:
     folded: int = 1
     """Number of contributions in the sum."""
     waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
-    """Contributions that arrived before their turn, by rank."""
+    """Contributions that are not yet in the sum, by rank."""

@@ -5,7 +5,7 @@ concatenation, which is never built: a range is a list of views. Segments do not
 array ends and the next one begins, so members may split the same tensor in different ways.
 
 Handling many small parts one by one costs more than copying them. :meth:`Memory.is_shredded` finds
-such ranges, which travel through a separate buffer.
+ranges of small parts, which travel through a separate buffer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ entry in a write and its own arithmetic, which for small parts costs more than a
 
 
 _one_byte = c_char.from_buffer
-"""Finds an address four times as fast as the array's own ``ctypes.data``; for writable memory."""
+"""Finds the address of writable memory, four times as fast as the array's ``ctypes.data``."""
 
 
 class Memory:
-    """Arrays that a collective addresses as one tensor, in this order.
+    """Arrays that a collective addresses as one tensor, in the given order.
 
     Args:
         parts: non-empty arrays of shape (n,) and of one dtype, at least one; or a single empty
@@ -156,7 +156,7 @@ def cut(arrays: list[Array], like: Sequence[Array]) -> list[Array]:
 
 
 Range = tuple[int, int, bool, str]
-"""Address of the first byte, address after the last byte, whether it is written, and its name."""
+"""Address of the first byte, address after the last byte, whether it is written, and a name."""
 
 
 def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
@@ -177,7 +177,7 @@ class LentRanges:
 
     def __init__(self) -> None:
         self._all: tuple[list[int], list[int]] = ([], [])
-        """First addresses, and addresses after the last byte; each list ascending."""
+        """First addresses, and addresses after the last byte; both lists ascend."""
         self._written: tuple[list[int], list[int]] = ([], [])
 
     def __len__(self) -> int:

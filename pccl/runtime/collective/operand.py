@@ -1,8 +1,8 @@
 """The caller's arrays: checked, then borrowed until the collective ends.
 
 NumPy arrays, torch CPU tensors and raw addresses are used in place, without a copy. This module
-never imports torch: a program with a tensor has done so. An argument that cannot be used raises at
-once: TypeError for a wrong type or dtype, ValueError otherwise. The message says what to do.
+never imports torch: a program with a tensor has imported it. An unusable argument raises at once:
+TypeError for a wrong type or dtype, ValueError otherwise. The message says what to do.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Operand:
     target: Memory
     """The result: as many parts as ``source``, of the same lengths and dtype, writable."""
     saved: Memory
-    """The own contribution while the result is written: ``source``, or in place a separate array.
-    Each part of the input is copied there before it is overwritten."""
+    """The own contribution while the result is written: ``source``; in place, a separate array.
+    Each part of the input is copied into this array before the part is overwritten."""
     data_type: DataType
     in_place: bool
     ranges: tuple[Range, ...] = field(init=False)
@@ -103,10 +103,10 @@ def borrow(send: object, recv: object | None = None) -> Operand:
 
     Args:
         send: contiguous NumPy array or torch CPU tensor, with at least one element and a dtype of
-            :class:`~pccl.protocol.data_type.DataType`. Of a tensor that requires a gradient, the
+            :class:`~pccl.protocol.data_type.DataType`. If a tensor requires a gradient, the
             operand uses ``detach()``.
         recv: buffer for the result, of the same kind, dtype and number of elements; None, or the
-            memory of ``send``: in place.
+            memory of ``send``, means in place.
 
     Raises:
         TypeError: a buffer is no array, or its dtype is unsupported or different.
@@ -125,13 +125,13 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
     """Check the buffers of a collective over the concatenation of several tensors.
 
     Args:
-        tensors: tensors as of :func:`borrow`, all of one dtype; some may be empty.
-        recv: one result buffer per tensor, as of :func:`borrow`; None, or the memory of
-            ``tensors``: in place. Either all are in place, or none.
+        tensors: tensors as in :func:`borrow`, all of one dtype; some may be empty.
+        recv: one result buffer per tensor, as in :func:`borrow`; None, or the memory of
+            ``tensors``, means in place. Either all are in place, or none.
 
     Raises:
-        TypeError: ``tensors`` is no list, or one tensor raises it in :func:`borrow`.
-        ValueError: as of :func:`borrow`; or all tensors are empty, dtypes differ, or two overlap.
+        TypeError: ``tensors`` is no list, or :func:`borrow` would raise it for a tensor.
+        ValueError: as in :func:`borrow`; or all tensors are empty, dtypes differ, or two overlap.
         MemoryError: in place, there is no memory for a copy of the input.
     """
     sends = _listed(tensors, "tensors")
@@ -201,7 +201,7 @@ def borrow_pointers(send_ptr: int, recv_ptr: int, count: int, data_type: DataTyp
 
     Args:
         send_ptr: address of the input.
-        recv_ptr: address of the result; ``send_ptr``: in place.
+        recv_ptr: address of the result; ``send_ptr`` means in place.
         count: number of elements at each address, at least 1.
         data_type: type of the elements.
 

@@ -1,7 +1,7 @@
 """``Outlet``: the segments that one running collective sends to one peer.
 
 Segments on a lost lane may or may not have arrived. The outlet asks the receiver, and sends only
-the missing ones again.
+missing segments again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Outlet:
 
     @property
     def ready_count(self) -> int:
-        """Number of segments that could be sent so far."""
+        """Number of segments that were ready to send so far."""
         return self.route.count - len(self._unready)
 
     @property
@@ -63,7 +63,7 @@ class Outlet:
         return (self.route.count + 7) // 8
 
     def offer(self, step: int, segment: Segment, what: int = 0, check: int | None = None) -> None:
-        """Send a segment that is ready; a second call for it changes nothing.
+        """Send a segment that is ready; a second call for the segment changes nothing.
 
         Args:
             step: step of the schedule.
@@ -78,13 +78,13 @@ class Outlet:
             self._transmit(step, segment, number, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
-        """Ask which segments have arrived of those that a lost lane carried."""
+        """Ask which of the segments ``numbers``, which a lost lane carried, have arrived."""
         self._question += 1
         self._doubtful.update(dict.fromkeys(numbers, self._question))
         self.ask()
 
     def ask(self) -> None:
-        """Ask about segments that may be lost; repeat this for each new lane of the link."""
+        """Ask about segments that may be lost; call this again for each new lane of the link."""
         if self._doubtful:
             number, what = self._question, self._what
             self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
@@ -121,7 +121,7 @@ class Outlet:
         there: Iterable[int],
         link: Link,
     ) -> None:
-        """Switch to another peer and its segments; the peer is asked before any is sent.
+        """Switch to another peer and its segments. The caller must call :meth:`ask` next.
 
         Args:
             route: all segments for the new peer.

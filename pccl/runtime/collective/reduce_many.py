@@ -23,7 +23,7 @@ class ReduceMany:
 
     Args:
         loop: event loop that the call runs on.
-        calls: calls of this peer; they undo reduces whose results the caller has not seen.
+        calls: calls of this peer, to undo reduces whose results the caller has not seen.
         reduce: makes one reduce, and retries it after losses while its second argument allows it.
         withdraw: leaves the call that borrows an operand, unless its operation has started.
         peer: id of this peer when the call begins.
@@ -54,13 +54,13 @@ class ReduceMany:
         """Reports of the completed reduces, by tag."""
 
     async def run(self) -> ReduceInfo:
-        """Make all the reduces.
+        """Make all reduces.
 
         Returns:
-            The report of the last request, but with the bytes of all, and the most attempts.
+            The report of the last request, but with all bytes, the most attempts and largest error.
 
         Raises:
-            PCCLError: a reduce cannot succeed; ``completed_tags`` names those that did.
+            PCCLError: a reduce failed; ``completed_tags`` names the reduces that succeeded.
             ValueError: another call uses the memory of a reduce.
         """
         workers = [self._loop.create_task(self._work()) for _ in range(self._batch.width)]

@@ -128,7 +128,7 @@ class Transfer(ABC):
         operand: the caller's buffers.
         layout: segments of the tensor.
         on_done: called once with the digest, when the operation has begun and the result is
-            complete; maybe from within :meth:`begin`.
+            complete; :meth:`begin` may call it.
         buffers: pool of buffers for segments that cannot be read straight into their place.
         coding: quantizes the values; None: no quantization.
     """
@@ -282,10 +282,10 @@ class Transfer(ABC):
         self.complete(placement)
 
     def detach(self) -> None:
-        """Release the caller's memory and restore the input, but go on sending from a copy.
+        """Release the caller's memory and restore the input, but keep sending from a copy.
 
-        The result is complete here, so the other members can only lack final values, which the
-        copy holds.
+        The result is complete on this peer. So other members can only lack final values, and the
+        copy holds these values.
         """
         copy = self.result.copy()
         for outlet in self.outlets.values():

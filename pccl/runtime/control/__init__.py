@@ -1,4 +1,4 @@
-"""Connections that are not lanes: handshakes, a peer's connection to the master, questions to it.
+"""Connections that are not lanes: handshakes, a peer's connection to the master, and questions.
 
 * ``greeting``: handshakes on connections, bounded in number, bytes and time.
 * ``stranger_log``: limits the log lines that other processes can cause: a few lines, then one count
@@ -7,8 +7,8 @@
   this class.
 * ``keeper``: keeps a peer's connection to the master: dials when the machine asks, and passes on
   received messages.
-* ``probe``: tests whether a peer can be dialled: connects, does the handshake, and leaves.
+* ``probe``: tests whether a peer can be dialled: connects, does the handshake, and disconnects.
 * ``question``: asks a master one question, without joining its run.
-* ``status_desk``: the queue of connections that ask a master a question. It serves one at a time,
-  then pauses.
+* ``status_desk``: the queue of connections that ask a master a question: one is served at a
+  time, with pauses.
 """

@@ -2,9 +2,9 @@
 
 A ``Greeting`` receives the bytes of a connection during its handshake. It asks the network for
 exactly the bytes of the next step, so it reads nothing that follows the handshake. Then it passes
-the connection on to the next receiver. ``introduce`` does the dialling side. A ``Reception`` holds
-accepted connections until their handshakes are complete. It bounds their number, shares the places
-fairly among source addresses, and gives each connection a deadline.
+the connection on to the next receiver. ``introduce`` does the handshakes of the side that dials. A
+``Reception`` holds accepted connections until their handshakes are complete. It bounds their
+number, shares the places fairly among source addresses, and gives each connection a deadline.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Credentials:
         return Handshake.dial(opening, self._key)
 
     def accept(self, identify: Callable[[], Opening]) -> Handshake:
-        """Return a handshake for the side that was dialled. ``identify`` makes its opening."""
+        """Return a handshake for the side that was dialled; ``identify`` makes its opening."""
         return Handshake.accept(identify, self._key)
 
 
@@ -106,7 +106,7 @@ class Greeting:
         deadline_ns: time by which the handshake must be complete.
         on_proven: called when the handshake is complete and sent; must restart or end the
             connection.
-        on_failed: called instead with the error, while the connection closes; not by ``dismiss``.
+        on_failed: called with the error if the handshake fails; ``dismiss`` does not call it.
         on_opening: called when a valid opening of the other side has arrived.
     """
 
@@ -223,7 +223,7 @@ async def introduce(
         clock: gives the time.
         deadline_ns: time by which the handshake must be complete.
         take: called with the connection and the other side's opening after the handshake; must
-            start the connection. After this call there is no error; a cancellation prevents it.
+            start the connection. After this call nothing fails; a cancellation prevents this call.
 
     Raises:
         HandshakeRefused: the two sides are incompatible; the reason says what to change.

@@ -32,11 +32,11 @@ class ControlKeeper:
 
     Args:
         masters: addresses of masters, the first choice first.
-        dial_s: time limit of connecting, and again of the handshake.
+        dial_s: time limit of connecting, and of the handshake after it.
         credentials: makes the handshakes of this peer.
         identify: returns the current identity of this peer.
         feed: takes ControlOpened, ControlMessage, ControlClosed and AddressTried.
-        create_task: runs a dial as a task.
+        create_task: runs dials and probes as tasks.
     """
 
     def __init__(

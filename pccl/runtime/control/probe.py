@@ -1,4 +1,4 @@
-"""Tests whether a peer can be dialled: connects, does the handshake, and leaves."""
+"""Tests whether a peer can be dialled: connects, does the handshake, and disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def probe(
     patience_ns: int,
     by: str,
 ) -> AddressTried:
-    """Dial a peer, do the handshake and leave; return the host that answered, or the error.
+    """Dial a peer, do the handshake, disconnect; return the host that answered, or the error.
 
     Args:
         transport: the network.

@@ -32,9 +32,9 @@ async def ask_status(
         timeout_s: time limit of the whole call.
 
     Raises:
-        LinkError: no process listens there, or the master did not answer in time.
+        LinkError: no process listens at ``master``, or the connection was lost or too slow.
         NotAdmitted: the master refused to answer; the reason says why.
-        RemoteProtocolError: no master of this version listens there, or it has another token.
+        RemoteProtocolError: the other process is no master of this version, or has another token.
     """
     question = _MasterQuestion(clock, StatusRequest(), StatusReport, "status")
     return await question.ask(transport, master, credentials, timeout_s)
@@ -48,7 +48,7 @@ async def ask_run(
     timeout_s: float,
     query: RunQuery,
 ) -> RunIs:
-    """Ask a master for its run and the members; ``query`` says what the caller knows already.
+    """Ask a master for its run and the members; ``query`` holds what the caller knows already.
 
     The other arguments and the errors are those of ``ask_status``.
     """

@@ -1,6 +1,6 @@
-"""The queue of connections that ask a master a question. It serves one at a time, then pauses.
+"""The queue of connections that ask a master a question: one is served at a time, with pauses.
 
-Source addresses take turns, so that one with many questions does not delay the answers of another.
+Source addresses take turns, so that many questions of one source do not delay other sources.
 
 The status and the list of members are the largest answers that a process outside the run can
 request. The queue keeps them from slowing down the run.
@@ -33,7 +33,7 @@ class StatusDesk:
         self._clock = clock
         self._serve = serve
         self._waiting: dict[str, dict[int, RunQuery | StatusRequest]] = {}
-        """Questions by source, then by connection. The next source is first; none is empty."""
+        """Questions by source, then by connection. The next source is first; each has questions."""
         self._source_of: dict[int, str] = {}
         self._timer: Timer | None = None
 
@@ -41,7 +41,7 @@ class StatusDesk:
         return connection in self._source_of
 
     def ask(self, connection: int, host: str, question: RunQuery | StatusRequest) -> None:
-        """Queue a question. The caller bounds the number of connections, and so of questions."""
+        """Queue a question. The caller bounds the connections, and thereby the questions."""
         source = self._source_of[connection] = source_of(host)
         self._waiting.setdefault(source, {})[connection] = question
         if self._timer is None:

@@ -68,7 +68,7 @@ class ControlStream:
         self._buffer = memoryview(bytearray(TURN_BYTES_MAX))
         self._pause: Timer | None = None
         self._cut_off: Timer | None = None
-        """Timer from ``close`` until the network has accepted all queued messages."""
+        """Timer that resets a closed connection whose queued messages are not sent in time."""
         self._unsent = bytearray()
         self._waiting = False
         self._closing = False
@@ -91,7 +91,7 @@ class ControlStream:
     def close(self) -> None:
         """Close when the network has accepted all queued messages; report nothing.
 
-        The connection is reset if the other side does not read them within ``LINGER_S``.
+        The connection is reset if the other side does not read the messages within ``LINGER_S``.
         """
         self._on_closed = None
         self._closing = True

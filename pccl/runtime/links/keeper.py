@@ -109,7 +109,7 @@ class LinkKeeper:
         self._carry_out(self._upkeep.want(self._identity.peer, members, up))
 
     def use(self, peers: Iterable[PeerId]) -> None:
-        """Open all lanes to ``peers``, because these links are about to carry a collective."""
+        """Open all lanes to ``peers``, because an operation is about to use these links."""
         if steps := self._upkeep.use(peers):
             self._carry_out(steps)
 

@@ -15,7 +15,7 @@ async def listen(
     """Listen on the host and a port of ``options``, and call ``accept`` with each connection.
 
     Raises:
-        LinkError: no such port can be opened.
+        LinkError: none of the ports can be opened.
     """
     wanted, ports = options.listen, options.ports
     failures: list[str] = []

@@ -8,8 +8,8 @@ from pccl.transports.base import PathMeasure
 from pccl.transports.link import Link, Links
 
 PERIOD_NS = 2 * NS_PER_S
-"""Time between two looks, short enough to see a collective on a slow line. A look costs one system
-call per lane."""
+"""Time between two measurements, short enough to see a collective on a slow link. A measurement
+costs one system call per lane."""
 
 
 class LinkMeter:
@@ -43,7 +43,7 @@ class LinkMeter:
         self._speeds.pop(peer, None)
 
     def look_at(self, link: Link) -> tuple[MeasuredLink, ...]:
-        """Return the measure of one link, or ``()`` if no lane knows its path."""
+        """Return the measure of one link, or ``()`` if no lane has measured its path."""
         paths = [path for lane in link.lanes if (path := lane.connection.measure()) is not None]
         if not paths:
             return ()
