@@ -76,7 +76,7 @@ def join_request(
     """Check the arguments of ``connect``.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, here and below; the message says what to do.
+        TypeError, ValueError: an argument is wrong. The functions below raise these errors too.
     """
     attempts = check_range("n_attempts", n_attempts, 1, ATTEMPTS_MAX)
     peers = resolve_min_peers(min_peers)

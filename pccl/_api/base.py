@@ -48,8 +48,8 @@ class CommunicatorBase:
         lanes: the same as ``p2p_connection_pool_size``.
 
     Raises:
-        ValueError: not an address, none at all, or a number out of range.
-        TypeError: an argument of the wrong type.
+        ValueError: an address is missing or malformed, or another argument is out of range.
+        TypeError: an argument has the wrong type.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CommunicatorBase:
         """Return a size, as of this peer's last joint call. Local; never blocks.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
             ValueError: no such attribute.
         """
         roster = self._session.roster("get_attribute")
@@ -111,7 +111,7 @@ class CommunicatorBase:
         """This incarnation's id; peers that join later have larger ids.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return self._session.peer_id("peer_id")
 
@@ -120,7 +120,7 @@ class CommunicatorBase:
         """This peer's place in the ring of its group, from 0, as of its last joint call.
 
         Raises:
-            NotConnected: ``connect`` was not called, or this peer is no longer a member.
+            NotConnected: this peer is not a member, or the communicator is closed.
         """
         ring = self._session.roster("rank").ring
         me = self._session.peer_id("rank")
@@ -130,18 +130,18 @@ class CommunicatorBase:
 
     @property
     def world_size(self) -> int:
-        """Members of the own group, as of this peer's last joint call (LOCAL_WORLD_SIZE).
+        """Number of members of this peer's group, as of its last joint call (LOCAL_WORLD_SIZE).
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return len(self._session.roster("world_size").members)
 
     def members(self) -> tuple[MemberInfo, ...]:
-        """Return the own group's members in ring order, as of this peer's last joint call. Local.
+        """Return the members of this peer's group in ring order, as of its last joint call. Local.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return members_of(self._session.roster("members"))
 
@@ -149,6 +149,6 @@ class CommunicatorBase:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.
 
         Raises:
-            NotConnected: ``connect`` was not called.
+            NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return self._session.status("status")

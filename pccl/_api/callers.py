@@ -2,7 +2,7 @@
 
 A caller is a thread or an asyncio task that has made a joint call and is still alive. If all
 callers are inside joint calls, this process cannot start another one. Members that all report
-this, and that wait for different calls, would wait for ever.
+this, and that wait for different calls, would wait forever.
 
 Callers register on their own threads, and the I/O thread asks. Each step is one operation on a
 dict, which the interpreter lock makes atomic, so this module needs no locks.
@@ -41,7 +41,7 @@ class Callers:
         """Joint calls whose work has begun and has not ended."""
 
     def note(self, caller: Caller) -> None:
-        """Record that ``caller`` makes joint calls. It is not inside one."""
+        """Record ``caller``, which is not inside a joint call."""
         self._record_of(caller)
 
     @contextmanager

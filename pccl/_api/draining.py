@@ -3,8 +3,8 @@
 ``pccl launch`` and ``pccl join`` set ``PCCL_DRAIN=1``. The first communicator that the main thread
 then makes installs a SIGTERM handler, unless the program has one. The handler closes every
 communicator of the process, so that open calls in other threads raise ``NotConnected``. Then the
-main thread gets ``SystemExit``: ``finally`` and ``with`` blocks and exit handlers run, and the exit
-status is 143.
+handler raises ``SystemExit`` in the main thread: ``finally`` and ``with`` blocks and exit handlers
+run, and the exit status is 143.
 
 Like every Python handler, it runs only when the main thread returns from C code.
 """

@@ -84,7 +84,7 @@ class AsyncReduceHandle:
         return self._told()
 
     def __await__(self) -> Generator[Any, None, ReduceInfo]:
-        """Wait on the running loop; returns and raises as ``result`` does.
+        """Wait on the running loop; return and raise as ``result`` does.
 
         A cancelled wait does not cancel the reduce.
         """
@@ -129,7 +129,7 @@ class AsyncReduceHandle:
             return self._question
 
     def _leave(self, question: Submission[ReduceInfo]) -> None:
-        """Remove a waiter, and keep the outcome if there is one; else the last one withdraws."""
+        """Remove a waiter. Keep any outcome; otherwise the last waiter withdraws the question."""
         with self._lock:
             self._waiters -= 1
             if self._outcome is not None:

@@ -14,7 +14,7 @@ from pccl.transports.link import Lane
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member of the own group.
+    """One member of this peer's group.
 
     Attributes:
         peer_id: its id, unique in the run; peers that joined later have larger ids.
@@ -38,8 +38,8 @@ class LaneStatus:
         local: this end, ``HOST:PORT``.
         remote: the other end, as this host sees it.
         congestion: congestion control of this end, by its name in the kernel; empty if unknown.
-        sent_bytes: all bytes sent since the connection was greeted.
-        received_bytes: all bytes received since then.
+        sent_bytes: all bytes sent since the greeting of the connection.
+        received_bytes: all bytes received since the greeting of the connection.
     """
 
     number: int
@@ -86,7 +86,7 @@ class CallStatus:
         call: its name.
         tag: tag of a collective; None for a joint call of the run.
         open_s: seconds since the call was made.
-        waits_for: members or event it waits for, as the master reports; empty until it reports.
+        waits_for: members or event it waits for, as the master reports; empty without a report.
     """
 
     call: str
@@ -125,7 +125,7 @@ class Happened:
     """One event of this peer: a loss, a failure, a broken connection.
 
     Attributes:
-        ago_s: seconds since then.
+        ago_s: seconds since the event.
         text: description.
     """
 
@@ -137,7 +137,7 @@ class Happened:
 class Status:
     """This peer's own view of the run at the moment.
 
-    Unlike ``members()``, it shows every message that has arrived, even if no joint call of this
+    Unlike ``members()``, it includes every message that has arrived, even if no joint call of this
     peer has returned since.
 
     Attributes:
@@ -147,8 +147,8 @@ class Status:
         standing: ``member``; ``lost``: no longer a member, and the next call raises the reason;
             ``joining`` and ``pending``: while it joins again.
         term: number of the master's incarnation.
-        view: number of the own group's newest view.
-        members: members of the own group in that view, in ring order.
+        view: number of the newest view of this peer's group.
+        members: members of this peer's group in that view, in ring order.
         master: the master as this peer knows it.
         calls: open calls, the oldest first.
         transfers: collectives without an outcome, the oldest first.

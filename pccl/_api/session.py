@@ -109,7 +109,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called, or this process is a forked child of the owner."""
+        """Whether the session is closed, or belongs to the parent of this forked process."""
         return not self._finalizer.alive or self._io.abandoned
 
     def submit(self, call: CheckedCall[_Request, _T]) -> Submission[_T]:
@@ -131,7 +131,7 @@ class Session:
         return nullcontext()
 
     def settle_left(self, call: CheckedCall[_Request, _T], submission: Submission[_T]) -> None:
-        """Tell the engine that the caller left, if the call ended before its cancellation."""
+        """Report to the engine that the caller left, if the call ended before its cancellation."""
         finished = submission.finished
         if not finished.done() or finished.cancelled():
             return
@@ -145,7 +145,7 @@ class Session:
     # -- queries ---------------------------------------------------------------------------------
 
     def roster(self, func: str) -> Roster:
-        """Return the membership as of the caller's last joint call.
+        """Return the membership as of this peer's last joint call.
 
         Raises:
             NotConnected: this peer is not a member yet, or the communicator is closed.

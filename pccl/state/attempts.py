@@ -14,7 +14,7 @@ from pccl.protocol.errors import (
 from pccl.protocol.types import RemovalCause
 
 STARVED_MAX = 3
-"""Attempts that may end because no source sends a missing piece; the last one fails the call."""
+"""Number of attempts without a source of a missing piece after which the call fails."""
 
 
 class Next(enum.Enum):

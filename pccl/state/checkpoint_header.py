@@ -4,9 +4,9 @@
     JSON      dtype, shape and offsets of each tensor; ``__metadata__``; spaces to a multiple of 8
     contents  bytes of the tensors
 
-``__metadata__`` holds what the format lacks: revision, lineage, the order of the tensors, the names
-of tensors that may differ between members, the digests of :mod:`pccl.state.digests`, and a digest
-of the header itself. (https://github.com/huggingface/safetensors#format)
+``__metadata__`` holds what the format lacks: revision, lineage, tensor order, and tensors that may
+differ between members. It also holds the digests of :mod:`pccl.state.digests`, and a digest of the
+header itself. (https://github.com/huggingface/safetensors#format)
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def checkpoint_of(header: bytes) -> Checkpoint:
         header: length and JSON.
 
     Raises:
-        ValueError: ``SharedState.save`` did not write this header.
+        ValueError: the header is altered, malformed, not from ``SharedState.save``, or too new.
     """
     at = header.find(_HEADER_KEY) + len(_HEADER_KEY)
     digest = header[at : at + len(_NO_DIGEST)]
@@ -199,7 +199,7 @@ def checkpoint_of(header: bytes) -> Checkpoint:
 
 
 def _parse(said: Any) -> Checkpoint:
-    """Decode the JSON of a header, after a check of its digest.
+    """Decode the JSON of a header that has the right digest.
 
     Raises:
         ValueError: ``header_of`` did not write this; other errors of ``_NONSENSE`` mean the same.

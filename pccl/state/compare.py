@@ -10,7 +10,7 @@ from pccl.state.layout import StateLayout
 
 
 def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | None:
-    """Return the first tensor with another name, dtype, size or flag; None: there is none."""
+    """Describe the first tensor whose name, dtype, size or flag differs; None: none differs."""
     for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
         if own == other:
             continue
@@ -24,7 +24,7 @@ def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | No
 
 
 def content_difference(mine: PieceMap, theirs: PieceMap) -> Difference | None:
-    """Return the first differing piece of two states of the same layout; None: there is none.
+    """Describe the first differing piece of two states of the same layout; None: there is none.
 
     Tensors that may differ do not count.
     """

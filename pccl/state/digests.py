@@ -8,8 +8,8 @@
 
 (BLAKE3: O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020; section 2.1 for the derived contexts.) The
 digests form a tree. A peer that knows the content's digest can check a list of piece digests before
-it trusts the list, and then each piece on arrival. Each level has its own context, so a source
-cannot pass off a list of digests as a piece.
+it trusts the list, and then each piece on arrival. Each level has its own context, so a list
+of digests is never valid as a piece.
 """
 
 from __future__ import annotations

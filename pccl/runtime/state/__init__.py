@@ -4,8 +4,8 @@
 * ``frames``: sends frames of shared state, and checks their lengths.
 * ``upload``: sends pieces, maps and layouts of one shared state to peers that ask.
 * ``receiver``: carries out the decisions of a download, and passes received frames to it.
-* ``comparison``: finds where the own state differs from that of another member.
-* ``session``: one shared state in one operation: it is uploaded, compared and downloaded.
+* ``comparison``: finds where this peer's state differs from that of another member.
+* ``session``: uploads, compares and downloads one shared state in one operation.
 * ``sync``: one call that synchronizes or compares shared state, with all its attempts.
 * ``service``: runs the calls about shared state for a peer's engine.
 * ``exchange``: owns all uploads and downloads of this peer, and routes frames to them.

@@ -1,4 +1,4 @@
-"""``StateComparison``: finds where the own state differs from that of another member."""
+"""``StateComparison``: finds where this peer's state differs from that of another member."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pccl.state.layout import StateLayout
 
 
 class StateComparison:
-    """Finds where the own state differs from that of another member.
+    """Finds where this peer's state differs from that of another member.
 
     Args:
-        memory: memory of the own state; its digests are up to date.
+        memory: memory of this peer's state; its digests are up to date.
         sender: sends the requests.
         reference: the other member.
         now_ns: the current time in nanoseconds.
-        answer: called once with the first difference, or with the reason why there is none.
+        answer: called once with the first difference, or with the reason why none was found.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class StateComparison:
         self._now_ns = now_ns
 
     def begin(self) -> None:
-        """Ask the reference for its layout, or fail at once if its link is down."""
+        """Ask the reference for its layout, or fail at once if the link is down."""
         if self._sender.is_up(self.reference):
             self.ask()
         else:
             self.fail("there is no link to it")
 
     def ask(self) -> None:
-        """Send the next request; or repeat it, because it or its answer may be lost."""
+        """Send the current request, perhaps again: a lost lane may have lost it or its answer."""
         kind = FrameKind.LAYOUT_ASK if self._request is None else FrameKind.MAP_ASK
         self._sender.send(self.reference, kind)
 

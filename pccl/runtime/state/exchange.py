@@ -79,7 +79,7 @@ class StateExchange:
         ring: tuple[PeerId, ...],
         own: PeerId,
     ) -> StateSession:
-        """Open a session for an operation. From now on it sends pieces to members that ask."""
+        """Open a session for an operation. The session sends pieces to members that ask."""
         session = self.sessions[operation] = StateSession(
             operation,
             memory,
@@ -98,7 +98,7 @@ class StateExchange:
         self.sessions[operation].begin(elected)
 
     def compare(self, operation: OperationId, reference: PeerId) -> None:
-        """Find where the own state differs from that of ``reference``."""
+        """Find where this peer's state differs from that of ``reference``."""
         self.sessions[operation].compare(reference)
 
     def detach(self, operation: OperationId) -> None:
@@ -106,7 +106,7 @@ class StateExchange:
         self.sessions[operation].detach()
 
     def end(self, operation: OperationId) -> StateSession:
-        """End the session of ``operation`` and return it. It no longer uses the memory."""
+        """End the session of ``operation`` and return it. The session no longer uses the memory."""
         session = self.sessions.pop(operation)
         session.end()
         return session

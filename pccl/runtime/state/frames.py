@@ -16,10 +16,10 @@ from pccl.transports.link import Links
 from pccl.transports.outgoing import Payload
 
 MAP_PIECES_MAX = 32768
-"""Digests in one frame: 1 MiB."""
+"""Largest number of digests in one frame; they take 1 MiB."""
 
 QUEUED_PIECES_MAX = 4096
-"""Pieces that one peer has requested and not received."""
+"""Largest number of pieces that one peer may have requested and not received."""
 
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 
@@ -85,7 +85,7 @@ class StateSender:
         self._links.to(peer).send(header, payload, 0)
 
     def waiting_bytes(self, peer: PeerId, kind: FrameKind) -> int:
-        """Bytes of frames of this kind that wait for a lane to ``peer``, of all operations."""
+        """Return the bytes of waiting frames of this kind for ``peer``, of all operations."""
         return self._links.to(peer).waiting_bytes(kind)
 
     def drop(self, peer: PeerId) -> None:
@@ -111,7 +111,7 @@ def numbers_of(payload: bytearray) -> list[int]:
     """Decode numbers of pieces.
 
     Raises:
-        RemoteProtocolError: the length of ``payload`` is no multiple of 4.
+        RemoteProtocolError: the length of ``payload`` is not a multiple of 4.
     """
     if len(payload) % 4:
         raise RemoteProtocolError(func="lane", reason=f"{len(payload)} bytes are not a piece list")
@@ -122,7 +122,7 @@ def check_length(header: FrameHeader) -> None:
     """Check the length of a frame of any kind except PIECE.
 
     Raises:
-        RemoteProtocolError: the frame is too long for its kind.
+        RemoteProtocolError: the frame has a wrong length for its kind.
     """
     most = _LENGTHS_MAX.get(header.kind, -1)
     if header.length > most or (header.kind in _LISTS and header.length % 4):

@@ -1,7 +1,7 @@
 """``StateReceiver``: carries out the decisions of a ``Download``, and passes received frames to it.
 
 It reads each piece directly into its slot, and hashes it. While two lanes carry copies of the same
-piece, the newer copy gets the slot; the receiver discards the older one.
+piece, the newer copy gets the slot; the receiver discards the older copy.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class _Arrival:
     def counts(self) -> bool:
         """Whether no newer copy has the slot, and the piece is not advisory.
 
-        A program may change an advisory piece while it is sent. The digest of the piece shows
-        that, and the source is not to blame.
+        A program may change an advisory piece during the transfer. The digest of the piece is
+        then wrong, and the source is not to blame.
         """
         return self.receiver.is_current(self) and not self.is_advisory
 
@@ -140,7 +140,7 @@ class StateReceiver:
         self.download = Download(memory.piece_map, peer, stall_ns=stall_ns)
         self.fetched = fetched
         self.no_room: OSError | MemoryError | None = None
-        """The error that ended the download, because it found no room for the missing pieces."""
+        """The error that ended the download, if there was no room for the missing pieces."""
         self.watches = False
         """Whether each map request also asks the member to announce results."""
         self._layout = memory.layout
@@ -163,7 +163,7 @@ class StateReceiver:
         self._carry_out(self.download.begin(target, self._present()))
 
     def link_changed(self, peer: PeerId, *, up: bool) -> None:
-        """Tell the download that a link came up or broke."""
+        """Report to the download that a link came up or broke."""
         self._carry_out(self.download.link_changed(peer, self._present(), up=up))
 
     def lane_lost(self, peer: PeerId) -> None:
@@ -189,7 +189,7 @@ class StateReceiver:
         *,
         awaited: bool,
     ) -> Sink:
-        """Return the sink of a frame: a slot for a piece; other frames go to ``take`` if awaited.
+        """Return the sink of a frame. An awaited piece goes to its slot, another frame to ``take``.
 
         Raises:
             RemoteProtocolError: the frame has a wrong length, or names a piece that does not exist.
@@ -221,7 +221,7 @@ class StateReceiver:
         """Pass a complete map part, refusal or announcement to the download.
 
         Raises:
-            RemoteProtocolError: the frame is malformed.
+            RemoteProtocolError: the frame is malformed, or of an unexpected kind.
         """
         present = self._present()
         match header.kind:
@@ -250,7 +250,7 @@ class StateReceiver:
             del self._arrivals[arrival.number]
 
     def progressed(self, source: PeerId, nbytes: int) -> None:
-        """Tell the download that bytes of a piece arrived, also of an older copy."""
+        """Report to the download that bytes of a piece arrived, perhaps of an older copy."""
         self.download.progressed(source, nbytes, self._now_ns())
 
     def complete(self, arrival: _Arrival) -> None:

@@ -1,9 +1,9 @@
 """``Replay``: applies the members' reductions to the state of a newcomer.
 
 It writes the members' state after a synchronization into the tensors. Then it lets the program
-apply each result that was committed since, in order (``results``). It compares the outcome with the
-members' state after their next synchronization. If they differ, because it missed a result, it
-fetches the difference.
+apply each later committed result, in order (``results``). It compares the outcome with the
+members' state after their next synchronization. The prefetch fetches any difference, for example
+after a missed result.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pccl.runtime.state.results import ResultNews, result_memory
 _log = logging.getLogger("pccl.peer")
 
 NEWS_KEPT_MAX = 256
-"""Announced results that wait for their replay; the newcomer ignores further announcements."""
+"""Limit of announced results that wait for their replay; the newcomer ignores further results."""
 
 RESULT_BYTES_MIN, RESULT_STATES_MAX = 1 << 30, 8
-"""A newcomer ignores a result that exceeds both these bytes and this multiple of its state."""
+"""A newcomer ignores a result larger than both this size and this multiple of its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Replay:
         self._adopted = b""
         """Digest of the last snapshot that the replay wrote into the tensors."""
         self._holds = b""
-        """Digest of the members' state that the next result follows, with ``_index``."""
+        """Digest of the members' contents from which ``_index`` counts the results."""
         self._index = 0
         """Index of the next result to replay."""
         self._ends = False
@@ -101,7 +101,7 @@ class Replay:
         self._turn: asyncio.Future[None] | None = None
 
     def heard(self, peer: PeerId, payload: bytearray) -> None:
-        """Store the result that a member announces. Each member announces the same results.
+        """Store an announcement within the limits. Repetitions by other members change nothing.
 
         Raises:
             RemoteProtocolError: ``payload`` is malformed.
@@ -133,7 +133,7 @@ class Replay:
             await self._turn
 
     async def _step(self) -> bool:
-        """Adopt a snapshot or replay one result. Return False if there is nothing to do."""
+        """Adopt a snapshot or replay one result. Return False if nothing can be done now."""
         content = self._prefetch.content
         if content and content != self._adopted:
             self._prefetch.download.is_held = True
@@ -189,7 +189,7 @@ class Replay:
         return True
 
     async def _fetch(self, news: ResultNews) -> Array | None:
-        """Fetch the values of a result. Return None if no member offers them any more."""
+        """Fetch the values of a result. Return None if any are missing or the digest is wrong."""
         values = np.empty(news.count, news.dtype.to_numpy_dtype())
         memory = result_memory(news.operation, values, news.dtype)
         fetched = FetchedPieces(memory, 0, in_place=True)

@@ -1,11 +1,11 @@
 """``Results``: results of reductions, which a member offers to newcomers for their replay.
 
 Between two synchronizations, often only the results of reductions change a state. A newcomer
-fetches the state of the last synchronization, and each result since. It applies them in order, and
-then has the same state as the members.
+fetches the state of the last synchronization, and each later result. It applies the results in
+order, and then has the same state as the members.
 
-A member copies and keeps results only while a newcomer watches. Each synchronization restarts their
-numbers at 0, so a newcomer notices a result that it missed.
+A member copies and keeps results only while a newcomer watches. Each synchronization restarts the
+numbers of the results at 0, so a newcomer notices a missed result.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import piece_digest
 
 KEPT_BYTES_MAX = 1 << 30
-"""Results that a member keeps for watchers. It drops the oldest.
+"""Bytes of results that a member keeps for watchers; above them, it drops the oldest results.
 
-A watcher that misses one fetches the state instead."""
+A watcher that misses a result fetches the state instead."""
 
 KEPT_MAX = 4096
-"""Number of results that a member keeps: each takes memory beyond its bytes."""
+"""Largest number of results that a member keeps: each takes memory beyond its bytes."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""Announcements that a watcher has not read. The member forgets the watcher."""
+"""Bytes of unread announcements above which the member forgets the watcher."""
 
 COUNT_MAX = 1 << 36
-"""Values of one result; only an attacker announces more."""
+"""Largest number of values of one result; only an attacker announces more."""
 
 _NEWS = struct.Struct("<32sIIIIQIBQ32sI?")
 _PEER = struct.Struct("<Q")
@@ -51,8 +51,8 @@ class ResultNews:
     """The announcement of one committed reduction.
 
     Attributes:
-        content: digest of the contents that the last synchronization before it elected.
-        index: number of reductions committed between that synchronization and this one.
+        content: digest of the contents that the last synchronization before the reduction elected.
+        index: number of earlier observable reductions since that synchronization.
         operation: id of the reduction.
         dtype: dtype of the values.
         count: number of values.
@@ -142,8 +142,8 @@ class Results:
     """The results that one member offers to newcomers.
 
     Args:
-        show: lets newcomers fetch a state, until ``hide``.
-        hide: ends that.
+        show: offers a state to newcomers, until ``hide``.
+        hide: stops offering a state.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Results:
         contributors: tuple[PeerId, ...],
         weights: tuple[float, ...] = (),
     ) -> None:
-        """Copy a committed result, and announce it, if a newcomer watches."""
+        """Count a committed result. If a newcomer watches a synchronized state, announce a copy."""
         index, self._index = self._index, self._index + 1
         self.forget([peer for peer, sender in self._watchers.items() if _is_behind(peer, sender)])
         if not self._watchers or not self._content:

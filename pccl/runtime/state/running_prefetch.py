@@ -1,6 +1,6 @@
 """``RunningPrefetch``: a newcomer's prefetch and replay, from registration to admission.
 
-It fetches the members' snapshot. If the program passes ``on_reduction``, it replays their results.
+It fetches the members' snapshot. With ``on_reduction``, it also replays the members' results.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import cancelled_and_settled, settled
 
 SETTLE_NS = 10 * NS_PER_S
-"""Time that an admitted newcomer may still replay, while the members wait for its next call. The
-synchronization fetches the rest."""
+"""Time for which an admitted newcomer may replay, while the members wait for its next call. The
+synchronization fetches what the missing results would change."""
 
 
 @dataclass(frozen=True, slots=True)

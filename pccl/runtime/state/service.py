@@ -123,7 +123,7 @@ class StateService:
 
         Raises:
             PCCLError: the call has failed; without ``in_place`` the state is unchanged.
-            OSError: the disk has no room for the missing pieces.
+            OSError, MemoryError: this peer has no room for the missing pieces.
         """
         while True:
             await sync.hash()
@@ -207,7 +207,7 @@ class StateService:
         return fetched
 
     def _show(self, memory: StateMemory) -> None:
-        """Let newcomers fetch this state, and count results from this synchronization on."""
+        """Unless a tensor is only an address, offer this state and later results to newcomers."""
         if memory.holds_tensors:
             self.exchange.show(memory)
             newest = self._machine.newest
@@ -216,7 +216,7 @@ class StateService:
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
-        """Offer a committed result to newcomers, before the caller can change its memory."""
+        """Offer an observable result to newcomers, before the caller can change its memory."""
         if call.observable and call.operand is not None:
             self.exchange.results.committed(
                 result.operation,
@@ -230,7 +230,7 @@ class StateService:
         """Check that a collective does not use memory of a state that is being synchronized.
 
         Raises:
-            ValueError: it does; wait until the synchronization has returned.
+            ValueError: the collective uses it; wait until the synchronization has returned.
         """
         for sync in self._syncs:
             sync.check_apart(operand)

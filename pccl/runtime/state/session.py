@@ -1,4 +1,4 @@
-"""``StateSession``: one shared state in one operation: it is uploaded, compared and downloaded.
+"""``StateSession``: uploads, compares and downloads one shared state in one operation.
 
 A session sends pieces directly from the tensors, or from the verified pieces that it has fetched.
 It fetches the elected contents into separate memory, from several members at once. It overwrites no
@@ -27,7 +27,7 @@ from pccl.transports.link import Links
 from pccl.transports.sinks import Sink
 
 StateNews: TypeAlias = ReduceDone | SyncStarved | ComparisonDone
-"""Events for the machine: all contents are here, no member sends a piece, ``compare`` is done."""
+"""Events for the machine: all data is here, missing data has no source, ``compare`` is done."""
 
 
 class StateSession:
@@ -93,7 +93,7 @@ class StateSession:
             self._report(ReduceDone(self.operation, self.elected.content))
 
     def compare(self, reference: PeerId) -> None:
-        """Find where the own state differs from that of ``reference``."""
+        """Find where this peer's state differs from that of ``reference``."""
         now_ns = self._now_ns()
         self._comparison = StateComparison(
             self.memory, self._sender, reference, now_ns, self._answer_comparison
@@ -120,7 +120,7 @@ class StateSession:
 
     @property
     def progress(self) -> Progress:
-        """Verified pieces, and bytes received: of pieces, of incomplete ones, and of maps."""
+        """Number of verified pieces, and received bytes of maps, pieces and incomplete pieces."""
         download = self.download
         received = len(download.wanted) - download.missing
         moved_bytes = download.map_bytes + download.rx_bytes + self.receiver.arriving_bytes
@@ -160,7 +160,7 @@ class StateSession:
         return self.receiver.frame_started(peer, header, self.take, awaited=awaited)
 
     def _awaits(self, peer: PeerId, kind: FrameKind) -> bool:
-        """Whether this session expects a frame of this kind; for most kinds always True."""
+        """Whether this session expects such a frame; only MAP and LAYOUT may be unexpected."""
         match kind:
             case FrameKind.MAP:
                 return self._compares(peer) or self.download.awaits_map(peer)
@@ -176,7 +176,7 @@ class StateSession:
         """Process a complete frame of any kind except PIECE.
 
         Raises:
-            RemoteProtocolError: the frame is malformed.
+            RemoteProtocolError: the frame is malformed or unexpected, or asks for too many pieces.
         """
         comparison = self._comparison if self._compares(peer) else None
         match header.kind:

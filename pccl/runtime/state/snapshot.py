@@ -1,8 +1,8 @@
 """``StateSnapshot``: a synchronized state that newcomers may fetch while the members keep working.
 
 A snapshot is no copy. It keeps the digests of the last synchronization, and reads the program's
-tensors when a lane is about to send a piece. If the program has changed the piece since, the
-newcomer sees this by its digest, and does not distrust the member.
+tensors when a lane is about to send a piece. If the program has changed the piece, the
+newcomer sees a wrong digest, and does not distrust the member.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     hash stale tensors -> offer -> (fetch, verify) -> commit -> write to the tensors
 
-If an attempt loses a member, the call makes another one and keeps the verified pieces. Unless the
-caller has set ``in_place``, it changes tensors and revision only after the commit. It then changes
-all of them before it returns or raises.
+If an attempt loses a member, the call makes another and keeps the verified pieces. Unless the
+caller has set ``in_place``, it changes tensors and revision only after the commit. A cancellation
+does not interrupt these changes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StateSync:
     Args:
         hasher: hashes and copies, off the event loop.
         request: options of the call.
-        fetched: pieces that a prefetch has fetched; None: none.
+        fetched: pieces that a prefetch has fetched; None: there are none.
         deadline: time limit of all attempts together.
         now_ns: returns the current time in nanoseconds.
 
@@ -127,7 +127,7 @@ class StateSync:
         self._request = request
         self.attempts = SyncAttempts()
         self._begun_by = NOBODY
-        """This peer's id in the failed attempt that the next one repeats, else ``NOBODY``."""
+        """This peer's id in the failed attempt that the next attempt repeats, else ``NOBODY``."""
         self._phase = "hashing"
         self._hashing = StateHashing(hasher)
         self._tx_bytes = self._rx_bytes = self._wrong_pieces = 0
@@ -149,7 +149,7 @@ class StateSync:
         """Check that a collective does not use memory of this state.
 
         Raises:
-            ValueError: it does; wait until the synchronization has returned.
+            ValueError: the collective uses it; wait until the synchronization has returned.
         """
         if clash((*operand.ranges, *self._ranges)) is not None:
             raise ValueError(
@@ -195,11 +195,11 @@ class StateSync:
         return SyncCall(0, offer, self._begun_by)
 
     def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
-        """Return the next step after the failure of an attempt that this peer began as ``peer``.
+        """Record that an attempt failed, which this peer began as ``peer``. Return the next step.
 
         Raises:
             PCCLError: the call fails without a further attempt.
-            OSError: the disk has no room for the missing pieces.
+            OSError, MemoryError: this peer has no room for the missing pieces.
         """
         session, starved, no_room = self.session, False, None
         if session is not None:
@@ -232,10 +232,10 @@ class StateSync:
             self.memory.touch_all()
 
     async def place(self, result: SyncResult, run: bytes) -> None:
-        """Write the fetched pieces into the tensors, because the operation is committed.
+        """Write the fetched pieces into the tensors after the commit. For ``verify``, do nothing.
 
         Raises:
-            Exception: writing failed, perhaps half-way; the other members hold all contents.
+            Exception: writing failed, perhaps half-way; the other members have the contents.
         """
         self._count()
         if self._request.purpose is not SyncPurpose.SYNC:

@@ -31,7 +31,7 @@ class StateUpload:
         layout: layout of the state.
         piece_map: digests of the pieces that this peer sends.
         read: returns the bytes of a piece.
-        holds: whether this peer has the piece that the other members need.
+        holds: returns whether this peer can send the right contents of a piece.
         sender: queues the frames.
     """
 
@@ -124,7 +124,7 @@ class StateUpload:
         """Queue these pieces for ``peer``, and refuse pieces that this peer does not have.
 
         Raises:
-            RemoteProtocolError: a number is above the last piece, or too many pieces are queued.
+            RemoteProtocolError: a number is above the last piece, or too many answers wait.
         """
         queued = self._queued.setdefault(peer, {})
         lacking: list[int] = []

@@ -4,6 +4,6 @@
 * ``source``: one source of pieces: what it has, its outstanding pieces, and its rate.
 * ``pieces``: chooses which source is asked for which missing piece.
 * ``maps``: the maps that a peer has requested, until they are complete.
-* ``target``: the contents that a download fetches: elected ones, or the members' snapshot.
+* ``target``: what a download fetches: the elected contents, or the members' snapshot.
 * ``download``: fetches a shared state from several sources, for a synchronization or a prefetch.
 """

@@ -50,7 +50,7 @@ class KeepPiece:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncePieces:
-    """Tell these peers, which fetch the same contents, that this peer has these pieces."""
+    """Announce to these peers, which fetch the same contents, that this peer has these pieces."""
 
     peers: tuple[PeerId, ...]
     pieces: tuple[int, ...]
@@ -111,7 +111,7 @@ class Download:
         self.is_deserted = False
         """Whether a peer has withdrawn; it may send pieces in the next attempt."""
         self.is_held = False
-        """Whether the fetched pieces are in use; the download starts no other contents then."""
+        """Whether fetched pieces are in use, so that the download must not start other contents."""
         self._own = own
         self._peer = peer
         self._stall_ns = stall_ns
@@ -129,7 +129,7 @@ class Download:
         self._moved_ns = 0
         """Time of the last byte of a piece."""
         self._ended_ns = 0
-        """Time of the end, or of the last refresh of the maps after it."""
+        """Time of the end, or of the last refresh of the maps after the end."""
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Download:
         return self._ask_maps(present) + self._conclude(present)
 
     def staged(self, here: Iterable[int], present: Present) -> list[Decision]:
-        """Start to request the pieces of ``StagePieces``, except the verified ones in ``here``."""
+        """Request the pieces of ``StagePieces`` from now on, except verified pieces in ``here``."""
         assert self.target is not None
         layout, fetchers, now_ns = self._own.layout, self.target.fetchers, present.now_ns
         self._here = list(here)
@@ -220,7 +220,7 @@ class Download:
         return decisions + self._announce(fetchers, self._here, present) + self._conclude(present)
 
     def no_room(self, why: str, present: Present) -> list[Decision]:
-        """Fail for good, because this peer has no room for the pieces of ``StagePieces``."""
+        """Fail permanently, because this peer has no room for the pieces of ``StagePieces``."""
         self._has_room = False
         self.pieces = None
         self.wanted, self.wanted_bytes = (), 0
@@ -229,7 +229,7 @@ class Download:
     # -- links and time ----------------------------------------------------------------------------
 
     def link_changed(self, peer: PeerId, present: Present, *, up: bool) -> list[Decision]:
-        """Use a link that came up, or do without one that broke."""
+        """Use a peer whose link came up, or stop using a peer whose link broke."""
         if not up:
             self._maps.pop(peer, None)
         if self.target is None:
@@ -249,7 +249,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def lane_lost(self, peer: PeerId, present: Present) -> list[Decision]:
-        """Repeat requests and announcements to ``peer``, which a lost lane may have lost."""
+        """Repeat requests and announcements to ``peer``, because a lost lane may have lost them."""
         decisions: list[Decision] = []
         if peer in self._maps:
             self._maps[peer].asked(present.now_ns)
@@ -321,7 +321,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def refused(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
-        """Stop asking ``peer`` for these pieces, which it lacks; none: it has left the call."""
+        """Stop asking ``peer`` for these pieces. No numbers: it has left the call."""
         target = self.target
         if not numbers:
             self.is_deserted = True
@@ -341,7 +341,7 @@ class Download:
         return decisions + self._conclude(present)
 
     def has(self, peer: PeerId, numbers: list[int], present: Present) -> list[Decision]:
-        """Record pieces that another fetcher announces, and request missing ones from it.
+        """Record pieces that another fetcher announces, and request missing pieces from it.
 
         Raises:
             RemoteProtocolError: a number is above the last piece of the state.

@@ -5,20 +5,20 @@ It is pure: callers report what sources have and what arrives, and get the next 
 * Each source has a window of bytes that are requested from it and not received. The window follows
   its rate. A source with room in its window gets the next request, so fast sources send more.
 * Members that fetch the same contents begin at different pieces, and send each other their pieces
-  (*partial* sources). A full source is first asked for pieces that no partial source has: the
-  rarest first, as in B. Cohen, "Incentives Build Robustness in BitTorrent" (2003), but with only
-  two degrees of rareness.
+  (*partial* sources). A full source is first asked for pieces that no partial source has.
+  This is rarest first, as in B. Cohen, "Incentives Build Robustness in BitTorrent" (2003), but
+  with only two degrees of rareness.
 * At the end, a slow source gets no request if the other sources finish sooner. One faster source
-  gets a second request for its outstanding pieces (the *end game* of the same paper).
-* If a source *stalls*, other sources may take over its outstanding pieces. A source that sent a
-  wrong piece is *distrusted*. Both are asked only for pieces that no good source has. So no piece
-  waits forever while a source has it.
+  gets a second request for the slow source's pieces (the *end game* of the same paper).
+* If a source *stalls*, its outstanding pieces may be requested from other sources. A source that
+  sent a wrong piece is *distrusted*. Stalled and distrusted sources are asked only for pieces that
+  no good source has. So no piece waits forever while a usable source has it.
 
 Inside, a piece is a *slot*: its number in the order in which this member requests pieces.
 
 Costs: a piece takes a few operations on integers of 1024 bits, for any number of pieces up to a
-million. The loss, distrust or stall of a source takes time for its window, and for each block of
-1024 pieces if the source is partial.
+million. The loss, distrust or stall of a source takes time in proportion to its window. For a
+partial source, each block of 1024 pieces adds to this time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class PieceFetch:
 
     Args:
         sizes: number of each wanted piece -> its bytes, 1 to ``PIECE_BYTES``.
-        rank: index of this member among the members that fetch these contents. It begins at the
-            (rank / fetchers)-th part of the wanted pieces, and wraps around.
+        rank: index of this member among the members that fetch these contents. This member
+            begins at the fraction rank / fetchers of the wanted pieces, and wraps around.
         fetchers: number of these members, this one included.
         now_ns: the current time in nanoseconds; it never goes back.
         stall_ns: nanoseconds without a byte after which a source with outstanding pieces stalls.
@@ -121,7 +121,7 @@ class PieceFetch:
     def add_source(
         self, source: PeerId, now_ns: int, pieces: Iterable[int] | None = None
     ) -> list[Ask]:
-        """Add a source, or more pieces of a known one.
+        """Add a source, or more pieces of a known source.
 
         Args:
             source: peer to ask.
@@ -281,7 +281,7 @@ class PieceFetch:
         return self._fill(self._ranked())
 
     def _heard_from(self, source: Source) -> None:
-        """Record that ``source`` is alive. If it had stalled, take its slots off the free ones."""
+        """Record that ``source`` is alive. After a stall, its outstanding slots are not free."""
         source.silent_since_ns = self._now_ns
         if source.stalled:
             source.stalled = source.overdue = False
@@ -292,7 +292,7 @@ class PieceFetch:
     # -- who is asked for what ----------------------------------------------------------------
 
     def _ranked(self) -> list[Source]:
-        """Return the sources that may be asked, the better ones first."""
+        """Return the sources that may be asked, the better sources first."""
         sources = [source for source in self._sources.values() if source.askable]
         return sorted(sources, key=lambda source: (source.strikes, source.stalled))
 
@@ -343,7 +343,7 @@ class PieceFetch:
     def _left_to_others(self, source: Source, slot: int) -> bool:
         """Whether other sources would send all missing pieces before ``source`` sends this one.
 
-        One of them must also be faster with this piece. So the fastest source for a piece never
+        One of the others must also send this piece sooner. So the fastest source for a piece never
         leaves it to others.
         """
         if source.rate is None or not source.good:

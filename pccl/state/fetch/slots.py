@@ -82,8 +82,8 @@ class SlotSet:
     def first_shared(self, other: SlotSet, alive: SlotSet) -> int | None:
         """Return the smallest number that is also in ``other``; None: there is none.
 
-        Blocks without a common number also lose the numbers of ``other`` that are not in
-        ``alive``. So later calls skip such blocks.
+        In blocks without a common number, it removes from ``other`` the numbers that are not in
+        ``alive``. So later calls may skip such blocks.
         """
         for block in ones(self.summary & other.summary):
             bits = self.blocks[block] & other.blocks[block]

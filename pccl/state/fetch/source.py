@@ -8,14 +8,14 @@ from pccl.state.fetch.slots import SlotSet
 
 WINDOW_MIN_BYTES = 4 << 20
 WINDOW_MAX_BYTES = 64 << 20
-"""Bounds of a source's window, the bytes requested from it and not received. The window is what it
-sends in a second: that covers the round trip of any link, and little is lost with a source."""
+"""Bounds of a window: the bytes requested from a source and not received. A window is what the
+source sends in a second. This covers the round trip of any link, and a lost source costs little."""
 
 OUTSTANDING_MAX = 4096
-"""Outstanding pieces of one source; a window could hold tens of thousands of tiny ones."""
+"""Limit of outstanding pieces of one source; a window could hold tens of thousands."""
 
 ASK_PIECES_MAX = 64
-"""Pieces in one request."""
+"""Largest number of pieces in one request."""
 
 STRIKES_MAX = 3
 """Wrong pieces after which a fetcher never asks the source again."""
@@ -27,10 +27,10 @@ SMOOTHING_NS = NS_PER_S
 """Smoothing time of a rate: older samples count for less than half."""
 
 SILENCE_NS = NS_PER_S
-"""Time without a first byte after which a source of unknown rate gets the rate 0."""
+"""Time without a first byte after which a source of unknown rate gets ``RATE_MIN``."""
 
 UNKNOWN_S = 1.0
-"""Seconds that a source of unknown rate is assumed to need for its first piece."""
+"""Seconds that a source of unknown rate is assumed to need for any number of bytes."""
 
 RATE_MIN = 16 << 10
 """Lowest rate in bytes per second; slower sources count as if they had it."""
@@ -40,7 +40,7 @@ class Source:
     """The state of one source.
 
     Attributes:
-        live: whether the fetcher may ask it at all.
+        live: whether it is available: added, and not lost or withdrawn.
         held: slots that it has; None: all.
         partial: whether it announces its slots one by one, because it is a fetcher too.
         outstanding: requested slot -> its bytes, in the order of the requests.
@@ -48,10 +48,10 @@ class Source:
             that have arrived or are outstanding again.
         stalled: whether it was silent for a stall time; cleared when bytes arrive from it.
         overdue: whether it stalled with its present outstanding slots.
-        probing: whether it gets one piece at a time, until it has sent its outstanding ones.
+        probing: whether it gets one piece at a time, until all outstanding pieces are here.
         rate: bytes per second while it has outstanding slots; None: not known yet.
         got_bytes: bytes of valid pieces that arrived from it first.
-        strikes: number of wrong pieces that it has sent; one makes it distrusted.
+        strikes: number of wrong pieces that it has sent; a single wrong piece makes it distrusted.
     """
 
     def __init__(self, peer: PeerId) -> None:
@@ -86,12 +86,12 @@ class Source:
 
     @property
     def askable(self) -> bool:
-        """Whether the fetcher may ask the source, perhaps only for pieces that no good one has."""
+        """Whether the fetcher may ask this source, if only for pieces that no good source has."""
         return self.live and self.strikes < STRIKES_MAX
 
     @property
     def has_room(self) -> bool:
-        """Whether the window has room for a piece, and for a whole request of tiny ones."""
+        """Whether the window has room for a piece, and for a whole request of tiny pieces."""
         if not self.outstanding:
             return self.askable
         return (

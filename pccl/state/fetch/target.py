@@ -1,4 +1,4 @@
-"""The contents that a download fetches: elected ones, or the members' snapshot."""
+"""What a download fetches: the elected contents, or the members' snapshot."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ REFRESH_NS = 2 * NS_PER_S
 """Interval at which a newcomer asks the members for newer maps, once its prefetch has ended."""
 
 SILENT_STALLS = 2
-"""A prefetch fails after this number of stall times without a byte. After the first one it asks
-other members, and a link may come back."""
+"""A prefetch fails after this number of stall times without a byte. After the first stall time, it
+asks other members, and a broken link may come up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ElectedTarget:
         self._map = mine.copy()
         """Digests of the elected pieces where they are known, else of this peer's pieces."""
         self._wrong_maps: Counter[PeerId] = Counter()
-        """How often each peer has refused its map, or a source sent one of other contents."""
+        """Number of each peer's refused maps, and of each source's maps of other contents."""
         self._passed: set[PeerId] = set()
         """Peers not to ask for a map again before the next tick."""
         self.fetchers = tuple(sorted({*elected.behind, *elected.outdated}))
@@ -159,18 +159,18 @@ class ElectedTarget:
         self._wrong_maps[peer] += 1
 
     def withdrew(self, peer: PeerId) -> None:
-        """Do nothing: the download drops the source of a peer that withdrew."""
+        """Do nothing: the download drops a withdrawn peer from its sources."""
 
     def ticked(self, present: Present, *, looks_again: bool) -> None:
-        """Allow new map requests to peers that refused, or sent other contents."""
+        """If a map is missing, allow new requests to peers that refused or sent a wrong map."""
         if self.lacks_map:
             self._passed.clear()
 
 
 class ShownTarget:
-    """The target of a prefetch: the members' snapshot. The first map that arrives defines it.
+    """The target of a prefetch: the members' snapshot. The first complete map defines the contents.
 
-    A member may change a piece while it sends it, so a wrong piece makes no member distrusted. The
+    A member may change a piece while sending it, so a wrong piece does not make it distrusted. The
     download does not fetch contents that may differ.
 
     Args:

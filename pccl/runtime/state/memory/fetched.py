@@ -1,7 +1,7 @@
 """``FetchedPieces``: pieces that were fetched and verified, but are not in the tensors yet.
 
-It outlives the attempts of a call, so a new attempt keeps the pieces of earlier ones. If the caller
-has set ``in_place``, its slots are the tensors themselves.
+It outlives the attempts of a call, so a new attempt keeps the pieces of earlier attempts. If the
+caller has set ``in_place``, the slots are the tensors themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FetchedPieces:
         """Reserve slots for these pieces. Keep verified pieces that have the wanted digests.
 
         Raises:
-            OSError: the disk has no room.
+            OSError, MemoryError: there is no room for the pieces, or no file can be made.
         """
         self.verified = {
             number: self.verified[number]

@@ -1,4 +1,4 @@
-"""``Staging``: memory or a file that holds fetched pieces until all of them are there.
+"""``Staging``: memory or a file that holds fetched pieces until all have arrived.
 
 Above a size limit it is a file without a name, which disappears with the process. Only
 :meth:`Staging.apply` changes the caller's tensors.
@@ -81,7 +81,7 @@ class Staging:
     def close(self) -> None:
         """Free the buffer. Later calls do nothing.
 
-        A slot that is still referenced stays valid; the buffer is freed with the last one.
+        A slot that is still referenced stays valid; the buffer is freed with the last such slot.
         """
         self._view.release()
         held, self._map = self._map, None

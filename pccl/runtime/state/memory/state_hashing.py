@@ -14,7 +14,7 @@ class StateHashing:
     """The hashing of one call.
 
     Args:
-        hasher: runs it off the event loop.
+        hasher: hashes off the event loop.
 
     Attributes:
         is_stopped: whether the communicator is closed.

@@ -73,7 +73,7 @@ class StateMemory:
     """The memory of one state, the digests of its pieces, and the list of stale tensors.
 
     Args:
-        tensors: the tensors in order; the object keeps them and their memory alive.
+        tensors: the tensors in order; the object keeps arrays and torch tensors alive.
         track_touched: a hashed tensor counts as unchanged until it is touched. Otherwise every
             tensor always counts as stale.
         piece_bytes: size of pieces (other values only in tests); all members must agree.
@@ -134,7 +134,7 @@ class StateMemory:
         """Check that each tensor still has the memory that it had when this object was made.
 
         Raises:
-            ValueError: the program gave one other memory, by ``tensor.data = ...`` or a resize.
+            ValueError: a tensor has got other memory, by ``tensor.data = ...`` or a resize.
         """
         for one in self._tensors:
             if one.tensor is not None and one.numel and _address_of(one.tensor) != one.data_ptr:
