@@ -1,4 +1,4 @@
-"""The master admits and evicts peers, decides operations, and sends all of it in one order.
+"""The master admits and evicts peers, decides operations, and sends all decisions in one order.
 
 * ``machine``: ``MasterMachine``, which owns all parts and gives each event to one of them.
 * ``events``: the events that the machine handles, and the effects that it returns.
@@ -12,8 +12,8 @@
 * ``peer_links``: brings up links, and finds out which peers can be dialled.
 * ``ballots``: the votes over operations: commit or abort, also after a member is lost.
 * ``rounds``: joint decisions, admission among them.
-* ``waits``: which member waits for which, and the reports about it.
+* ``waits``: which member waits for which, and reports of long waits.
 * ``lockstep``: finds callers that wait for each other in vain.
 * ``status``: reports the state of the run to people.
-* ``succession``: restart, standbys, and which master is in charge.
+* ``succession``: restart, standbys, and which master coordinates the run.
 """

@@ -26,7 +26,7 @@ class Outbox:
             self.add(SendTo(peer.connection, message))
 
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
-        """Tell operators what happened to a peer."""
+        """Announce to operators what happened to a peer."""
         self.add(Announce(what, peer.id, peer.group, text))
 
 
@@ -41,7 +41,7 @@ class Connections:
         """Connection -> the registered peer behind it."""
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
-        """Use this connection for a registered peer from now on, and close its older one."""
+        """Use this connection for a registered peer from now on, and close the peer's older one."""
         assert connection in self.hosts, "a peer is bound to a closed connection"
         if peer.connection not in (None, connection):
             self.close(peer.connection, "superseded")

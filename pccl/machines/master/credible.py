@@ -1,8 +1,8 @@
 """Checks of registrations and reports, on every path by which they arrive.
 
-The codec has checked types and ranges. These checks find messages that no honest peer of any run
-sends: with impossible host names, ids, numbers or memberships. A message that passes causes no
-failing assertion, and takes no more than its share of memory.
+The codec has checked types and ranges. These checks find impossible host names, ids, numbers and
+memberships, which no honest peer of any run sends. A message that passes causes no failing
+assertion, and takes no more than its share of memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
 
 
 def is_host(host: str) -> bool:
-    """Whether ``host`` may be a host name; an empty one is valid."""
+    """Whether ``host`` may be a host name; the empty string is valid."""
     replaced = "\N{REPLACEMENT CHARACTER}" in host  # the codec writes it for unprintable ones
     return len(host.encode()) <= HOST_CHARACTERS_MAX and host.isprintable() and not replaced
 
@@ -38,7 +38,7 @@ def check_return(header: msg.Return) -> None:
     """Check the first message of a returning peer.
 
     Raises:
-        RemoteProtocolError: no peer of any run sends this.
+        RemoteProtocolError: no peer of any run sends this message.
     """
     if len(header.run) != RUN_BYTES or header.run == NO_RUN:
         raise RemoteProtocolError(reason="the returning peer has no valid run id")
@@ -100,7 +100,7 @@ def check_known_outcome(known: msg.KnownOutcome, header: msg.Return) -> None:
     A master sends outcomes to the members of a group, and proposals to all members of the run.
 
     Raises:
-        RemoteProtocolError: no master sends this to that peer.
+        RemoteProtocolError: no master sends this outcome to that peer.
     """
     outcome = known.outcome
     group = header.registration.group if known.told else outcome.operation.group

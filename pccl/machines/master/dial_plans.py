@@ -1,9 +1,9 @@
 """The master's plan of which peer dials which, and the changes that peers have yet to receive.
 
 A peer dials its elders: all older peers of its group. The master sends a peer the whole list after
-its registration, and all changes together once a heartbeat. If a newcomer cannot reach an elder,
-the master asks the elder to dial the newcomer instead: at once, unless the master has asked this
-elder since the last heartbeat.
+its registration, and the changes at each heartbeat. If a newcomer cannot reach an elder, the master
+asks the elder to dial the newcomer instead. The master asks at once, or at the next heartbeat if
+it has asked this elder since the last heartbeat.
 
 A newcomer declares its own address, which may be that of another host. The newcomer is *proven*
 once a test, or the elder itself, has reached it there. An elder dials only a few unproven
@@ -45,10 +45,10 @@ class _Changes:
 
 @dataclass(slots=True)
 class _Asked:
-    """The newcomers that one elder dials because they cannot reach it."""
+    """The newcomers that one elder dials because they cannot reach the elder."""
 
     all: set[PeerId] = field(default_factory=set[PeerId])
-    """All of them. They stay here after their admission, which the elder may not know of yet."""
+    """All of these newcomers, admitted ones too: the elder may not know of an admission yet."""
     proven: set[PeerId] = field(default_factory=set[PeerId])
     """Newcomers that wait for a link to the elder, after a test has reached them."""
     unproven: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
@@ -70,7 +70,7 @@ class DialPlans:
 
     Args:
         membership: the peers of the run.
-        was_reached: tells whether a test has reached a peer at its declared address.
+        was_reached: returns whether a test has reached a peer at its declared address.
     """
 
     def __init__(self, membership: Membership, was_reached: Callable[[PeerId], bool]) -> None:
@@ -137,12 +137,12 @@ class DialPlans:
         return True
 
     def linked(self, elder: PeerId, newcomer: PeerId) -> None:
-        """Record that an elder has a link to a newcomer, which makes room for the next one."""
+        """Record that an elder has a link to a newcomer, which makes room for another newcomer."""
         if elder in self._asked:
             self._asked[elder].linked(newcomer)
 
     def comes(self, peer: RegisteredPeer) -> None:
-        """Make all younger peers of the group dial ``peer``, which returned or is proven now."""
+        """Make all younger peers of the group dial ``peer``, which returned or became proven."""
         self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:
@@ -157,7 +157,7 @@ class DialPlans:
                 self._untold.add(elder)
 
     def beat(self) -> Iterator[tuple[RegisteredPeer, msg.MasterMessage]]:
-        """Yield the changes since the last heartbeat, with the peer to send each to."""
+        """Yield messages about the changes since the last heartbeat, each with its recipient."""
         peers = self._membership.peers
         self._beats += 1
         self._forget_waiting()
@@ -174,7 +174,7 @@ class DialPlans:
                     yield peer, told
 
     def _forget_waiting(self) -> None:
-        """Forget waiting newcomers that are admitted, or unproven for ``ASKED_BEATS_MAX``."""
+        """Forget waiting newcomers that are admitted, or unproven for too many heartbeats."""
         peers, since = self._membership.peers, self._beats - ASKED_BEATS_MAX
         for elder, asked in self._asked.items():
             for newcomer in [peer for peer in asked.proven if peers[peer].admitted]:

@@ -30,7 +30,7 @@ class ConnectionMessage:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionPaused:
-    """The shell stops reading from a connection until ``until_ns``; the present ends a pause."""
+    """The shell does not read from a connection until ``until_ns``, or resumes if that is now."""
 
     connection: int
     until_ns: int
@@ -43,7 +43,7 @@ class ConnectionClosed:
     connection: int
     reason: str
     damaged: bool = False
-    """Whether damaged bytes were the reason. Then the peer itself is healthy."""
+    """Whether damaged bytes were the reason. Then the peer itself may be healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class MasterTick:
     """Time has passed; the shell sends this event every ``Timing.tick_s``."""
 
     busy_ns: int = 0
-    """Processor time of the I/O thread since the tick before."""
+    """Processor time of the I/O thread since the previous tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SendTo:
 
 @dataclass(frozen=True, slots=True)
 class CloseConnection:
-    """Close a connection after its queued messages; the machine ignores ``ConnectionClosed``."""
+    """Close a connection after its queued messages. A ``ConnectionClosed`` for it is ignored."""
 
     connection: int
     reason: str
@@ -102,7 +102,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell operators what happened to a peer: one line for logs and event streams."""
+    """Announce to operators what happened to a peer: one line for logs and event streams."""
 
     what: str
     peer: PeerId
@@ -118,8 +118,8 @@ class Remember:
     term: int
     incumbent: bytes
     coordinated: bool = True
-    """Whether this master coordinates the run. A standby has only learnt of it, and may learn of
-    another run."""
+    """Whether this master coordinates the run. A standby has only learnt the run from its master,
+    and may learn another one."""
     vouched: Vouched = NOT_TOLD
     """The members of the run, as far as a standby has learnt them."""
 

@@ -1,6 +1,6 @@
 """The links of a run, as its peers have reported them to the master.
 
-State only. A link has two ends. Each end reports whether the link is up, or why it is down.
+State only. Each end of a link reports that the link is up, or why the link is down.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class LinkStates:
     ) -> Iterator[tuple[Pair, str]]:
         """Yield each pair of peers of which one end reports that their link is down, and why.
 
-        A pair comes twice if both ends report this.
+        A pair comes twice if both of its peers report that their link is down.
 
         Args:
             peers: the peers whose links to each other are examined.
-            until_ns: only links that have been down at least since then; None: all.
+            until_ns: only links that have been down at least since this time; None: all.
         """
         among = dict.fromkeys(peers)
         for reporter in among:
@@ -86,7 +86,7 @@ class LinkStates:
                 links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
 
     def remove(self, gone: Collection[PeerId]) -> None:
-        """Forget peers that have left the run."""
+        """Forget peers that were removed from the run."""
         for peer in gone:
             self._links.pop(peer, None)
         for links in self._links.values():

@@ -2,13 +2,13 @@
 
 A member is *blocked* when all its callers are inside calls that wait for other members. Blocked
 members are *stuck* when each call that they wait in lacks a call of a stuck member. The master
-finds the largest such set: it starts with all blocked members, and takes away each one that may
+finds the largest such set: it starts with all blocked members, and removes each member that may
 still be released (deadlock detection in the OR model; Knapp, "Deadlock detection in distributed
 databases", ACM Computing Surveys 1987, section 3).
 
-A member may have been released between its report and the verdict. So the master asks each member
-of a set that has been stuck for ``lockstep_s`` again. A member answers after it has handled all
-earlier messages of the master, and after all messages that it had sent itself.
+A member may have been released between its report and the verdict. So once a set has been
+stuck for ``lockstep_s``, the master asks each of its members again. A member answers after it has
+handled all earlier messages of the master, and has sent all its own earlier messages.
 
 Pure state: ``Waits`` carries out the findings.
 """
@@ -23,7 +23,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
 _CALLS_NAMED_MAX = 16
-"""The most calls of one member that a message names; it counts the rest."""
+"""The most calls of one member that a message names; the message counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class LongWait:
-    """Tell the members that have requested a round or operation which members it waits for.
+    """Report to the requesters of a round or operation which members it waits for.
 
     Attributes:
         wait: the longest of all waits with the same requesters and the same missing members.
-        waited_s: how long it has lasted.
+        waited_s: how long this wait has lasted.
         whom: the missing members, and the calls that they are in.
         others: the other waits with the same members, in the order of their requests.
     """
@@ -147,7 +147,7 @@ class LockstepWatch:
     def _reports(
         self, waits: Sequence[Wait], alike: Mapping[_Alike, Sequence[Wait]], now_ns: int
     ) -> Iterable[LongWait]:
-        """Yield one report for all waits with the same members, as there may be 10,000 waits."""
+        """Yield the due reports: one for all waits with the same members, which may be 10,000."""
         before = self._since_ns
         self._since_ns = {
             wait.subject: before.get(wait.subject, now_ns) for wait in waits if wait.missing
@@ -203,7 +203,7 @@ def stuck_members(blocked: Iterable[PeerId], waits: Sequence[Wait]) -> tuple[Pee
 
 
 def calls_by_member(waits: Sequence[Wait]) -> dict[PeerId, str]:
-    """Return the undecided calls of each member, in words; a member without any is left out."""
+    """Return the undecided calls of each member, in words; members without a call are omitted."""
     calls: dict[PeerId, list[str]] = {}
     for wait in waits:
         for peer in wait.requested:

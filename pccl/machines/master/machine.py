@@ -5,8 +5,8 @@ which the shell must carry them out. A connection is a number that the shell ass
 
 Invariants:
 
-* An operation starts when every member of its view has requested the same. The master sends its
-  outcome (``Ballot``) once, to every remaining member.
+* An operation starts when every member of its view has made the same request. It has one
+  outcome (``Ballot``), which the master sends to every remaining member.
 * The master keeps outcomes and round answers until every member concerned has acknowledged them.
   With a standby, a majority first stores an outcome that another master could contradict.
 * The master removes a member only for a cause in :class:`~pccl.protocol.types.RemovalCause`.
@@ -73,7 +73,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         origin: what the master knows when it starts.
         incumbent: id of this master; the same after a restart if the master has stored it.
         standbys: addresses of the run's other masters.
-        stands_by_for: for a standby: addresses of the masters whose run it takes up, for logs.
+        stands_by_for: for a standby: addresses of the masters whose run it may continue, for logs.
         vouched: the members of the run, as this master or an earlier one named them.
         tests_addresses: whether the master tests if newcomers can be dialled.
     """
@@ -147,12 +147,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     @property
     def shown_run(self) -> bytes:
-        """The run id that the master shows; ``NO_RUN`` while it may take up another run."""
+        """The run id that the master shows; ``NO_RUN`` while it may still change to another run."""
         return self.run if self.succession.shows_run else NO_RUN
 
     @property
     def shown_term(self) -> int:
-        """The term that the master shows; 0 while it may take up another run."""
+        """The term that the master shows; 0 while it may still change to another run."""
         return self.term if self.succession.shows_run else 0
 
     @property
@@ -169,7 +169,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         return self.waits.awaited()
 
     def trust_in(self, connection: int) -> Trust:
-        """Return how far the master trusts a connection, which limits how much it reads from it."""
+        """Return how far the master trusts a connection; this limits how much the master reads."""
         if connection not in self.connections.hosts:
             return Trust.STRANGER  # the master has closed it
         return self.succession.trust_in(connection) or self.connections.trust_in(connection)

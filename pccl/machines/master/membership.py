@@ -1,10 +1,10 @@
 """The peers of a run, its groups, views and rosters, and which newcomers may be admitted.
 
 State only: this module sends nothing and decides no operation. Peer ids grow in order of
-registration. A newcomer is appended to the ring of its group, or placed between two linked peers.
+registration. A newcomer is placed at the end of its group's ring, or between two linked members.
 
 * Admission opens a new view of the newcomer's group and leaves the previous one open.
-* Losing a member closes every open view of its group that contains it and opens a successor.
+* Losing a member closes every open view that contains the member, and opens a successor.
 * If two neighbours in a ring have no link, the master puts the ring in another order.
 * Every change in the run makes a new roster version, because rosters contain global sizes.
 * The quickest algorithms are chosen when a view is opened, and do not change while it is open.
@@ -26,11 +26,11 @@ from pccl.topology.link_measures import LinkMeasures
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
-"""Newcomers that one ``_seat`` tries to place between two members, along the whole ring."""
+"""The most newcomers for which one ``_seat`` searches the whole ring for a place."""
 
 _SEATINGS_MAX = 8
-"""Attempts at seating newcomers. Each leaves out newcomers whose ``min_peers`` the last one did not
-meet. After these, newcomers that need other newcomers for ``min_peers`` have to wait."""
+"""The most attempts at seating newcomers. Each omits newcomers whose ``min_peers`` the attempt
+before did not meet. After the last, newcomers that need other newcomers have to wait."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class RegisteredPeer:
     masters: int = 1
     """How many addresses of masters the peer knows."""
     prefetching: bool = False
-    """Whether the admission waits because the peer still downloads its group's shared state."""
+    """Whether the peer is still downloading its group's shared state before its admission."""
     admitted: bool = False
     blocked: bool = False
     """Whether all callers of the peer wait for other members, as last reported."""
@@ -54,9 +54,9 @@ class RegisteredPeer:
     heard_ns: int = 0
     """When the peer's last message arrived."""
     held_until_ns: int = 0
-    """Until when the master does not read from the peer, whose silence does not count then."""
+    """Until when the master does not read from the peer, and its silence does not count."""
     control_lost_ns: int | None = None
-    """When the control connection was lost; None while there is one."""
+    """When the control connection was lost; None while the peer is connected."""
     control_damaged: bool = False
     """Whether the last control connection was closed because bytes were damaged on the way."""
     waited_for_ns: int | None = None
@@ -75,7 +75,7 @@ class RegisteredPeer:
     untested: bool = False
     """Whether a newcomer's address is still being tested."""
     waits_told_s: int = 0
-    """How long a newcomer had waited when the master last told it why."""
+    """How long a newcomer had waited when the master last sent it the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Seating:
 
 @dataclass(slots=True)
 class RecoveredGroup:
-    """One group of a run that is taken up, as returning peers report it.
+    """One group of a recovered run, as returning peers report it.
 
     Attributes:
         rosters: by version: all rosters that its members know and may need.
@@ -144,7 +144,7 @@ class _Group:
     newest_view: int = 0
     """Number of the newest view; 0 if there was none yet."""
     views_from: int = 0
-    """A number that the number of the next view has to exceed, too."""
+    """The number of the next view has to be above this number, too."""
     open_views: dict[int, View] = field(default_factory=dict[int, View])
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     order: list[PeerId] = field(default_factory=list[PeerId])
@@ -172,7 +172,7 @@ class Membership:
         """All registered peers, in order of id."""
         self.version = 0
         self.updates = 0
-        """Closed rounds of ``update_topology``; also the one that the next change closes."""
+        """Closed rounds of ``update_topology``, including one that closes with the next roster."""
         self._term = term
         self._groups: dict[int, _Group] = {}
         self.links = LinkStates()
@@ -189,7 +189,7 @@ class Membership:
         return [peer for peer in self.peers.values() if not peer.admitted]
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
-        """Return the member to test a newcomer's address: the youngest, if any on another host."""
+        """Return the youngest connected member, if possible on another host, to test an address."""
         members = [peer.id for peer in self.members() if peer.connection is not None]
         far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
         return max(far or members, default=None)
@@ -233,7 +233,7 @@ class Membership:
     def worse_linked(self, first: PeerId, second: PeerId) -> RegisteredPeer:
         """Return the end of a stuck link that has more broken links to other peers.
 
-        Return ``first`` if both have as many: their own link does not show which end is at fault.
+        If the counts are equal, return ``first``: the link itself does not show the end at fault.
         """
         broken = Counter[PeerId]()
         for pair, _ in self.links.broken([p for p in self.peers if self.may_accuse(p)]):
@@ -244,7 +244,7 @@ class Membership:
     def may_accuse(self, reporter: PeerId) -> bool:
         """Whether a broken link that ``reporter`` reports may get the other end evicted.
 
-        It may not if ``reporter`` is a newcomer, which is more likely at fault than the members.
+        Only a connected member may accuse: a newcomer is more likely at fault than the members.
         """
         peer = self.peers[reporter]
         return peer.admitted and peer.connection is not None
@@ -271,11 +271,11 @@ class Membership:
         return missing
 
     def _seat(self, newcomers: list[RegisteredPeer]) -> _Seating:
-        """Place newcomers in the rings, and find out which links the rest lacks.
+        """Place newcomers in the rings, and find out which links the other newcomers lack.
 
-        A newcomer goes to the end of the ring. If both ends of a link that it needs there have
-        failed to dial, it goes between two other members. If at most half of all peers cannot be
-        dialled, there is such a place, because two members that can be dialled are neighbours.
+        A newcomer goes to the end of the ring. If the newcomer and a neighbour there have
+        failed to dial each other, it goes between two other members. Such a place exists if at most
+        half of all peers cannot be dialled: then two members that can be dialled are neighbours.
         """
         seating = _Seating()
         late: list[RegisteredPeer] = []
@@ -325,7 +325,7 @@ class Membership:
     def crowded_out(self, host: str) -> RegisteredPeer | None:
         """Return the newcomer to remove if one more comes from ``host``; None if there is room.
 
-        It is the oldest newcomer from the source with the most newcomers.
+        The source with the most newcomers loses its oldest newcomer.
         """
         pending = self.pending()
         if len(pending) < PENDING_MAX or len(pending) == len(self.peers):  # all may begin together
@@ -354,8 +354,8 @@ class Membership:
     ) -> None:
         """Make newcomers members, and open a new view of their groups and of groups to ``renew``.
 
-        Such a group keeps its previous view open, and older views that are ``busy``: (group,
-        number) of views with undecided operations.
+        Each of these groups keeps its previous view open, and older views that are ``busy``.
+        ``busy`` contains (group, number) of each view with undecided operations.
         """
         rings = self._seat(newcomers).rings
         for peer in newcomers:
@@ -398,7 +398,7 @@ class Membership:
     def reorder(self, group: int, order: Sequence[PeerId]) -> list[int]:
         """Put a group's ring into this order; close all its open views, and return their numbers.
 
-        In these views, neighbours had no link, or the algorithm table was stale.
+        In these views, members lacked a link, or the algorithm table was stale.
         """
         state = self._groups[group]
         assert sorted(order) == sorted(state.order)
@@ -419,7 +419,7 @@ class Membership:
         updates: int,
         shared: bool,
     ) -> None:
-        """Replace everything by the membership of a run that is taken up.
+        """Replace the membership by that of a recovered run.
 
         ``version`` is that of the newest roster that any report names. Later numbers that earlier
         masters may have used are skipped (``TERM_GAP``). If the run is ``shared`` with other

@@ -32,7 +32,7 @@ class PeerLinks:
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
 
     def begin_anew(self) -> None:
-        """Forget all plans and tests: another run is taken up, whose ids name other peers."""
+        """Forget all plans and tests, because the ids of the next run name other peers."""
         self._plans = DialPlans(self._membership, self._was_reached)
         if self._reachability is not None:
             self._reachability = Reachability(self._outbox.now_ns)
@@ -95,9 +95,9 @@ class PeerLinks:
 
         Args:
             tested: the peer whose address was tested.
-            by: the member that tested it; None: the master.
-            host: the host at which it answered; empty: none.
-            reason: why it did not answer at the declared host.
+            by: the member that tested the address; None: the master.
+            host: the host at which the peer answered; empty: none.
+            reason: why the peer did not answer at the declared host.
         """
         if self._reachability is None:
             return False
@@ -135,7 +135,7 @@ class PeerLinks:
     # -- links ---------------------------------------------------------------------------------
 
     def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        """Record that a peer's link is up (None), or why it is down; then its elder may dial."""
+        """Record that a link is up (None), or why not. If a newcomer cannot dial, ask its elder."""
         self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
         elder = self._membership.peers.get(other)
         if why is None:
@@ -146,7 +146,7 @@ class PeerLinks:
             self.ask(elder, peer)
 
     def report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> Expel | None:
-        """Record a link like ``note_link``; return a removal if it shows that ``other`` is gone."""
+        """Record a link like ``note_link``; return the removal of ``other`` if it seems gone."""
         self.note_link(peer, other, why)
         accused = self._membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
@@ -161,7 +161,7 @@ class PeerLinks:
     def trouble(self, peer: RegisteredPeer) -> str | None:
         """Return a broken link that shows, with a lost control connection, that a peer is gone.
 
-        None if there is none. Of a peer that cannot be dialled, broken links show nothing.
+        None if there is no such link. If a peer cannot be dialled, its broken links show nothing.
         """
         if self._reachability is not None and self._reachability.why_undialable(peer.id):
             return None
@@ -174,7 +174,7 @@ class PeerLinks:
         return self._plans.leaves_out
 
     def bring_up(self, newcomer: RegisteredPeer, neighbour: PeerId, *, leaves_out: bool) -> None:
-        """Bring up a newcomer's missing link; extend its deadline while limits forbid a dial."""
+        """Bring up a newcomer's missing link; extend the deadline while limits forbid a dial."""
         elder, links = self._membership.peers.get(neighbour), self._membership.links
         if elder is None or elder.id > newcomer.id:
             return

@@ -112,7 +112,7 @@ class Registration:
         return len(self.membership.peers) < PEERS_MAX
 
     def resume(self, connection: int, message: msg.Resume) -> None:
-        """Bind a new connection to a peer that lost its old one, and send what it missed.
+        """Bind a new connection to a peer that lost its old one, and send what the peer missed.
 
         Raises:
             RemoteProtocolError: the peer follows another master.
@@ -140,7 +140,7 @@ class Registration:
             self._rounds.admit_into_empty_run()
 
     def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
-        """Send a peer what it has missed; ``roster_version`` is the newest roster that it knows."""
+        """Send a peer what it has missed; ``roster_version`` is that of its newest roster."""
         us = self._incarnation
         self._ratification.tell_resumed(peer, msg.Resumed(us.term, us.incumbent, us.standbys))
         self._links.tell_plan(peer)
@@ -159,7 +159,7 @@ class Registration:
 
         Args:
             connection: the peer's connection.
-            header: its first message.
+            header: the peer's first message.
             had_master: whether the run had a master before this one.
 
         Raises:
@@ -188,7 +188,7 @@ class Registration:
             self._readmit(connection, header)
 
     def _readmit(self, connection: int, header: msg.Return) -> None:
-        """Register a newcomer of an earlier master that no report has named."""
+        """Register a newcomer that an earlier master registered, and that no report has named."""
         host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         peer = revive(header, host, connection, None, now_ns)
         self.last_peer = max(self.last_peer, peer.id)  # no other peer gets this id
@@ -200,7 +200,7 @@ class Registration:
         self._rounds.admit_into_empty_run()
 
     def restore(self, recovered: Recovered) -> None:
-        """Register the peers of a run that is taken up, as they were."""
+        """Register the peers of a recovered run as the earlier master had them."""
         assert not self._connections.peers, "a peer is registered already"
         # After two restarts in a row, no peer may report which ones the first master registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
@@ -220,7 +220,7 @@ class Registration:
         self._links.begin_anew()
 
     def report_admissions(self) -> None:
-        """Tell newcomers, at a tick, what they wait for, after pauses that double."""
+        """Report to newcomers, at a tick, what they wait for, after pauses that double."""
         pending = [peer for peer in self.membership.pending() if peer.connection is not None]
         size = len(self.membership.members()) + len(pending)
         for peer in pending:

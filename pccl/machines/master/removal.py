@@ -32,7 +32,7 @@ class Removal:
         return max(0, now_ns - self.at_ns) // NS_PER_MS
 
     def told(self, now_ns: int) -> msg.Refused:
-        """Return the message that tells the peer of its removal."""
+        """Return the message that reports the removal to the peer."""
         return msg.Refused(self.cause, self.reason, self.at_ns // NS_PER_MS, now_ns // NS_PER_MS)
 
 
@@ -86,7 +86,7 @@ class Removals:
         self.expel(Expel((peer.id,), cause, reason))
 
     def _dismiss(self, peer: RegisteredPeer, cause: RemovalCause, reason: str) -> None:
-        """Tell a peer that it is removed, and keep the cause."""
+        """Send a peer the cause of its removal unless it left; disconnect it and keep the cause."""
         if cause is RemovalCause.GOODBYE:
             self._ratification.leave(peer.id)
         self._outbox.announce("removed", peer, f"{cause.name}: {reason}")

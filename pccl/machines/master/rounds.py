@@ -1,6 +1,6 @@
 """The joint decisions of all members of a run, admission among them.
 
-A round closes when every member has made the call. All members get the same answer.
+A round closes when every member has made its call. All members get the same answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pccl.protocol.types import PeerId, RoundId, RoundKind
 
 
 class JointRounds:
-    """The present round of each kind, and the changes of the membership at its end."""
+    """Closes the joint rounds, admits newcomers, and opens new views."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class JointRounds:
         self._closed_before = counts
 
     def present(self, kind: RoundKind) -> RoundId:
-        """Return the round of a kind that is open, or else the next one."""
+        """Return the open round of a kind, or else the next round."""
         return RoundId(kind, self._counts[kind])
 
     def request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
@@ -102,7 +102,7 @@ class JointRounds:
             self._tell_admitted(newcomers)
 
     def get_stuck(self, kind: RoundKind, reason: str) -> None:
-        """End a round with ``reason``, because the members wait for different things."""
+        """End a round with ``reason``, because the members wait in different calls."""
         self._close(kind, self._membership.members(), pending=False, lockstep=reason)
 
     def _close(
@@ -155,7 +155,7 @@ class JointRounds:
     def _renew_outdated(self) -> None:
         """Open a new view of each group whose newest view has a stale algorithm table.
 
-        A group with undecided operations keeps its view: its callers may have left this round.
+        A group with undecided operations keeps its view: callers may have left the round's call.
         """
         busy = {group for group, _ in self._ballots.busy_views()}
         renewed = sorted(self._membership.outdated() - busy)

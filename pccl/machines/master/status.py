@@ -1,7 +1,7 @@
-"""Makes the :class:`StatusReport` of a master from its state, which it only reads.
+"""Makes the :class:`StatusReport` of a master from its state, and does not change the state.
 
-It cuts everything that grows with the run. So a report fits one control message, and costs the
-master little.
+This module cuts everything that grows with the run. So a report fits one control message,
+and costs the master little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REMOVALS_SHOWN_MAX = 32
 TEXT_CHARACTERS_MAX = 120
 """The limit for a member's calls, an operation's call, and what a newcomer waits for."""
 REASON_CHARACTERS_MAX = 400
-"""These limits keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX`` (a test fills one)."""
+"""These limits keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX``, as a test shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class RunState:
         began_ns: when the master started.
         membership: the peers of the run.
         waits: every round and operation that is not decided.
-        waiting_since_ns: tells when a round or operation was first seen to wait; None: never.
+        waiting_since_ns: returns when a round or operation was first seen to wait; None: never.
         ballots: the undecided operations.
-        removals: the removed peers, the newest last.
+        removals: the latest removals by peer, the newest last.
         waits_for: what a master without a run waits for; empty if the master coordinates a run.
     """
 

@@ -1,4 +1,4 @@
-"""What members wait for, which peers they wait for, and the reports about it."""
+"""Which rounds and operations members wait for, for which peers, and reports of long waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waits:
         self.lockstep = LockstepWatch(timing)
 
     def begin_anew(self) -> None:
-        """Forget how long calls have waited, because another run is taken up."""
+        """Forget how long calls have waited, because this master continues another run."""
         self.lockstep = LockstepWatch(self._timing)
 
     def all(self) -> list[Wait]:

@@ -1,4 +1,4 @@
-"""The votes of members over operations, and the outcomes until every member has them.
+"""The votes of members over operations, and the outcomes, kept until all members have them.
 
 * ``ballot``: the vote over one operation.
 * ``collective_ballot``: the vote over a collective, also after a member is lost.

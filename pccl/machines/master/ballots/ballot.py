@@ -2,11 +2,11 @@
 
 A ballot commits an operation if and only if every remaining member reports the same digest. It
 aborts the operation as soon as that is impossible. Each outcome is final and the same for all.
-After a loss, the operation continues if the remaining members can complete the result. The life
-cycle: :mod:`~pccl.protocol.operation`.
+After a loss, the operation continues if the remaining members can complete the result.
+:mod:`~pccl.protocol.operation` describes the life cycle.
 
-A ballot decides, and ``OpenBallots`` announces. ``collective_ballot`` is for collectives, and
-``sync_ballot`` for shared state.
+A ballot decides, and ``OpenBallots`` carries out the decision. ``collective_ballot`` is for
+collectives, and ``sync_ballot`` for shared state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pccl.topology.ring_order import Pair
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The operation starts, because all members have requested the same."""
+    """The operation starts, because all members have made the same request."""
 
     weights: tuple[float, ...] = ()
     """The weights of all members in ring order, for a weighted average."""
@@ -171,12 +171,12 @@ class Ballot(ABC):
         return [peer for peer in self._present if peer not in self._digests]
 
     def awaited(self, still_ns: int) -> list[PeerId]:
-        """Return members that the operation waits for; more if it is stuck since ``still_ns``."""
+        """Return members that the operation waits for; more without progress since ``still_ns``."""
         return self.waiting_for()
 
     @property
     def has_company(self) -> bool:
-        """Whether the operation has several members.
+        """Whether the operation has several remaining members.
 
         A single member waits only for itself.
         """
@@ -199,14 +199,14 @@ class Ballot(ABC):
 
     @abstractmethod
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
-        """Drop lost members; commit if the rest has the result, or find out if it can get it."""
+        """Drop lost members; commit if the rest has the result, else repair, continue or abort."""
 
     def withdraw(self, peer: PeerId, reason: str) -> Decision:
         """Abort, because a member's caller left before its result was complete."""
         return self._end(Abort(AbortCause.WITHDRAWN, f"peer {peer} withdrew: {reason}"))
 
     def get_stuck(self, reason: str) -> Decision:
-        """Abort, because the members wait for different things."""
+        """Abort, because the members wait in different calls."""
         return self._end(Abort(AbortCause.LOCKSTEP, reason))
 
     def close_view(self, reason: str) -> Decision:
@@ -241,7 +241,7 @@ class Ballot(ABC):
         return []
 
     def stall(self, since_ns: int) -> Stall | None:
-        """Return where the data is stuck, by reports since ``since_ns``; None if it is not."""
+        """Return where the data is stuck, by reports since ``since_ns``; None: nothing is stuck."""
         return None
 
     @property

@@ -1,10 +1,10 @@
 """The master's ballot over a collective, from its first request to its commit or abort.
 
-After a loss, the remaining members may have the lost member's data already (``repair``).
+After a loss, ``repair`` continues with the data that the remaining members have.
 
-Members send the data of a small all-reduce before its start (``eager``). A member can only be done
-with it if all members have requested the same. So a done report proves the start, even while
-another member's request is on its way to the master.
+Members send the data of a small all-reduce before its start (``eager``). A member can complete the
+result only if all members have made the same request. So a done report proves the start, even
+while another member's request is on its way to the master.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class CollectiveBallot(Ballot):
     def weights(self) -> tuple[float, ...]:
         """The weights of all members in ring order, for a weighted average.
 
-        Some may be unknown if an earlier master started the operation. Then all members have
-        received all of them.
+        Some weights may be unknown if an earlier master started the operation. Then all members
+        have received all weights already.
         """
         return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
 
@@ -154,8 +154,8 @@ class CollectiveBallot(Ballot):
     def take_untold(self) -> list[PeerId]:
         """Return, once, the members that sent data before the start and have not received it.
 
-        They need the start only if the operation takes long: from the start on, a member suspects
-        a lane that brings nothing.
+        Such a member needs the start only if the operation takes long: after the start, it suspects
+        a lane that delivers nothing.
         """
         if not self._untold or self.phase is not Phase.STARTED:
             return []
@@ -255,7 +255,7 @@ class CollectiveBallot(Ballot):
         return {flow.peer: flow.ready for flow in theirs.flows}
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
-        """Return None, because members and links are at fault, not the collective."""
+        """Return None, because a collective has no deadline of its own."""
         return None
 
     # -- decisions -----------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class Finals:
         return [operation for operation, _ in outcomes]
 
     def close_again(self, round_id: RoundId, peer: PeerId) -> msg.RoundClosed:
-        """Answer a member's request for a round that an earlier master closed."""
+        """Keep and return, for ``peer``, the answer to a round that an earlier master closed."""
         answer = self.answers.get(round_id) or self._closed(round_id)
         self.answers.keep(round_id, answer, [peer])
         return answer

@@ -30,12 +30,12 @@ def affordable(
 ) -> list[tuple[_Key, _AnyFinal]]:
     """Return the reported finals that the master can keep, in their order.
 
-    These are all, unless a peer has invented many. Finals that most members have are preferred.
+    The master can keep all unless a peer invents many. Finals that few members lack are preferred.
 
     Args:
         finals: the reported finals by key.
         told: for each returning member: the places of the finals that it has.
-        concerned: tells how many members must have a final.
+        concerned: returns how many members must have a final.
     """
     having = Counter(sequence for sequences in told for sequence in sequences)
     lacking = {key: max(0, concerned(f) - having[f.sequence]) for key, f in finals.items()}
@@ -66,7 +66,7 @@ class Kept(Generic[_Key, _Message]):
         return iter([message for message, _ in self._kept.values()])
 
     def keep(self, key: _Key, message: _Message, peers: list[PeerId]) -> None:
-        """Keep ``message`` for ``peers``, none of which has an entry for it yet."""
+        """Keep ``message`` for ``peers``; it must not be kept for any of them yet."""
         if peers:
             _, owed = self._kept.setdefault(key, (message, {}))
             owed.update(dict.fromkeys(peers))

@@ -44,14 +44,14 @@ class OpenBallots:
         self.expected: dict[int, Expected] = {}
         """Group -> its expected shared state; also of groups without members."""
         self._commits: Counter[int] = Counter()
-        """Group -> collectives committed at this master since the group's last synchronization."""
+        """Group -> collectives committed by this master since the group's last synchronization."""
         self._opened: Counter[PeerId] = Counter()
         """Member -> how many undecided operations it has opened."""
         self.next_n: dict[tuple[int, int, int], int] = {}
         """(group, open view, tag) -> number of the next operation that a member may request."""
 
     def take_up(self, recovered: Recovered, ended: Iterable[OperationId]) -> None:
-        """Continue a recovered run without open operations, numbered on from ``ended``."""
+        """Continue a recovered run without open operations; numbers continue after ``ended``."""
         self.open = {}
         self.expected = dict(recovered.expected)
         self._commits = Counter()
@@ -216,7 +216,7 @@ class OpenBallots:
     # -- decisions -----------------------------------------------------------------------------
 
     def decide(self, ballot: Ballot, decision: Decision | None) -> Expel | None:
-        """Announce a ballot's decision, if there is one; return it if it is a removal."""
+        """Carry out a ballot's decision, if there is one; return a removal to the caller."""
         peers = self._membership.peers
         match decision:
             case Start(weights):
@@ -275,7 +275,7 @@ class OpenBallots:
         return is_whole and isinstance(ballot, CollectiveBallot)
 
     def lose(self, gone: Sequence[PeerId], why: str) -> None:
-        """Decide about operations of removed members, after the rest has got the new roster."""
+        """Decide about operations of removed members, after the new roster was sent to the rest."""
         for ballot in list(self.open.values()):
             lost = [peer for peer in ballot.survivors if peer in gone]
             if lost:
@@ -319,7 +319,7 @@ class OpenBallots:
         """Assert that every open operation is undecided, and can still be decided.
 
         Raises:
-            InvariantViolation: an open operation is decided, or its view is closed.
+            InvariantViolation: an open operation is decided, or contradicts its view.
         """
         members = {peer.id for peer in self._membership.members()}
         for operation, ballot in self.open.items():

@@ -34,7 +34,7 @@ class StallWatch:
         self._outbox = outbox
 
     def look(self) -> Iterator[Expel]:
-        """Yield removals, at a tick. The caller carries out each before it asks for the next."""
+        """Yield removals, at a tick. The caller carries out each removal before the next one."""
         ballots = self._ballots
         for group in sorted({ballot.operation.group for ballot in ballots.open.values()}):
             yield from self._mend_ring(group)
@@ -56,8 +56,8 @@ class StallWatch:
         """If an operation needs a link that is down, open a view that does not need this link.
 
         In that view, the members have other neighbours, and the algorithm table avoids a mesh.
-        Peers redial a lost lane all the time. A link counts as down after ``resume_s``, the time
-        in which a lost control connection may come back.
+        Peers keep redialling a lost lane. So a link counts as down only after ``resume_s``, the
+        time in which a peer may reconnect to the master.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)

@@ -1,4 +1,4 @@
-"""The master's ballot over shared state: it elects one content, which all members then have.
+"""The master's ballot over shared state: it elects the content that all members shall hold.
 
     requested ──all have offered──> elected ──all hold it──> committed
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
@@ -68,7 +68,7 @@ class SyncBallot(Ballot):
         """Members that were done under an earlier master -> their digests."""
         self._conflict: Differ | None = None
         self._compared: dict[PeerId, Difference | None] = {}
-        """Members that were asked how their state differs -> their answers."""
+        """Members that were asked how their state differs -> their answers; None: not yet."""
         self._compared_ns = now_ns
 
     # -- what it is about ------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class SyncBallot(Ballot):
 
     @property
     def outlives_view(self) -> bool:
-        """Whether a member was lost: then the rest continues."""
+        """Whether a member was lost; then the remaining members continue."""
         return len(self._present) < len(self.members)
 
     @property

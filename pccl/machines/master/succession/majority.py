@@ -1,20 +1,20 @@
-"""Which of several masters may move a run: the one that a majority of its members follows.
+"""Which of several masters may move a run: the master that a majority of the members follows.
 
 With one master there is nothing to decide. With a standby, two masters may think each other dead,
 and each have some of the members. So a change of the membership needs acknowledgements, which name
 the master's term, by a majority of the members before it. Until then the master sends no decision
 that follows from the change. From then on these members ignore lower terms, and two majorities have
 a member in common. A change with too few acknowledgements may still count for another master. So a
-successor needs a majority of each of these memberships as well.
+successor needs a majority of the last ratified membership, and of every later one.
 
 The same holds for finals that another master could contradict in an unchanged membership: the
 master sends them once such a majority has also stored them (``proposals``).
 
 With exactly half of the members the *incumbent* may continue: the master that sent them this
 membership. So a run of two survives the loss of one member, or of its master, but not of both at
-once. A run of one ends with its member, which may be with the other master. A goodbye is no loss,
-because its sender follows no master any more. (Vertical Paxos II, Lamport, Malkhi & Zhou, PODC
-2009, section 4, is the general case; the term is the ballot.)
+once. A run of one ends with its member, because that member may follow the other master. A
+goodbye is no loss, because its sender follows no master any more. (Vertical Paxos II, Lamport,
+Malkhi & Zhou, PODC 2009, section 4, is the general case; the term is the ballot.)
 
 Pure state: ``Ratification`` holds messages back and sends them.
 """
@@ -77,7 +77,7 @@ class Majority:
         """The version of the newest roster that had consent."""
 
     def consents(self, membership: Membership) -> bool:
-        """Whether enough connected members know the present roster and have stored proposals."""
+        """Whether enough connected members know the present roster and store all proposals."""
         proposed = self.proposals.last
         agreed = [
             peer.id

@@ -21,7 +21,7 @@ class Origin(enum.Enum):
 
 @dataclass(slots=True)
 class Incarnation:
-    """The identity of a master in its run. The object stays when the master takes up another run.
+    """The identity of a master in its run. The object stays when the master changes its run.
 
     Attributes:
         run: the run's id.

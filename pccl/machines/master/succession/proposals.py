@@ -1,11 +1,11 @@
 """Finals that a majority of the members has to store before the master sends them.
 
-With one master there are none. With a standby, members that follow it may lead it to another
-decision, while the first master has not noticed their loss. So the master first *proposes* to all
-members each final that another master could contradict. It sends the final once a majority follows
-the term of the proposal and has stored it (``majority`` counts).
+A sole master has no such finals. Members that follow a standby may lead it to another decision,
+before the first master notices their loss. So the master first *proposes* to all members each final
+that another master could contradict. It sends the final once a majority follows the term of the
+proposal and has stored it (``majority`` counts).
 
-That gives one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) and in Paxos:
+So there is only one outcome, as in Viewstamped Replication (Liskov & Cowling, 2012) and in Paxos:
 
 * A successor needs a majority. So for each final that was sent, at least one member reports the
   proposal, and the successor adopts it. If no member reports a proposal, its final was not sent,

@@ -1,8 +1,8 @@
 """The consent of members that a master needs to move the run, and the messages that wait for it.
 
-A sole master needs none. Otherwise a majority has to consent (``majority``): the master holds back
-messages that move the run until then. It also holds back a final that another master could
-contradict, until a majority has stored the final (``proposals``).
+A sole master needs no consent. Otherwise the master holds back messages that move the run until a
+majority consents (``majority``). It also holds back a final that another master could contradict,
+until a majority has stored the final (``proposals``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Ratification:
         return Vouched(self._membership.version, {**before, **now})
 
     def settle(self) -> None:
-        """Send what was held back, after an event, if there is consent now."""
+        """After an event, send the messages that were held back, if there is consent now."""
         if self.is_sole or not self.has_consent:
             return
         if self._majority.ratified != self._membership.version:
@@ -102,7 +102,7 @@ class Ratification:
             self._outbox.send(peer, message)
 
     def tell_resumed(self, peer: RegisteredPeer, message: msg.Resumed) -> None:
-        """Send ``message`` to a resumed peer, and to a member all proposals that it lacks."""
+        """Send ``message`` to a resumed peer, and all proposals that it lacks if it is a member."""
         self._outbox.send(peer, message)
         peer.sent_place = peer.stored_place
         if peer.admitted:
@@ -124,7 +124,7 @@ class Ratification:
     ) -> None:
         """Propose a final that another master could contradict, so that a majority stores it first.
 
-        A sole master proposes nothing. Without ``sends``, members get it when they resume.
+        A sole master proposes nothing. Without ``sends``, members get the proposal on resume.
         """
         if not self.is_sole:
             self._majority.proposals.add(final, expected)

@@ -71,7 +71,7 @@ class TakeUp:
     Attributes:
         recovered: the run as the reports describe it.
         connections: the connections on which peers have returned.
-        waiting: by connection: newcomers that have waited meanwhile.
+        waiting: by connection: newcomers that waited until the run was rebuilt.
     """
 
     recovered: Recovered

@@ -1,7 +1,7 @@
 """The reports of returning peers, and whether they are enough to continue the run.
 
-A master's state is soft: peers know everything that the master has sent. ``recovered`` rebuilds the
-run from their reports.
+Peers know everything that a master has sent them. So ``recovered`` can rebuild the run from the
+reports of these peers.
 
 Any process with the token can send a report. If an earlier master has named the members of the run
 (``vouched``), only their reports count. The rosters in these reports can name more members.
@@ -34,7 +34,7 @@ from pccl.protocol.limits import (
 from pccl.protocol.types import PeerId, Roster
 
 _LOOKS_MAX = 8
-"""Searches for missing members between two ticks. Each takes time; any message may cause one."""
+"""The most searches between two ticks that find members missing. Any message may cause one."""
 
 
 class Recovery:
@@ -62,7 +62,7 @@ class Recovery:
         self.vouched, self._heard_ns = vouched, now_ns
         self._stale_ns = timing.ns(timing.master_lost_s) // 2
         self._is_stale = False
-        """Whether the named members are so old that all of them may have been replaced."""
+        """Whether the list of named members is so old that all of them may have been replaced."""
         self._patience_ns = timing.ns(timing.recovery_s)
         self._incumbent, self._ratified_here = incumbent, ratified
         self._since_ns = now_ns
@@ -111,8 +111,8 @@ class Recovery:
     def believes(self, report: Report) -> bool:
         """Whether the rosters, outcomes and answers in a report count.
 
-        They do if the run's master has named this peer, or has named no members at all. They do as
-        well if the named members are too old, and none of them has returned.
+        A report counts if the run's master has named the peer, or has named no members at all. It
+        also counts if the list of named members is too old, and none of them has returned.
         """
         return report.peer in self._named or self._all_count
 
@@ -146,7 +146,7 @@ class Recovery:
             Connections to close: an older one of this peer, or that of a report dropped for it.
 
         Raises:
-            RemoteProtocolError: another process returned under its id, or too many peers did.
+            RemoteProtocolError: another process returned under this id, or too many peers did.
         """
         if connection in self._by_connection:
             raise RemoteProtocolError(reason="the peer sent Return twice on one connection")
@@ -182,7 +182,7 @@ class Recovery:
         """Add the next message of a report; return connections whose reports had to be dropped.
 
         Raises:
-            RemoteProtocolError: the message does not belong here, or the report is too large.
+            RemoteProtocolError: the message does not belong in a report, or makes it too large.
         """
         match message:
             case msg.KnownRoster(roster, teller) if not report.complete:
@@ -219,7 +219,7 @@ class Recovery:
         report.tellers[roster.version] = teller
 
     def _make_room(self) -> list[int]:
-        """Drop the largest reports until the rest has room; return their connections."""
+        """Drop the largest reports until the rest has room; return the connections to close."""
         connections: list[int] = []
         while self._nbytes > REPORTS_BYTES_MAX:
             largest = max(
@@ -302,7 +302,7 @@ class Recovery:
         return now_ns - self._since_ns >= self._patience_ns
 
     def begin_anew(self, now_ns: int) -> list[int]:
-        """Forget all reports, and wait again. Returns the connections to close."""
+        """Forget all reports, and wait again; return the connections to close."""
         connections = list(self._by_connection)
         for memory in (self._reports, self._named, self._by_connection, self._rosters):
             memory.clear()
@@ -403,10 +403,10 @@ class Recovery:
         return any(report.header.registration.masters > 1 for report in self._believed())
 
     def has_majority(self) -> bool:
-        """Whether no other master can have as many of the last members as this one.
+        """Whether the connected members are enough of each membership in ``bases``.
 
-        A member that its master has not named may be another process. It has no vote as long as
-        its master could have named it.
+        If the run's master has named members, only named members count, unless the list of names
+        is too old: any other peer may be an impostor.
         """
         return self._is_enough([report.peer for report in self.complete_reports()])
 

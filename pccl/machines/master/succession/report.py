@@ -45,7 +45,7 @@ class Report:
     tellers: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Version of a roster -> id of the master that sent it."""
     promised: bool = False
-    """Whether the peer follows this master, and has done so since this report."""
+    """Whether the peer has followed this master since this report."""
     nbytes: int = 0
     """About how much memory the report takes, rosters included."""
     own_nbytes: int = 0
@@ -136,7 +136,7 @@ def expected_states(
 
 
 def round_count(kind: RoundKind, reports: list[Report], rosters: list[Roster]) -> int:
-    """Return how many rounds of a kind the reports show as closed; rosters precede answers."""
+    """Return how many rounds of a kind are closed; a roster may arrive before the answer."""
     counts = [c.n for report in reports for c in report.header.rounds if c.kind is kind]
     known = [a.answer.round for report in reports for a in report.answers]
     answers = [answered.n + 1 for answered in known if answered.kind is kind]

@@ -1,4 +1,4 @@
-"""How a master takes up a run that an earlier master has coordinated.
+"""How a master continues a run that an earlier master has coordinated.
 
 A master that starts knows nothing, or only which run it had. Members that find a master of another
 incarnation *return*: they report what they know. The master collects reports until all members are
@@ -6,10 +6,10 @@ back or the recovery window ends. Then it rebuilds the run (``recovery``), takes
 removes missing members and continues. Newcomers wait meanwhile.
 
 A master without stored state admits newcomers at once, into a new run, because it cannot know of an
-earlier one. Members of an earlier run may return while the new run is young. If they are at least
-as many as the peers of the new run, the master gives up the new run.
+earlier run. Members of that run may return while the new run is young. If these members are at
+least as many as the peers of the new run, the master gives up the new run.
 
-A standby takes up the run that its master has named, and no other (``standby``).
+A standby continues only the run that its master has named (``standby``).
 
 If a run has several masters, none moves it without a majority of its members (``majority``). None
 sends a final that another master could contradict before a majority has stored it
@@ -47,18 +47,18 @@ _ANOTHER_RUN = "this master coordinates another run"
 
 
 class _Step(enum.Enum):
-    """The next step with a run whose members have returned, or had time enough."""
+    """The next step with a run whose members have returned, or have had enough time."""
 
     WAIT = enum.auto()
     ASK = enum.auto()
-    """Enough members are here to ask whether they follow this master."""
+    """Enough members have returned. The master asks whether they follow it."""
     TAKE_UP = enum.auto()
     BEGIN_ANEW = enum.auto()
-    """The members are too few."""
+    """Too few members have returned, or follow this master."""
 
 
 class Succession:
-    """Decides which run this master coordinates, and takes it up."""
+    """Decides which run this master coordinates, and continues an earlier run."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Succession:
         """The term in which this master will continue, once enough members follow it."""
         self._asked_in_vain = False
         """Whether too few members followed when asked. The next time, this master first waits for
-        the rest: members that it asks again and again believe that they have a master."""
+        the rest: members that it asks repeatedly believe that they have a master."""
         self._asked_ns = outbox.now_ns
         self._has_members = False
         """Whether the run had members after the last event."""
@@ -119,7 +119,7 @@ class Succession:
 
     @property
     def shows_run(self) -> bool:
-        """Whether the master shows its run; False while it may take up another run."""
+        """Whether the master shows its run; False while it may still change to another run."""
         return self._recovery is None and not self._is_young
 
     def waits_for(self) -> str:
@@ -145,7 +145,7 @@ class Succession:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether this is a standby that has not taken up its master's run."""
+        """Whether this is a standby that does not coordinate its master's run yet."""
         return self._recovery is not None and self._origin is Origin.STANDBY
 
     @property
@@ -202,7 +202,7 @@ class Succession:
         """Begin the report of a peer that returns, but not to the present run of this master.
 
         Raises:
-            RemoteProtocolError: another process has returned as this peer, or too many have.
+            RemoteProtocolError: another process has returned as this peer, or too many peers have.
         """
         recovery = self._hears
         if recovery is None and self._is_young:
@@ -308,7 +308,7 @@ class Succession:
     def _give_way_if_older(self, older: Recovery) -> TakeUp | None:
         """Give up the young run of this master, if enough members of an older run have returned.
 
-        They have to be at least as many as the peers of the young run.
+        The returned members have to be at least as many as the connected peers of the young run.
         """
         came = older.complete_reports()
         if len(came) < max(1, len(self._connections.peers)):
@@ -341,7 +341,7 @@ class Succession:
             self._outbox.add(Remember(run, term, incumbent, coordinated=False, vouched=vouched))
 
     def master_unanswered(self, master: int, reason: str) -> None:
-        """Record that a master did not answer this standby; warn if the reason has changed."""
+        """Record that a master did not answer; warn of a new reason if the run is unknown."""
         if self._watch.failed(master, reason) and self._is_idle and self._watch.run is None:
             self._outbox.add(Warn(self._watch.waits_for()))
 
@@ -373,7 +373,7 @@ class Succession:
         return self._take_up_if_over() if tick.may_judge else None
 
     def tick_in_run(self) -> None:
-        """Handle a tick in a run: refuse a late older run, or stand down without a majority."""
+        """Handle a tick in a run: refuse a late older run, or start over without a majority."""
         if self._older is not None and not self._is_young:
             for connection in self._older.connections():
                 self._connections.refuse(connection, _ANOTHER_RUN)
@@ -395,7 +395,7 @@ class Succession:
         self._begin(Recovery(self._timing, run, incumbent, now_ns, ratified, vouched))
 
     def note_end(self) -> None:
-        """Forget the stored run when no member is left; with other masters this takes consent."""
+        """Forget the stored run if no member is left, with consent; store it for new members."""
         has_members = bool(self._membership.members())
         if self._recovery is not None or has_members == self._has_members:
             return
@@ -429,7 +429,7 @@ class Succession:
         return None
 
     def _next_step(self, recovery: Recovery) -> _Step:
-        """Return the next step with a run whose members have returned, or had time enough."""
+        """Return the next step with a run whose members have returned, or have had enough time."""
         if self._ratification.is_sole:
             return _Step.TAKE_UP
         now_ns = self._outbox.now_ns

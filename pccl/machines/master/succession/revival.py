@@ -1,4 +1,4 @@
-"""How a new master registers the peers of a run that it takes up."""
+"""How a new master registers the peers of a run that it continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def revive(
     Args:
         header: the peer's first message.
         host: the host from which the peer returned.
-        connection: the peer's connection; None if it is closed again.
+        connection: the peer's connection; None if it is closed already.
         member: the peer as a roster names it; None for a newcomer.
         now_ns: the present.
     """

@@ -1,11 +1,11 @@
-"""Which run a standby may take up, and when it asks its masters for it.
+"""Which run a standby may continue, and when it asks its masters about the run.
 
 A standby learns a run id only from a master at an address that the operator named, after this
-master has proven the token; never from a member. So a process that knows the token cannot make a
-standby take up a run that the process has invented, or an older run.
+master has proven the token. Members cannot name a run to a standby. So a process that knows the
+token cannot make a standby continue an older run, or a run that the process has invented.
 
-A master may still give up a young run, so its answer does not replace a settled run. A standby
-keeps its run as long as any of its masters names it.
+A master may still give up a young run, so a young run does not replace a settled run. A standby
+keeps its run as long as any of its masters names this run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Master:
     asked_ns: int | None = None
     is_waiting: bool = False
     says: msg.RunIs | None = None
-    """Its last answer; None if there was none, or if the last question failed."""
+    """The master's last answer; None if it gave none, or if the last question failed."""
     trouble: str = ""
     """Why ``says`` is None; empty if there was no question yet."""
 
@@ -36,8 +36,8 @@ class StandbyWatch:
     """What a standby knows of the run of its masters.
 
     Args:
-        timing: the standby asks each master every ``heartbeat_s``; at every tick while it knows no
-            run, because a master that dies before it has named its run has no successor.
+        timing: the standby asks each master every ``heartbeat_s``. Without a run, it asks at every
+            tick, because a master that dies before it has named its run has no successor.
         masters: the addresses of its masters, for logs; the first choice first.
         run: a run that the standby learnt before a restart; None if there is none.
         term: the term that it learnt with this run.
@@ -118,7 +118,7 @@ class StandbyWatch:
         return (self.run, self.term, self._is_settled) != before
 
     def waits_for(self) -> str:
-        """Return why the standby can take up no run; empty if it knows its run."""
+        """Return why the standby can continue no run; empty if it knows its run."""
         if self.run is not None:
             return ""
         asked = [

@@ -1,7 +1,7 @@
 """The members of a run as its master names them, so that another master can recognize them.
 
-Only a peer and the master that issued it know a resume token. A standby and a restarted master get
-a digest of each token, and recognize returning members by it. A digest does not reveal the token.
+Only a peer and the master that registered it know its resume token. Other masters get a digest of
+each token, and recognize returning members by it. A digest does not reveal the token.
 """
 
 from __future__ import annotations
