@@ -1,4 +1,4 @@
-"""Bindings: adapters that put pccl into other frameworks, built on its public API only.
+"""Bindings: adapters for other frameworks, built on pccl's public API only.
 
 * ``arguments``: checks the arguments of the wrappers of a training loop.
 * ``compression``: the wire format of the reduces, with its error feedback.
@@ -8,13 +8,13 @@
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
   the terminal.
 * ``status_line``: the status of a training run, in one line.
-* ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and
-  go.
+* ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may join and
+  leave.
 * ``gradient_averager``: classic data parallelism across peers: the gradients of every step are
   averaged.
 
-A binding uses ``pccl`` as any program does: it imports ``pccl``, ``pccl.aio``, ``pccl.errors`` and
-the other public modules, never a machine, a transport or the runtime. So a user's own script can do
+A binding uses ``pccl`` as any program does. It imports only public modules, such as ``pccl.aio``
+and ``pccl.errors``, and never a machine, a transport or the runtime. So a user's own script can do
 all that a binding can do.
 
 No module here has the name of a framework: a ``torch.py`` would hide torch from every script in the

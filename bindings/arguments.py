@@ -51,7 +51,7 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
     """Convert the argument ``compression`` to options; None: no compression.
 
     Raises:
-        TypeError, ValueError: there is no such format; the message lists the formats.
+        TypeError, ValueError: ``compression`` is neither a known format nor QuantizationOptions.
     """
     if compression is None or isinstance(compression, pccl.QuantizationOptions):
         return compression

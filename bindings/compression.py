@@ -11,7 +11,7 @@ class Compression:
     """A wire format, and the error feedback of each named tensor.
 
     Args:
-        options: the wire format; None: no compression. Their ``name`` is ignored.
+        options: the wire format; None: no compression. Its feedback and name are ignored.
         feedback: the error feedback; None: no error feedback.
 
     Attributes:
@@ -39,7 +39,7 @@ class Compression:
         return f"compression={name}{block}{' stochastic' * options.stochastic}"
 
     def options(self, name: str | None) -> pccl.QuantizationOptions | None:
-        """Return the options for a reduce; without a name, it skips error feedback."""
+        """Return the options for a reduce; without a name, the reduce skips error feedback."""
         if self._options is None:
             return None
         if not self.remembers or name is None:

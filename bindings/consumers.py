@@ -5,7 +5,7 @@
     with JsonlWriter("run.jsonl") as log, StatusLine() as line:
         opt = DiLoCo(model.parameters(), inner=inner, comm=comm, on_event=[log, line])
 
-Each takes the events of :mod:`pccl.bindings.events`. The consumers that write files also take
+Each consumer takes the events of :mod:`pccl.bindings.events`. Consumers that write files also take
 dataclasses of the program, such as its losses: ``log(Evaluated(step=100, loss=1.7))``. If the disk
 is full or the folder is gone, such a direct call raises. In ``on_event``, or in :class:`Listeners`,
 a consumer that raises is dropped, and its error is logged once, with the file's name. The line on
@@ -130,8 +130,8 @@ class TensorBoardWriter:
     dataclass needs an int ``step`` among its fields.
 
     Args:
-        to: a folder, for a ``SummaryWriter`` of its own, which it closes; or the program's own
-            writer (any object with ``add_scalar``), which it leaves open.
+        to: a folder, for a new ``SummaryWriter``, which ``close`` closes; or the program's own
+            writer (any object with ``add_scalar``), which stays open.
         every_inner: as for :class:`JsonlWriter`.
 
     Raises:
@@ -172,7 +172,7 @@ class TensorBoardWriter:
             raise
 
     def close(self) -> None:
-        """Close the own ``SummaryWriter``, if there is one. Closing again does nothing.
+        """Close the ``SummaryWriter``, if this object made it. Closing again does nothing.
 
         Raises:
             OSError: the buffered points cannot be written, and no earlier call has raised.
@@ -209,7 +209,7 @@ def _summary_writer() -> Callable[[str], ScalarWriter]:
 
 
 def scalars(event: Event | DataclassInstance) -> dict[str, float]:
-    """Return the numbers of an event except its step, by the tags of their curves."""
+    """Return the values that an event adds to curves, by the tags of the curves."""
     match event:
         case MembersChanged():
             peers = {"members": event.members, "joined": event.joined, "lost": event.lost}

@@ -29,7 +29,7 @@ class EventQueue:
         self._events.append(event)
 
     def deliver(self) -> None:
-        """Call the listeners. After an interruption, the next call delivers the other events."""
+        """Call the listeners. After an interruption, the next call delivers the rest."""
         while self._events:
             self._listeners(self._events.popleft())
 

@@ -2,8 +2,8 @@
 
 :class:`~pccl.bindings.diloco.DiLoCo` and :class:`~pccl.bindings.gradient_averager.GradientAverager`
 call the consumers in ``on_event``. A consumer is a function of one event; the library has some in
-:mod:`pccl.bindings.consumers`. The training thread calls it between two inner steps, so it must
-return soon: training waits for it.
+:mod:`pccl.bindings.consumers`. The training thread calls it between two inner steps, so the
+consumer must return soon.
 
 If a consumer raises, the library logs the error and stops calling the consumer; training continues.
 To stop on an event, set a flag that the program's own loop reads.
@@ -146,7 +146,7 @@ class GradientsAveraged:
 
     Attributes:
         step: the step whose gradients were averaged.
-        contributors: the peers whose gradients are in the average, ascending.
+        contributors: the peers whose gradients are in all averages of the step, ascending.
         tx_bytes: bytes sent for the average.
         rx_bytes: bytes received for the average.
         hidden_s: seconds of reducing that overlapped the backward pass.
@@ -166,4 +166,4 @@ Event: TypeAlias = (
 )
 
 Consumer: TypeAlias = Callable[[Event], None]
-"""A function for ``on_event``. If it raises, the error is logged, and it is not called again."""
+"""A function for ``on_event``. If it raises, the error is logged and the function is dropped."""

@@ -12,7 +12,7 @@ _log = logging.getLogger("pccl.events")
 
 
 class Listeners:
-    """Calls each consumer with each event. A consumer that raises is logged once and dropped.
+    """Calls each consumer with each event; logs the error of a failing consumer, and drops it.
 
     ``DiLoCo`` and ``GradientAverager`` call the functions in ``on_event`` this way: a full disk or
     a bug in a consumer does not end the training. A program can use it for its own events, too:

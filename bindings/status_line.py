@@ -35,7 +35,7 @@ RATED_STEPS = 100
 """Number of latest inner steps over which the rate is averaged."""
 
 CLOSE_S_MAX = 1.0
-"""How long closing waits for the last line to be written."""
+"""Longest time that ``close`` waits until the last line is written."""
 
 
 class Tally:
@@ -98,8 +98,8 @@ class StatusLine:
 
     On a terminal the line is rewritten in place, and output of the program appears above it: until
     :meth:`close`, ``sys.stdout`` and ``sys.stderr`` are routed through it. Elsewhere it writes a
-    plain line at most every ten seconds, and one at the end. Bytes and seconds are sums since it
-    was made; the rate is that of the last 100 inner steps. Errors of the stream are ignored.
+    plain line at most every ten seconds, and one at the end. Bytes and seconds are sums since the
+    first event; the rate is that of the last 100 inner steps. Errors of the stream are ignored.
 
     Args:
         stream: text stream to write to; None: stderr.
@@ -162,7 +162,7 @@ class Writer(threading.Thread):
 
 
 class Plain:
-    """Writes plain lines to a pipe or file, but none that equals the line before."""
+    """Writes plain lines to a pipe or file, but never the same line twice in a row."""
 
     interval_s = LINE_S
 
@@ -171,19 +171,19 @@ class Plain:
         self._said = ""
 
     def draw(self, words: str) -> None:
-        """Write the line, unless it was written last."""
+        """Write the line, unless it equals the previous line."""
         if words != self._said:
             self._said = words
             self._stream.write(f"pccl: {words}\n")
             self._stream.flush()
 
     def finish(self, words: str) -> None:
-        """Write the last line, unless it was written last."""
+        """Write the last line, unless it equals the previous line."""
         self.draw(words)
 
 
 class Rewritten:
-    """Shows a line on a terminal that is rewritten in place, and stays at the end."""
+    """Shows a line that is rewritten in place on a terminal, and leaves it there at the end."""
 
     interval_s = DRAW_S
 

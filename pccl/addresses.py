@@ -47,7 +47,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_masters(text: str) -> tuple[Address, ...]:
-    """Parse one address or several, separated by commas: the first choice first.
+    """Parse one address or several, separated by commas, in order of preference.
 
     Raises:
         TypeError: ``text`` is not a string.

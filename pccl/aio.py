@@ -60,9 +60,9 @@ class Communicator(CommunicatorBase):
         """Join the run. Returns when the members have admitted this peer, in a joint call.
 
         With ``shared_state`` this peer first fetches the contents of the members' last
-        synchronization, in the background, while the members keep working. They admit it after
-        that. The first ``sync_shared_state`` of the same state fetches the changes since then.
-        Until then no tensor is changed.
+        synchronization, in the background, while the members keep working. Then they admit it.
+        The first ``sync_shared_state`` of the same state fetches the changes since then. Without
+        ``on_reduction``, no tensor is changed before that call.
 
         Args:
             n_attempts: number of attempts to reach the master, one second apart.
@@ -72,12 +72,12 @@ class Communicator(CommunicatorBase):
             staging_bytes_max: as for ``sync_shared_state``.
             staging_directory: as for ``sync_shared_state``.
             on_progress: as for ``sync_shared_state``.
-            on_reduction: with ``shared_state``: called, in order and in a thread of the library,
-                with the result of each ``observable`` reduce that the members commit after the
-                synchronization whose state was fetched. It must change the tensors as the members
-                do with that result, so that this peer need not fetch the changes. The library then
-                writes the tensors before the admission, and fetches missed changes. If it raises,
-                the library logs that, stops calling it, and fetches the pieces that differ.
+            on_reduction: with ``shared_state``: called in a thread of the library with the result
+                of each ``observable`` reduce that the members commit after the fetched
+                synchronization, in order. It must change the tensors as the members do with that
+                result, so that this peer need not fetch the changes. The library then writes the
+                tensors before the admission, and fetches missed changes. If it raises, the library
+                logs that, stops calling it, and fetches the pieces that differ.
             timeout_s: budget of the call, in seconds.
 
         Raises:
@@ -93,7 +93,7 @@ class Communicator(CommunicatorBase):
     async def update_topology(self, *, timeout_s: float | None = None) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
 
-        World sizes change here, and when a collective returns or raises. After Evicted and
+        World sizes change in this call, and when a collective returns or raises. After Evicted and
         MasterLost, this call joins the run again, as a newcomer.
 
         Raises:
@@ -232,7 +232,7 @@ class Communicator(CommunicatorBase):
 
     @asking(many_request)
     async def all_reduce_multiple_with_retry(self, request: ReduceManyRequest) -> ReduceInfo:
-        """Reduce several tensors; after a loss, reduce each again until it succeeds.
+        """Reduce several tensors; after a loss, reduce the affected tensors again.
 
         Joint call of the group; the members pair the tensors by tag. It returns when every tensor
         is reduced on all members. Tensors may differ in their contributors if a member is lost
@@ -264,17 +264,17 @@ class Communicator(CommunicatorBase):
 
         The group elects one content (``docs/shared-state.md`` has the rules). Members with other
         contents receive the pieces that differ, from all members that have them. All members commit
-        it or none does; if it fails, every tensor is unchanged. After a loss the call continues or
-        restarts by itself, and keeps the pieces that it has received.
+        it or none does; a failed call changes no tensor, unless ``in_place``. After a loss the call
+        continues or restarts by itself, and keeps the pieces that it has received.
 
         Args:
             shared_state: tensors and their revision. A member is outdated, and receives both, if
                 its revision is not the one that follows the last synchronization.
             strategy: ENFORCE_POPULAR of all members, or SEND_ONLY and RECEIVE_ONLY.
-            expect_unchanged: raise StateMismatch, for all members, rather than receive anything.
+            expect_unchanged: raise StateMismatch on all members if a member would receive contents.
             resume: which revision wins if no member has the group's. ``"never"``: none, and the
                 call raises StateUnavailable. ``"highest"``: the highest revision of any member.
-                ``"advanced"``: the same, but never 0 once the group is past it; and a higher
+                ``"advanced"``: the same, but never 0 once the group had a later one; a higher
                 revision than expected wins if it comes from the group's last synchronization.
                 All members must give the same.
             in_place: write pieces straight into the tensors, without staging them: if the call
@@ -283,7 +283,7 @@ class Communicator(CommunicatorBase):
                 until all have arrived; pieces beyond the limit go to a temporary file.
             staging_directory: an existing directory for that file; None: the default directory
                 for temporary files.
-            on_progress: called with a :class:`pccl.SyncProgress` some times a second, on the
+            on_progress: called with a :class:`pccl.SyncProgress` several times a second, on the
                 library's thread: it must return soon, and not call the communicator. If it raises,
                 the library logs the error, and stops calling it. It may be a
                 :class:`pccl.progress.ProgressBar`. None: with ``PCCL_PROGRESS=1``, a bar shows
@@ -294,8 +294,8 @@ class Communicator(CommunicatorBase):
             Bytes that this peer sent to other members, and bytes that it received.
 
         Raises:
-            StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not;
-                the message names the first tensor, the piece, and the members.
+            StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not
+                differ; the message names the first tensor, the piece, and the members.
             StateUnavailable: no member has a state to continue with; the message says what to do.
             DescriptorMismatch: members gave strategies that exclude each other.
             Evicted: this peer's state conflicts with that of the majority.

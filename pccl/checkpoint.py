@@ -290,7 +290,7 @@ def load(path: Path) -> tuple[Checkpoint, list[Array]]:
 def restore(path: Path, memory: StateMemory) -> Checkpoint:
     """Verify a whole checkpoint, and then copy it into the tensors of a state.
 
-    Needs memory for one piece: it reads the file twice, and verifies each piece both times.
+    It reads the file twice, verifies each piece both times, and needs memory for one piece.
 
     Args:
         path: path of the file.

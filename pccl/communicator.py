@@ -29,13 +29,13 @@ class Communicator(CommunicatorBase):
     The end of the ``with`` block, ``close`` and garbage collection all leave the run.
 
     ``timeout_s`` is the budget of a whole call, in seconds; None: no limit. When the budget runs
-    out, the call raises DeadlineExceeded, or OutcomeUnknown if this peer had finished its part of a
-    reduce, or if the run has a standby master. Either way the buffers are unchanged.
+    out, the call raises DeadlineExceeded. It raises OutcomeUnknown instead if this peer had
+    finished its part of a reduce, or the run has a standby master. The buffers stay unchanged.
 
     All joint calls may raise these errors, in addition to the errors that they list:
 
-        Evicted, MasterLost: this peer is no longer a member. All open calls and handles raise it,
-            and so do new calls until one has raised it. ``update_topology`` joins again.
+        Evicted, MasterLost: this peer is no longer a member. All open calls and handles raise
+            this, and so do new calls until one has raised it. ``update_topology`` joins again.
         ResyncRequired: the members committed a call that this peer had left. ``connect`` again,
             then ``sync_shared_state``.
         LockstepError: the members waited for different calls. Correct the program.

@@ -10,10 +10,10 @@
 | ``PCCL_LISTEN`` | ``listen`` |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
-| ``PCCL_DRAIN`` | 1: SIGTERM leaves the run before it ends the program (``draining``) |
+| ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
-An argument takes precedence over its variable, also if it is 0. Except for ``PCCL_TOKEN``, an empty
+An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
 variable counts as not set. A mistake raises ValueError or TypeError, which names the argument or
 the variable.
 """
@@ -95,7 +95,7 @@ def resolve_advertise(advertise: str | None) -> Advertised:
 
 
 def resolve_listen(listen: str | None) -> Advertised | None:
-    """Return the address that this peer binds; None: the port that it advertises."""
+    """Return the address that this peer binds; None: it binds the advertised port."""
     if listen is not None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
@@ -103,7 +103,7 @@ def resolve_listen(listen: str | None) -> Advertised | None:
 
 
 def resolve_drain() -> bool:
-    """Whether SIGTERM leaves the run before it ends the program; False by default.
+    """Whether to leave the run on SIGTERM before the program ends; False by default.
 
     Raises:
         ValueError: the variable is neither 0 nor 1.

@@ -1,4 +1,4 @@
-"""Tells whether the library supports tensors on CUDA devices here."""
+"""Checks whether shared state may use tensors on CUDA devices on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options and descriptions of a reduce: plain dataclasses, which the reduce checks."""
+"""Options and descriptions of a reduce. The reduce checks the plain dataclasses among them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class QuantizationOptions:
         format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"float16"``,
             ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a ``pccl.WireFormat``.
         block: number of values that share a step, from 8 to 65536; None: chosen for the format.
-        stochastic: round up or down at random so that the mean is kept, instead of to the nearest.
+        stochastic: round up or down at random so that the mean is kept; False: to the nearest.
             The draws depend on operation, rank and position only, so they can be repeated.
         error_feedback: adds the quantization error of this tensor's last reduce. For SUM and AVG.
         name: name of the tensor, for ``error_feedback``.

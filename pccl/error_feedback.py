@@ -1,8 +1,8 @@
 """Error feedback adds the quantization error of one reduce to the next reduce.
 
 For each tensor, a peer keeps the difference between its own values and the values that the other
-peers decoded. It adds this residual next time (Seide et al. 2014; Karimireddy et al.,
-arXiv:1901.09847). Each result is as coarse as before, but the running mean becomes exact.
+peers decoded. It adds this residual in the next reduce (Seide et al. 2014; Karimireddy et
+al., arXiv:1901.09847). Each result is as coarse as before, but the running mean becomes exact.
 """
 
 from __future__ import annotations

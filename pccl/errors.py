@@ -76,7 +76,7 @@ RESULT_OF_CALL = {
     "sync_shared_state": Result.INVALID_USAGE,
     "verify": Result.INVALID_USAGE,
 }
-"""Status code of these errors, by the name of the call."""
+"""Status code of the errors in ``TOLD_PER_CALL``, by the name of the call."""
 
 
 _SET_ANEW = ("result", "func")

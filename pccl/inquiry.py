@@ -53,15 +53,15 @@ def master_status(
     """Ask a master for the status of its run. Blocks; changes nothing in the run.
 
     Args:
-        address: address of the master, ``"host:port"``. Of several, separated by commas, the first
-            master that has members answers. None: ``PCCL_MASTER``.
+        address: address of the master, ``"host:port"``. For several, separated by commas, the
+            result is that of the first with members, else of the first. None: ``PCCL_MASTER``.
         token: the secret of the run; None: ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE``.
         timeout_s: limit for each master, in seconds; None: no limit.
 
     Raises:
-        LinkError: no master listens there, or it did not answer in time.
+        LinkError: no master listens there, or none answered in time.
         NotAdmitted: the master refuses the request; the reason says why.
-        RemoteProtocolError: no master of this version listens there, or it has another token.
+        RemoteProtocolError: no master of this version listens there, or its token differs.
         TypeError, ValueError: the address is malformed, or the token is not good.
     """
     masters, secret = resolve_masters(address), resolve_token(token)
@@ -79,7 +79,7 @@ def master_status(
 async def _ask_in_turn(
     io: IOThread, masters: Sequence[Address], secret: bytes | None, limit_s: float
 ) -> MasterStatus:
-    """Return the first status that has members; a standby has none before it takes over the run."""
+    """Return the first status with members, else the first; a standby without a run has none."""
     idle: MasterStatus | None = None
     failure: PCCLError | None = None
     for master in masters:

@@ -33,8 +33,8 @@ class MasterNode:
     """Coordinates one run. It never sees tensor data.
 
     After :meth:`run` it serves until :meth:`interrupt`, the end of its ``with`` block, or Ctrl-C.
-    It keeps serving without a reference to the object: the interpreter waits for it at its end. If
-    the program ends with an exception, so does the master.
+    It keeps serving without a reference to the object: the interpreter waits for it before exiting.
+    If the program ends with an exception, the master ends, too.
 
     Args:
         listen_address: ``"host:port"``; port 0 takes any free one (see ``address``).

@@ -32,7 +32,7 @@ DRAW_S = 0.1
 """Time between two draws; the library reports progress a few times a second."""
 
 LINE_S = 10.0
-"""Without a terminal, a line appears at each quarter, and when the last one is this old."""
+"""Without a terminal, a line appears at each quarter, and when the last line is this old."""
 
 RATED_AFTER_S = 0.5
 """Shorter fetches show no rate, because some pieces arrived before the first report."""
@@ -45,8 +45,8 @@ class ProgressBar:
     """Shows the progress of a fetch on stderr: bytes, rate, time left, sources.
 
     On a terminal it is a bar; otherwise a line at 25, 50 and 75 %, at the end, and every 10 s.
-    It shows nothing until a fetch begins. Several calls may use it, one after the other; it ends
-    with each. It ignores errors of its stream.
+    It shows nothing until a fetch begins. Several calls may use it, one after the other; the bar
+    ends with each call. It ignores errors of its stream.
 
     Args:
         label: name of the fetch, for people.
@@ -179,7 +179,7 @@ class Lines:
 
 
 class LiveBar:
-    """A bar on a terminal that is redrawn in place, and stays at the end."""
+    """A bar that is redrawn in place on a terminal, and stays there at the end."""
 
     def __init__(self, label: str, stream: TextIO) -> None:
         # Imported here, because most programs show no bar.

@@ -228,7 +228,7 @@ class SharedState:
 
     @property
     def memory(self) -> StateMemory:
-        """The bytes of the tensors, made on first use.
+        """The memory of the tensors, as an object that is made on first use.
 
         Raises:
             ValueError: the memory of a tensor was replaced (``tensor.data = ...``, a resize).
@@ -247,7 +247,7 @@ class SharedState:
             names: names of the tensors; without names, all tensors.
 
         Raises:
-            ValueError: there is no tensor of that name; no tensor is marked.
+            ValueError: there is no tensor of that name; then no tensor is marked.
         """
         numbers = {info.name: number for number, info in enumerate(self._infos)}
         for name in names:

@@ -55,7 +55,7 @@ class Receiver(Protocol):
     def get_buffer(self) -> memoryview:
         """Return writable, non-empty, contiguous memory of bytes for the next read.
 
-        If that read finds no data, the connection calls this method again, not ``buffer_updated``.
+        After a read that finds no data, the connection does not call ``buffer_updated``.
         """
         ...
 
@@ -115,7 +115,7 @@ class Connection(Protocol):
         ...
 
     def start(self, receiver: Receiver) -> None:
-        """Begin to read; call it before any other method but ``close`` and ``abort``.
+        """Begin to read. Before this call, only ``close`` and ``abort`` may be called.
 
         After an earlier ``close`` or ``abort``, no receiver is called. ``buffer_updated`` and
         ``writable`` may call ``start`` again: the new receiver then gets all later callbacks,
@@ -124,7 +124,7 @@ class Connection(Protocol):
         ...
 
     def pause_reading(self) -> None:
-        """Stop reading and calling the receiver until ``resume_reading``.
+        """Stop reading until ``resume_reading``; ``buffer_updated`` is not called meanwhile.
 
         The connection may notice a network failure only after the pause. Idempotent.
         """
@@ -135,7 +135,7 @@ class Connection(Protocol):
         ...
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Pass as much of ``buffers`` as possible to the network; return the bytes accepted.
+        """Pass as many bytes as possible to the network; return the number of accepted bytes.
 
         Returns 0 when the network is full (then use ``notify_writable``) and when the connection
         has already ended (then ``connection_lost`` follows).
@@ -145,7 +145,7 @@ class Connection(Protocol):
     def notify_writable(self) -> None:
         """Ask for one call of ``Receiver.writable`` as soon as ``send`` can accept bytes.
 
-        Further calls before that one change nothing.
+        Another call before ``writable`` has no further effect.
         """
         ...
 
@@ -167,7 +167,7 @@ class Listener(Protocol):
 
     @property
     def address(self) -> Address:
-        """The address that it listens on, with the actual port number."""
+        """The listening address, with the actual port number."""
         ...
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Transport(Protocol):
     ) -> Listener:
         """Listen on ``address`` (port 0: any free port).
 
-        Each accepted connection goes to ``on_connection``, which starts or ends it, then or later.
+        ``on_connection`` gets each accepted connection, and starts or closes it, then or later.
 
         Raises:
             LinkError: the address cannot be used; the reason says why.
@@ -209,7 +209,7 @@ class Transport(Protocol):
             may_dial: called with each IP address that was found; True if it may be dialled.
 
         Raises:
-            LinkError: no process listens there, or it did not answer within ``timeout_s``.
+            LinkError: no process listens there, or none answered within ``timeout_s``.
         """
         ...
 

@@ -1,19 +1,19 @@
 """A link to one other peer, and its lanes: connections that carry frames.
 
-The link queues segments. A lane takes the next one when it has sent its last, so a fast lane takes
+The link queues segments, and a lane that has sent its segment takes the next. So a fast lane takes
 more than a slow one, and losing a lane loses no queued segment. Operations take turns, so a small
 one does not wait for a large one. Within an operation, segments may arrive in any order. To another
 machine, the link sends the lowest step first. Contributions of all members then spread early, so
-losing a member late in an operation costs little. Inside one machine, it sends the segment that was
-computed last, because that one is still in the cache. A link is up while it has a lane.
+losing a member late in an operation costs little. Inside one machine, the link sends the newest
+segment first, because it is still in the cache. A link is up while it has a lane.
 
 A lane parses headers, asks for memory before every read of payload, and verifies the payload. It
 sends queued frames, and answers PINGs. It neither interprets frames nor keeps their payload.
 
 Invariants:
 
-* No lane acts on a header, or completes a payload, before verifying it. It hashes a payload right
-  after each read, and right before it sends the frame, while the payload is in the cache.
+* No lane acts on a header with a wrong checksum, or completes a payload with a wrong hash, unless
+  its sink ignores the hash. It hashes a payload right after each read, and right before sending.
 * Once :meth:`Lane.revoke` has returned, no lane reads memory of the operation any more. A lane
   completes a partly sent frame from a copy. The operation has ended here, but perhaps not yet at
   the receiver, which counts the frame.
@@ -46,17 +46,17 @@ class FrameHandler(Protocol):
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """Return the sink for the payload of a frame whose header has arrived.
 
-        The lane handles PING and PONG itself. RemoteProtocolError makes it close.
+        The lane handles PING and PONG itself. If this raises RemoteProtocolError, the lane closes.
         """
         ...
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
-        """Handle the end of ``lane``. Called once, and last; ``error`` is None if we closed it."""
+        """Handle the end of ``lane``. Called last, once; ``error`` is None if this side closed."""
         ...
 
 
 _NO_MEMORY = memoryview(b"")
-"""Replaces memory of an operation that has ended, so that the lane does not keep that alive."""
+"""Replaces memory of an operation that has ended, so that the lane does not keep it alive."""
 
 
 class Lane:
@@ -76,13 +76,13 @@ class Lane:
         self.number = number
         self.link = link
         self.carried: dict[OperationId, list[int]] = {}
-        """Numbers of the segments that this lane took; if the lane is lost, they may be, too."""
+        """Numbers of the segments that this lane took; losing the lane may lose them."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self.payload_bytes = 0
         """Payload bytes received."""
         self.intact_bytes = 0
-        """Payload bytes received whose hash was right."""
+        """Bytes of received payloads with the right hash."""
         self.damaged_bytes = 0
         """Length of the damaged payload that ended the lane; 0 if there was none."""
         self.moved_bytes = 0
@@ -108,7 +108,7 @@ class Lane:
 
     @property
     def receiving(self) -> bool:
-        """Whether part of a frame has arrived, header included."""
+        """Whether a header has arrived whose payload is not complete yet."""
         return self._sink is not None
 
     @property
@@ -141,7 +141,7 @@ class Lane:
     def say(self, header: FrameHeader, payload: bytes = b"") -> None:
         """Send a frame on this lane, before segments.
 
-        It replaces a queued frame of its kind and operation, so frequent PINGs need no memory.
+        It replaces a queued frame of the same kind and operation, so PINGs do not pile up.
         """
         if not self._open:
             return
@@ -159,11 +159,11 @@ class Lane:
         self.say(FrameHeader(FrameKind.PING, NO_OPERATION, 0, 0, 0))
 
     def pong(self) -> None:
-        """Answer a PING: tell the other side that its frames arrive here on this lane."""
+        """Answer a PING, to show the other side that its frames arrive on this lane."""
         self.say(FrameHeader(FrameKind.PONG, NO_OPERATION, 0, 0, 0))
 
     def revoke(self, operation: OperationId) -> None:
-        """Drop the frames of ``operation``. The lane no longer reads its memory or keeps it."""
+        """Drop the frames of ``operation``. The lane no longer reads or keeps its memory."""
         self._memory = _NO_MEMORY  # left by a read that found no data
         self.carried.pop(operation, None)
         for kind in (FrameKind.QUERY, FrameKind.HAVE):
@@ -182,7 +182,7 @@ class Lane:
             frame.detach(tensor)
 
     def carry(self, frame: Frame) -> None:
-        """Send a segment at once. The lane is ready."""
+        """Send a segment at once. The lane must be ready."""
         self._begin(frame)
         self.pump()
 
@@ -323,7 +323,7 @@ class Link:
 
         Args:
             header: header of the frame.
-            payload: the payload, valid until sent or revoked; or a function that makes it then.
+            payload: the payload, valid until sent or revoked; or a function that makes it.
             number: number of the segment among all that its operation sends.
             check: hash of the payload; None: the lane computes it.
         """
@@ -347,12 +347,12 @@ class Link:
             queue.insert(place, frame)
 
     def ask(self, header: FrameHeader) -> None:
-        """Send a query on every lane, because a lane may be dead without having noticed it."""
+        """Send a query on every lane, because a lane may have failed unnoticed."""
         for lane in self.lanes:
             lane.say(header)
 
     def next_frame(self) -> Frame:
-        """Remove and return the next segment. One is queued."""
+        """Remove and return the next segment. At least one must be queued."""
         for operation in self.queues:
             if operation.term:
                 break
@@ -421,7 +421,7 @@ class Links:
         self._links: dict[PeerId, Link] = {}
 
     def to(self, peer: PeerId) -> Link:
-        """Return the link to ``peer``, which may be down; make it if there is none."""
+        """Return the link to ``peer``, which may be down; make a new link if there is none."""
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = self._make_link(peer)

@@ -27,7 +27,7 @@ class Sink(Protocol):
         ...
 
     def complete(self) -> None:
-        """Process the complete payload. RemoteProtocolError makes the lane close."""
+        """Process the complete payload. If this raises RemoteProtocolError, the lane closes."""
         ...
 
     def lost(self) -> None:

@@ -60,7 +60,7 @@ from pccl.transports.tcp_socket import (
 
 READ_BUDGET_BYTES = 4 << 20
 """Bytes that one connection reads per turn of the loop: about 1 ms of copying. Less would waste
-time in the loop, more would make other lanes wait for long."""
+time in the loop, and more would make other lanes wait."""
 
 READ_COST_BYTES = 16 << 10
 """Bytes that a shorter read counts as, so that a flood of tiny frames cannot block the loop."""
@@ -69,7 +69,7 @@ ACCEPTS_PER_TURN = 64
 """Connections that a listener accepts per turn of the loop, so that many dials cannot block it."""
 
 ACCEPT_BACKOFF_S = 0.5
-"""Pause before a port accepts again, when the system lacks descriptors or memory."""
+"""Pause before a port accepts again after an error, such as a lack of descriptors or memory."""
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default
@@ -245,7 +245,7 @@ class _TcpConnection:
             self._sock.close()
 
     def _end(self, error: Exception | None) -> None:
-        """Leave the loop, and schedule ``connection_lost``. The caller closes the socket."""
+        """Stop watching the socket; schedule ``connection_lost``. The caller closes the socket."""
         self._open = False
         if self._loop.is_closed():
             return

@@ -1,10 +1,10 @@
 """TCP sockets: options, addresses, connecting, and orderly closing.
 
-These helpers serve :mod:`pccl.transports.tcp`, which has the connections. They neither read nor
-write the data of a connection.
+These helpers serve :mod:`pccl.transports.tcp`, which has the connections. They transfer no data of
+a connection, and only discard data that arrives after its close.
 
 Invariant: only :func:`set_options` and :func:`tune_path` set socket options; the latter sets the
-options that depend on where the other side is. Each option has its reason there. (SO_LINGER, which
+options that depend on where the other side is. Comments there give the reasons. (SO_LINGER, which
 turns a close into a reset, is an exception.)
 """
 
@@ -36,8 +36,8 @@ UNSENT_MAX_BYTES = 512 << 10
 and keep segments that another lane could still send."""
 
 LOCAL_SEND_BUFFER_BYTES = 512 << 10
-"""Send buffer between processes of one machine; the kernel doubles it. Measured: with less, readers
-wait; more is slower by a tenth."""
+"""Send buffer between processes of one machine; the kernel doubles it. Measured: with a smaller
+buffer, readers wait; a larger buffer is a tenth slower."""
 
 _PACED = "bbr"
 """Prefix of the congestion controls that pace by a clock: BBR in all its versions."""
@@ -103,8 +103,8 @@ def tune_path(sock: socket.socket, *, is_local: bool) -> None:
     """Set the options that depend on where the other side of a connected socket is.
 
     Between machines, the system chooses the congestion control. Inside a machine nothing can be
-    congested, and pacing only delays: BBR costs a third of the speed, so Reno replaces it if the
-    kernel allows that. There, a small send buffer also keeps unread bytes in the CPU cache.
+    congested, and pacing only delays. There BBR costs a third of the speed, so Reno replaces it if
+    the kernel allows that, and a small send buffer keeps unread bytes in the CPU cache.
     """
     if not is_local:
         return
@@ -120,7 +120,7 @@ def tune_path(sock: socket.socket, *, is_local: bool) -> None:
 def _grants_send_buffer() -> bool:
     """Whether the system grants a socket the whole send buffer (Linux: net.core.wmem_max).
 
-    A smaller one, which also stops autotuning, would make the link slower than the default.
+    A smaller buffer, which also stops autotuning, would be slower than the default.
     """
     wanted = LOCAL_SEND_BUFFER_BYTES
     with socket.socket() as sock, contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def _grants_send_buffer() -> bool:
 
 
 def congestion_of(sock: socket.socket) -> str:
-    """Return the name of the socket's congestion control; empty if the system does not tell."""
+    """Return the name of the socket's congestion control; empty if it is unknown."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return ""
     try:
@@ -142,7 +142,7 @@ def congestion_of(sock: socket.socket) -> str:
 
 
 def measure_path(sock: socket.socket) -> PathMeasure | None:
-    """Return the kernel's measure of a connection's path; None if the kernel does not tell.
+    """Return the kernel's measure of a connection's path; None if it is unknown.
 
     Older kernels report less, in a shorter structure; the speed is then unknown.
     """
@@ -173,7 +173,7 @@ def to_address(socket_address: SocketAddress) -> Address:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of a system error in words, to follow a colon."""
+    """Return the reason of a system error, as text that can follow a colon."""
     text = error.strerror if isinstance(error, OSError) else None
     text = text or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
@@ -253,11 +253,11 @@ async def connect(
 
 
 class Lingering:
-    """The descriptor of a closed connection, kept open until the other side has read all data.
+    """The descriptor of a closed connection, kept until the other side ends, or for LINGER_S.
 
-    If it closed at once, the kernel would answer later data of the other side with a reset, which
-    discards our last bytes. It is a bare descriptor, not a socket object, so that a discarded loop
-    closes it without a warning.
+    If it was closed at once, the kernel would answer later data of the other side with a reset, so
+    our last bytes would be lost. It is a bare descriptor, not a socket object, so that a discarded
+    loop closes it without a warning.
 
     Args:
         loop: the loop that watches the descriptor.

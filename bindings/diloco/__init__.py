@@ -1,6 +1,6 @@
-"""DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may come and go.
+"""DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may join and leave.
 
-* ``optimizer``: an inner optimizer that averages with other peers now and then.
+* ``optimizer``: wraps an inner optimizer, and periodically averages with other peers.
 * ``schedule``: the fragment of each round, and the inner steps between rounds.
 * ``ledger``: the position of the run, and the contributors of its last rounds.
 * ``rounds``: the joint calls of one replica, in the order in which all members make them. Pure.

@@ -14,7 +14,7 @@ def deferred() -> Generator[None, None, None]:
     """Return a context that defers Ctrl-C until it ends.
 
     Outside the main thread it does nothing, because Python calls signal handlers only there. It
-    also does nothing if there is no handler, or one that Python did not set.
+    also does nothing if SIGINT has no Python handler.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

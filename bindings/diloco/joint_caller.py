@@ -68,7 +68,7 @@ SAY_EVERY_S = 10.0
 """Shortest time between two log lines about a wait."""
 
 _INTERRUPT_POLL_S = 0.2
-"""How often a waiting thread wakes up, because a signal just before it blocks does not wake it."""
+"""How often a waiting thread wakes up: a signal just before the thread blocks does not wake it."""
 
 _served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
 """Communicators that a DiLoCo uses, or has used."""
@@ -173,7 +173,7 @@ class JointCaller:
                 self._changed.wait(_INTERRUPT_POLL_S)
 
     def is_in_doubt(self, number: int) -> bool:
-        """Whether this replica was cut off for good while the round was being reduced."""
+        """Whether a lost membership ended this replica's run during the reduce of the round."""
         return isinstance(self._failure, MembershipError) and number == self._rounds.doubt
 
     def close(self, *, abandon: bool) -> None:
@@ -319,7 +319,7 @@ class JointCaller:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether each replica has all its shards: all groups are there and have equal sizes."""
+        """Whether each replica has all its shards: all groups exist and have equal sizes."""
         if self._shards == 1:
             return True
         peers = self._comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE)

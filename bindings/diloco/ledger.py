@@ -1,7 +1,7 @@
 """The ``Ledger`` records the position of the run, and the contributors of its last rounds.
 
 It is part of the shared state. A peer that was cut off during a reduce cannot know whether the run
-applied its pseudo-gradient. When it has joined again, it finds that here.
+applied its pseudo-gradient. When it has joined again, it reads that here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 ROUNDS_KEPT = 16
-"""Number of rounds that the ledger keeps. A peer treats its work in older ones as applied."""
+"""Number of rounds that the ledger keeps. A peer treats its work in older rounds as applied."""
 
 CONTRIBUTORS_MAX = 255
-"""Most contributors of a round that the ledger can list; in a larger round all count as applied."""
+"""Most contributors that a round can list; in a larger round, all peers count as contributors."""
 
 _COLUMNS = 2 + CONTRIBUTORS_MAX
 _HEAD = 2
@@ -39,7 +39,7 @@ class Ledger:
     def number(self) -> int:
         """Number of the open round, or else of the next one.
 
-        It equals the outer steps made so far.
+        It equals the number of outer steps made so far.
         """
         return int(self._head[0])
 
@@ -92,7 +92,7 @@ class Revisions:
         self._ledger = ledger
         self._synced: int | None = None
         self._number = 0
-        """Round number of the ledger at that time."""
+        """Round number of the ledger at the last synchronization."""
 
     def synced(self, revision: int) -> None:
         """Record the revision of the last synchronization, or of a loaded checkpoint."""

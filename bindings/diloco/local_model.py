@@ -28,7 +28,7 @@ def named_parameters(
         inner: the optimizer that trains them.
 
     Raises:
-        TypeError: an argument has another type, or a parameter has no float dtype.
+        TypeError: an argument has the wrong type, or a parameter has no float dtype.
         ValueError: ``params`` is empty or lacks a parameter of ``inner``; or names are equal.
     """
     if not isinstance(cast("object", inner), torch.optim.Optimizer):
@@ -115,7 +115,7 @@ class LocalFragment:
         """Whether all dtypes of the model can hold the outer parameters exactly."""
 
     def locals(self) -> list[torch.Tensor]:
-        """Return the parameters, without a copy; for a sharded one, its local shard."""
+        """Return the parameters, without a copy; for a sharded parameter, its local shard."""
         return [local(tensor) for tensor in self.tensors]
 
     def take(self) -> torch.Tensor:
@@ -139,7 +139,7 @@ class LocalFragment:
         self._recycle(work)
 
     def merge(self, common: torch.Tensor, mixing: float) -> None:
-        """Load outer parameters, and discard the work since the base except for its share.
+        """Load outer parameters, and discard the work since the base except for a share.
 
         Args:
             common: the outer parameters, shape (n,); the fragment keeps this tensor.
@@ -219,7 +219,7 @@ class LocalModel:
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
     def any_shard(self, flag: bool) -> bool:
-        """Whether ``flag`` is True in any process of this replica. All of them must call this."""
+        """Whether ``flag`` is True in any process of the replica; all of them must call this."""
         meshes = [mesh_of(tensor) for part in self.parts for tensor in part.tensors]
         mesh: Any = next((mesh for mesh in meshes if mesh is not None), None)
         if mesh is None:

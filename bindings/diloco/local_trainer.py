@@ -92,7 +92,7 @@ class LocalTrainer:
         Args:
             entered: the position of the run.
             common: the outer parameters, by fragment; the trainer keeps these tensors.
-            is_elsewhere: drop the work in flight; the run differs from the loaded checkpoint.
+            is_elsewhere: whether the run differs from the checkpoint; then drop work in flight.
         """
         self.entry = entered.entry
         lost: list[list[Any]] = [[] for _ in self._parts]
@@ -133,7 +133,7 @@ class LocalTrainer:
     def finish(self) -> Steps:
         """Launch the final rounds immediately, and merge all rounds.
 
-        Members that have begun equally many rounds launch the same ones: see ``last_number``.
+        Members that have begun the same rounds launch the same final ones: see ``last_number``.
         """
         last = self.pipeline.last_number
         while True:
@@ -149,7 +149,7 @@ class LocalTrainer:
 
         Args:
             launch: the round in flight.
-            is_applied: do not keep the work, because other members may have applied it.
+            is_applied: whether other members may have applied the work; then it is not kept.
         """
         work = self._taken.pop(launch.number, None)
         if work is not None and not is_applied:

@@ -1,4 +1,4 @@
-"""``DiLoCo``: an inner optimizer that averages with other peers periodically."""
+"""``DiLoCo``: wraps an inner optimizer, and periodically averages with other peers."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class DiLoCo(torch.optim.Optimizer):
     ``fragments`` they average one part of the model after the other (Streaming DiLoCo,
     arXiv:2501.18512).
 
-    It stands in for the inner optimizer: its ``param_groups`` and ``state`` are those of
+    It replaces the inner optimizer in the loop: its ``param_groups`` and ``state`` are those of
     ``inner``, so learning-rate schedulers, gradient scalers and clipping work unchanged.
 
     The first ``step`` joins the run; ``join`` joins earlier. From then on a background thread makes
-    all calls of ``comm``; the program must make none. ``close`` and the end of ``with`` close it.
+    all calls of ``comm``; the program makes none. ``close`` and the end of ``with`` close ``comm``.
 
     Args:
         params: the parameters to be averaged, as ``model.parameters()`` or
             ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
-            same for all peers. Frozen parameters are ignored; tied ones count once.
+            same for all peers. Frozen parameters are ignored; a tied one counts once.
         inner: the optimizer of the local steps. Its state stays local.
         comm: communicator of the run, connected or not.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
@@ -72,7 +72,7 @@ class DiLoCo(torch.optim.Optimizer):
         fragment_order: ``"strided"``: each fragment has parameters of all depths;
             ``"sequential"``: of neighbouring layers. Fragments have about equal sizes.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
-            feedback; or ``QuantizationOptions`` with a format. It always uses its own feedback.
+            feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
         on_event: functions that receive each event, on the training thread.
@@ -142,7 +142,7 @@ class DiLoCo(torch.optim.Optimizer):
         """Inner steps that a member from the beginning of the run has made by now.
 
         A learning rate computed from it is the same on all members, whenever they joined. With a
-        time budget there is no such number, and it equals ``inner_steps``.
+        time budget there is no such number, and this equals ``inner_steps``.
         """
         return self._pipeline.run_steps
 
@@ -167,7 +167,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     @property
     def shared_state(self) -> pccl.SharedState:
-        """Outer parameters, the outer optimizer's tensors, and the ledger: the same for all."""
+        """Outer parameters, outer optimizer tensors and the ledger, equal on all members."""
         return self._outer.state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -220,8 +220,8 @@ class DiLoCo(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Make an inner step, and the joint calls and merges that are due after it.
 
-        The first step joins the run. If joining has changed the parameters, the gradients belong to
-        the old ones. They are not applied, and the next step is the first.
+        The first step joins the run. If joining has changed the parameters, the gradients are
+        outdated. Without ``closure`` they are not applied, and the next step is the first.
 
         Args:
             closure: function that computes the loss again, as for the inner optimizer.
@@ -229,11 +229,11 @@ class DiLoCo(torch.optim.Optimizer):
                 changes of a round whose steps all weigh 0 are dropped.
 
         Returns:
-            The result of the inner optimizer's ``step``.
+            The result of the inner optimizer's ``step``; None if the gradients were not applied.
 
         Raises:
-            PCCLError: the run cannot continue; the message says why. To go on where this object
-                stopped, make a new ``Communicator`` and a new ``DiLoCo`` with its ``state_dict``.
+            PCCLError: the run cannot continue; the message says why. To continue training,
+                make a new ``Communicator``, and a new ``DiLoCo`` with this one's ``state_dict``.
             TypeError, ValueError: ``closure`` is not callable; ``weight`` is not a number >= 0.
         """
         check_amount("weight", weight, WEIGHT_MAX)
@@ -257,7 +257,7 @@ class DiLoCo(torch.optim.Optimizer):
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def finish(self) -> None:
-        """Wait for the rounds in flight, and give the model the outer parameters.
+        """Wait for the rounds in flight, and load the outer parameters into the model.
 
         Call it after a multiple of ``sync_every`` steps, or right after the last fragment's round
         has begun. Fragments that were due earlier in the cycle get one final round immediately, so
@@ -295,7 +295,7 @@ class DiLoCo(torch.optim.Optimizer):
         Waits for the open reduce. The result holds both optimizers, the outer parameters, the
         residuals of the compression, and the position in the schedule. It also holds all work that
         is not in the outer parameters, even after an error. The exception is work that was being
-        reduced when this replica lost the run for good: other members may have applied it.
+        reduced when a lost membership ended the run here: other members may have applied it.
         """
         if self._has_started:
             self._caller.settle()

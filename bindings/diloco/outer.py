@@ -89,8 +89,8 @@ class OuterFragment:
     def _make_state(self) -> None:
         """Make the optimizer create its tensors now, so that they can be shared.
 
-        It creates them in its first step. This method undoes that step: each tensor gets its first
-        value again, mostly 0.
+        An optimizer creates them in its first step. This method undoes that step: each tensor gets
+        its first value again, mostly 0.
         """
         before = self.flat.clone()
         for parameter in self._parameters:
@@ -121,7 +121,7 @@ class OuterFragment:
         return f"{type(self.optimizer).__name__}({', '.join(said)})"
 
     def state_entries(self) -> list[tuple[str, str, Any]]:
-        """Return the optimizer's state: parameter name, key and value of each entry but None."""
+        """Return the optimizer's state: parameter name, key and value of each non-None entry."""
         return [
             (name, key, value)
             for name, parameter in zip(self.names, self._parameters, strict=True)

@@ -2,7 +2,7 @@
 
 It counts inner steps and the work in them. It decides when the replica takes a pseudo-gradient, and
 when it merges the average of a round. If both are due for one fragment, as with a delay of a whole
-period, it takes the pseudo-gradient first: that contains the work since the previous merge.
+period, it takes the pseudo-gradient first, which contains the work since the previous merge.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Pipeline:
         self.steps = 0
         self.number = 0
         self._since = 0
-        """Inner steps since the last launch or entry; negative: steps by which it was early."""
+        """Inner steps since the last launch or entry; negative after an early launch."""
         self._began_s = -math.inf
         """Time of the last launch, entry or merge."""
         self._work = [0.0] * schedule.fragments
         self._flights: dict[int, _Flight] = {}
-        """Rounds in flight by number, in that order."""
+        """Rounds in flight by number, ascending."""
 
     @property
     def run_steps(self) -> int:
@@ -94,12 +94,12 @@ class Pipeline:
     def enter(self, number: int, now_s: float, *, is_open: bool) -> None:
         """Continue from the outer parameters before a round.
 
-        Rounds in flight are dropped; call ``carry`` before, to keep their work.
+        Rounds in flight are dropped; to keep their work, call ``carry`` first.
 
         Args:
             number: number of the round.
             now_s: current time, in seconds.
-            is_open: the members have begun the round; this replica contributes zeros to it.
+            is_open: whether the members have begun the round; then this replica contributes zeros.
         """
         self._flights.clear()
         self._since, self._began_s = 0, now_s
@@ -120,7 +120,7 @@ class Pipeline:
         self._work[launch.fragment] += launch.weight
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
-        """Drop a round that will not be merged; carry its work unless it may be applied."""
+        """Drop a round that will not be merged; carry its work unless ``is_applied``."""
         del self._flights[launch.number]
         if not is_applied:
             self.carry(launch)
@@ -189,23 +189,23 @@ class Pipeline:
 
         A replica that stops right after a launch of the last fragment launches one round for each
         other fragment, and leaves no work out. The result depends only on ``number``, so members
-        that were cut off or joined meanwhile find the same end.
+        that were cut off or joined meanwhile end at the same round.
         """
         last = self._schedule.fragments - 1
         return self.number + (last - self.number) % self._schedule.fragments
 
     def launch_early(self, now_s: float) -> Launch:
-        """Launch the next round now. The rounds after it stay due when they were due before."""
+        """Launch the next round now. Without a time budget, later rounds stay due as before."""
         since = self._since - self._schedule.steps_before(self.number)
         launch = self._launch(now_s)
         self._since = since if self._schedule.sync_steps else 0
         return launch
 
     def leave_out_work(self) -> float:
-        """Drop the work that was not launched, because the model has got the outer parameters.
+        """Drop the work that was not launched, because the model now has the outer parameters.
 
         Returns:
-            Weight of the dropped work of the fragment that lost most.
+            The largest weight that was dropped in a fragment.
         """
         left_out, self._work = max(self._work), [0.0] * self._schedule.fragments
         return left_out

@@ -28,8 +28,8 @@ WAITS_MAX = 1200
 parameters. Then StateUnavailable ends their training."""
 
 LOSSES_MAX = 3
-"""Number of losses in a row that end the training. In a loss, the master is lost, or it refuses a
-replica that was cut off."""
+"""Number of losses in a row that end the training. A loss is a lost master, or its refusal
+of a replica that was cut off."""
 
 STARVED_MAX = 40
 """Number of synchronizations in a row without a usable source that end the training. Each makes
@@ -72,7 +72,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for some time. Result: whether to give up, because the program is closing.
+    """Wait for some time. Result: True to give up, because the program is closing.
 
     Attributes:
         seconds: duration of the pause.
@@ -113,7 +113,7 @@ class Contribution:
         weight: weight of the work; 0.0: no work was done.
         values: the pseudo-gradient, shape (n,), float32; after the reduce the average. It is a
             copy, so the replica still has its work. The simulator uses another type.
-        entry: number of the entry that it belongs to; contributions of earlier ones are dropped.
+        entry: number of the replica's entry; contributions of earlier entries are dropped.
     """
 
     number: int
@@ -150,10 +150,10 @@ class Entered:
     Attributes:
         entry: number of the entry, from 1.
         number: number of the open round, or else of the next one.
-        is_open: the members have begun that round; this replica contributes zeros to it.
+        is_open: whether the members have begun that round; then this replica contributes zeros.
         applied: rounds of the previous entry whose outer step contains this replica's work. The
             outer parameters do not contain its work of other unmerged rounds.
-        corrected: fragments for which a round ended otherwise than this replica believed. The
+        corrected: fragments with a round whose outcome differs from this replica's record. The
             compression residuals of these fragments are wrong.
     """
 
@@ -258,7 +258,7 @@ class Rounds:
 
     @property
     def doubt(self) -> int | None:
-        """Round with work of this replica whose reduce is open, or was when it was cut off."""
+        """Round with work of this replica whose reduce is open, or was open when it was cut off."""
         return None if self._doubt is None else self._doubt[0]
 
     # -- entering ----------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class Rounds:
     def _gather(self, how: Connect | Update) -> Steps:
         """Admit newcomers until the group has enough members; return False to give up.
 
-        All members see the same members, so they decide alike.
+        All members see the same members, so all make the same decision.
         """
         while True:
             members: Members = yield how
@@ -397,7 +397,7 @@ class Rounds:
         yield from self._sync()  # newcomers can now fetch the new state
 
     def finish(self, fragment: int, values: Any, average: Average) -> float:
-        """Take the outer step with an average, as all members and watching newcomers do.
+        """Take the outer step with an average, as all members and replaying newcomers do.
 
         If no member has done any work, the parameters stay as they are.
 

@@ -43,7 +43,7 @@ class Schedule:
         return number % self.fragments
 
     def steps_before(self, number: int) -> int:
-        """Return the inner steps from the beginning of round ``number - 1`` to that of this one."""
+        """Return the inner steps between the beginnings of rounds ``number - 1`` and ``number``."""
         turn = number % self.fragments
         return (turn + 1) * self.sync_steps // self.fragments - (
             turn * self.sync_steps // self.fragments
@@ -106,9 +106,9 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
     """Distribute parameters over non-empty fragments with about equal numbers of elements.
 
     ``sequential``: a fragment has neighbouring parameters. ``strided``: it has parameters of all
-    depths (arXiv:2501.18512, section 2.2, for the layers of a transformer). Taking every P-th
-    parameter would put all large ones into the same fragments, if P divides the number of tensors
-    in a layer. So the largest parameters come first, and each goes to the smallest fragment.
+    depths (arXiv:2501.18512, section 2.2, for the layers of a transformer). Taking every
+    P-th parameter would put all large ones into the same fragments if P divides the number of
+    tensors in a layer. So each parameter goes to the smallest fragment, the largest one first.
 
     Args:
         sizes: number of elements of each parameter.

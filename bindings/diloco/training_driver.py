@@ -185,7 +185,7 @@ class TrainingDriver:
         self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
 
     def give_up_flights(self) -> None:
-        """Drop the rounds in flight without an outcome; the run has failed, so none will come."""
+        """Drop the rounds in flight that get no outcome, because the run has failed."""
         with interrupts.deferred():
             for launch in self.trainer.pipeline.in_flight():
                 if launch.number not in self.trainer.commits:

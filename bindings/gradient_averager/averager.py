@@ -33,7 +33,7 @@ from pccl.inquiry import RemovalCause
 
 BUCKET_BYTES = 4 << 20
 FIRST_TAG = 1 << 32
-"""Tag of the first bucket; later ones count up. Far from the tags of programs, which start at 0."""
+"""Tag of the first bucket, far above programs' usual tags; later buckets have the next tags."""
 
 
 class GradientAverager:
@@ -48,7 +48,7 @@ class GradientAverager:
 
     Parameters, optimizer state and step count stay bit for bit the same on all peers, also when
     peers join and leave. ``update`` joins the run, admits newcomers and sends them the state. All
-    peers must call it at the start of every step. A peer that was cut off also joins again there.
+    peers must call it at the start of every step. A peer that was cut off rejoins in this call.
 
     Between ``backward()`` and ``synchronize()`` (or ``step()``, which calls it) the gradients are
     being averaged in place: do not read or change them. Clip and unscale them after
@@ -249,8 +249,8 @@ class GradientAverager:
         """Replace all gradients by their averages. Joint call.
 
         Missing gradients count as zero, so call this after a failed batch, too. If a peer is lost
-        during the call, the averages that were not complete do not contain its gradients. They are
-        the same on all remaining peers.
+        during the call, the averages that were not complete do not contain its gradients. All
+        averages are the same on all remaining peers.
 
         Args:
             also: further tensors to average in place, such as the loss: contiguous, on the CPU,
@@ -320,7 +320,7 @@ class GradientAverager:
         return averaged
 
     def _listen(self) -> None:
-        """Register hooks on the parameters and the optimizer, which do not keep this alive."""
+        """Register hooks on parameters and optimizer; the hooks do not keep this object alive."""
         this = weakref.ref(self)
         for number, bucket in enumerate(self._buckets):
             for place, each in enumerate(bucket.parameters):
@@ -394,7 +394,7 @@ class GradientAverager:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Call it before the first ``update``.
 
-        If several peers of a new run load checkpoints, the one with the most steps wins.
+        If several peers of a new run load checkpoints, the checkpoint with the most steps wins.
 
         Raises:
             RuntimeError: this peer is in the run already.

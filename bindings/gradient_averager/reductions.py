@@ -1,8 +1,8 @@
 """The reduces of one step, until each has an outcome.
 
 All members get the same outcome of a reduce: either committed with the same contributors, or
-aborted. So after a loss, all survivors launch the same reduces again, if they launch all of them
-before they look at an outcome. ``wait`` ensures that. If a peer dies after some reduces were
+aborted. So after a loss, all survivors launch the same reduces again, if each launches all reduces
+before it reads an outcome. ``wait`` ensures that. If a peer dies after some reduces were
 committed, only these contain its values. Each average is a mean over its own contributors, with
 the same bits on all members.
 """
@@ -80,7 +80,7 @@ class Reductions:
         self._start(flight)
 
     def wait(self) -> BucketOutcome | None:
-        """Wait until all averages over the remaining members are complete; alone, keep the values.
+        """Wait until all averages are complete; a peer that is alone keeps its values.
 
         May be called again after Ctrl-C.
 

@@ -2,12 +2,12 @@
 
 It contains the parameters, the optimizer's state, the number of steps, and the numbers of parameter
 groups, learning-rate schedulers and similar objects. It also contains the buffers, but these may
-differ between members, because running statistics depend on the own data.
+differ between members, because running statistics depend on local data.
 
 An optimizer creates its state in its first step, but a shared state must name its tensors before.
 So a *copy* of the optimizer makes a step on zeros, which shows the tensors, and memory for them is
-allocated. The optimizer itself does not change. Its own first step creates its state (not always
-the step from zeros: see the momentum of SGD with dampening), which is then moved into that memory.
+allocated. The optimizer itself does not change. Its own first step creates its state, which is then
+moved into that memory. (The trial state would be wrong for the momentum of SGD with dampening.)
 A newcomer that joins later gets its optimizer state from the shared state.
 """
 
@@ -221,7 +221,7 @@ class AveragedReplica:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group; a tensor (as a CUDA graph needs) as a number."""
+    """Return the settings of a parameter group; a tensor (for CUDA graphs) becomes a number."""
     return {
         key: value.item() if isinstance(value, Tensor) else value
         for key, value in group.items()

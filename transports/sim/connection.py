@@ -35,7 +35,7 @@ class Noise(Protocol):
     """Changes bits of data in transit; all other behaviour of the network is that of TCP."""
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        """Return the data that arrives at ``end``: ``data`` itself, or as many other bytes."""
+        """Return the data that arrives at ``end``: ``data``, or other bytes of equal length."""
         ...
 
 
@@ -169,7 +169,7 @@ class SimConnection:
             self._events.soon(partial(end.lose, "connection reset by the network"))
 
     def forget(self) -> None:
-        """Make this end lose the connection without notice to the other one: it is half open.
+        """Make only this end lose the connection, which is then half open.
 
         Data that the other end sends from now on is answered with a reset.
         """

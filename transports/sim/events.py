@@ -2,7 +2,7 @@
 
 Invariants:
 
-* Time is in integer nanoseconds. An instant has one event; a second one moves to the next instant.
+* Time is in integer nanoseconds. An instant has at most one event; another moves to a later one.
 * There is one source of randomness, and events draw from it in their order.
 """
 

@@ -1,13 +1,13 @@
 """An in-memory network in virtual time: many hosts in one process, all determined by one seed.
 
 It has the difficult properties of TCP: partial writes, reads of other sizes than the writes, full
-windows, connections that end at any moment. A connection loses, doubles and reorders no byte: the
-arriving bytes are a prefix of the sent ones, unless a fault plan adds a :class:`Noise`. It does not
-simulate packets, congestion or a kernel. All processes share one loop; only its ``create_future``
-is used.
+windows, connections that end at any moment. The arriving bytes are a prefix of the sent bytes: none
+is missing, repeated or out of order. Only a :class:`Noise` of a fault plan changes them. There are
+no simulated packets, no congestion and no kernel. All processes share one loop, of which only
+``create_future`` and the exception handler are used.
 
-A :class:`SimNetwork` connects hosts; a :class:`SimHost` is one process and its ``Transport``. The
-methods for a fault belong to the object that it affects.
+A :class:`SimNetwork` connects hosts; a :class:`SimHost` is one process and its ``Transport``. Each
+fault is a method of the object that it affects.
 
 Invariants:
 
@@ -157,7 +157,7 @@ class SimHost:
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
-        """Listen on a port. Own name, "any" and loopback addresses all mean the same port.
+        """Listen on a port. The host name, "any" and loopback addresses all mean the same port.
 
         Raises:
             LinkError: the address cannot be used, or the host is down.
@@ -181,7 +181,7 @@ class SimHost:
         """Connect in one round trip. If the host crashes, this never returns.
 
         Raises:
-            LinkError: no process listens there, or it did not answer within ``timeout_s``.
+            LinkError: no process listens there, or none answered within ``timeout_s``.
         """
         (events := self.network.events).note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else address.host
@@ -209,7 +209,7 @@ class SimHost:
         self.run_queue.run(action, timer=timer)
 
     def freeze(self) -> None:
-        """Stop the process, as SIGSTOP does; its kernel goes on. Calls add up."""
+        """Stop the process, as SIGSTOP does; its kernel runs. Each call needs its own ``thaw``."""
         self.network.events.note("freeze", self.name)
         self.run_queue.stop()
 
@@ -228,8 +228,8 @@ class SimHost:
     def crash(self, *, silent: bool = False) -> None:
         """Kill the process: its listeners and connections end, and it gets no more callbacks.
 
-        The other ends see their connections end after the latency. Tasks of the process live on,
-        because the loop is shared, but cannot send; the simulation has to cancel them.
+        The other ends see their connections end after the latency. Tasks of the process
+        continue on the shared loop, but cannot send; the simulation has to cancel them.
 
         Args:
             silent: switch the whole host off without notice. Connections stay half open until a
@@ -255,7 +255,7 @@ class SimNetwork:
         rng: source of all random decisions.
         trace: called with every important event, and its time in nanoseconds.
         latency_ns: one-way latency between two hosts, unless :meth:`set_link` changes it.
-        bytes_per_s: bandwidth of each direction between two hosts, likewise; None: unlimited.
+        bytes_per_s: bandwidth per direction, unless :meth:`set_link` changes it; None: unlimited.
         window_bytes: most unacknowledged bytes in one direction of a connection.
         ragged: whether reads and writes have random sizes; otherwise the largest possible.
 
@@ -264,7 +264,7 @@ class SimNetwork:
         hosts: newest process of each host, by name.
         wires: state that all connections share.
         ends: ends of open connections, from which fault plans choose.
-        noises: noises of the wires.
+        noises: applied to all arriving data, in order.
         shut: undialable hosts, by name; True: they refuse connections, False: they do not answer.
     """
 

@@ -37,7 +37,7 @@ class Pipe:
         back: route from the sink to the source.
         window_bytes: most unacknowledged bytes.
         sink: receives the bytes.
-        on_room: called once after ``want_room``, when the window has room.
+        on_room: called once after ``want_room``, when a third of the window is free.
         on_ignored: called when bytes arrive at a sink that has vanished.
 
     Attributes:
@@ -127,7 +127,7 @@ class Pipe:
             self._pieces.pop()
 
     def want_room(self) -> None:
-        """Call ``on_room`` once, as soon as the window has room."""
+        """Call ``on_room`` once, as soon as a third of the window is free."""
         self._wanted = True
         self._plan_wake()
 

@@ -26,7 +26,7 @@ class ReceiveBuffer:
 
     Attributes:
         awaits_start: True until the connection is started; until then the pipe delivers nothing.
-        vanished: True if the host was switched off or forgot the connection: no acknowledgements.
+        vanished: True if the host was switched off or forgot the connection; no more acks.
         paused: True while the process has paused reading.
         on_room: called after the process has read data.
     """

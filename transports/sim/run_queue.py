@@ -1,8 +1,8 @@
 """Decides when a simulated process runs: at once, late, or not before it is resumed.
 
 Every call into a process (arriving bytes, timers, accepted connections) goes through its
-:class:`RunQueue`. A stopped or slow process makes the calls later, one per event. They keep their
-order; or timers go first, as in some event loops.
+:class:`RunQueue`. A stopped or slow process makes the calls later, one per event. The calls keep
+their order, or timers go first, as in some event loops.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunQueue:
         return bool(self._stops) or (bool(self._lag_ns) and not self._computes)
 
     def stop(self) -> None:
-        """Stop the process. It runs again after as many calls of :meth:`resume`."""
+        """Stop the process. It runs again after an equal number of :meth:`resume` calls."""
         self._computed_ns = self.busy_ns
         self._stops += 1
 
