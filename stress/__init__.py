@@ -10,5 +10,5 @@
 * ``studies``: measurements, each by a command: the cost of a loss, the size of the source tree.
 
 The harness may import every other package of the project. No other package imports the harness,
-except ``pccl bench`` when it emulates links.
+except ``pccl bench``, for emulated links.
 """

@@ -102,7 +102,7 @@ class _Drawing:
         self._known = plain.peers
 
     def fault(self, at_s: float) -> TimelineFault | None:
-        """Draw a fault that begins at ``at_s``; None if the drawn kind does not fit any more."""
+        """Draw a fault that begins at ``at_s``; None if it lasts, and the run ends within 1 ms."""
         kind = self._kind()
         duration_s = 0.0
         if kind in LASTING:

@@ -29,7 +29,7 @@ STANDBY = -2
 """Index of the standby master, which no fault names."""
 
 PEERS_MAX = 64
-"""Largest number of processes at the start, and of newcomers at once: one machine runs them all."""
+"""Largest number of processes at the start, and of newcomers in one fault: one machine runs all."""
 
 PROCESSES_MAX = 4096
 """Largest number of processes in a whole run."""
@@ -44,7 +44,7 @@ class FaultKind(StrEnum):
     """The kind of a fault."""
 
     KILL = "kill"
-    """SIGKILL of ``peer`` for good."""
+    """SIGKILL of ``peer``, without a replacement."""
     RESTART = "restart"
     """SIGKILL of ``peer``; a new process replaces it after ``duration_s``."""
     FREEZE = "freeze"
@@ -56,27 +56,27 @@ class FaultKind(StrEnum):
     RESET = "reset"
     """Resets the connections between ``peer`` and ``other``; new connections work at once."""
     HALF_OPEN = "half_open"
-    """The connections between the two end for ``other``, but ``peer`` does not learn it."""
+    """Connections of ``peer`` and ``other`` end for ``other``, but ``peer`` does not learn it."""
     PARTITION = "partition"
-    """No data passes between the two for ``duration_s``, and no new connections."""
+    """No data passes between ``peer`` and ``other`` for ``duration_s``, and no new connections."""
     PARTITION_ONE_WAY = "partition_one_way"
-    """Likewise from ``peer`` to ``other``; the way back works."""
+    """No data passes from ``peer`` to ``other`` for ``duration_s``; the way back works."""
     STALL = "stall"
-    """Existing connections between the two pause for ``duration_s``; new connections work."""
+    """Existing connections of ``peer`` and ``other`` pause for ``duration_s``; new ones work."""
     BANDWIDTH = "bandwidth"
-    """``amount`` bytes per second between the two for ``duration_s``."""
+    """``amount`` bytes per second between ``peer`` and ``other`` for ``duration_s``."""
     DELAY = "delay"
-    """``amount`` seconds of extra one-way delay between the two for ``duration_s``."""
+    """``amount`` seconds more delay each way between ``peer`` and ``other``, for ``duration_s``."""
     CORRUPT = "corrupt"
-    """A share ``amount`` of the packets between the two has a flipped bit, for ``duration_s``."""
+    """Flips a bit in a share ``amount`` of packets of ``peer`` and ``other`` for ``duration_s``."""
     MASTER_RESTART = "master_restart"
-    """SIGKILL of the master; ``duration_s`` later a new one starts with its state directory."""
+    """SIGKILL of the master; ``duration_s`` later a new master starts with its state directory."""
     MASTER_RESTART_BLANK = "master_restart_blank"
-    """Likewise, but the state directory is lost."""
+    """SIGKILL of the master; ``duration_s`` later a new master starts without the state."""
     STANDBY = "standby"
-    """SIGKILL of the master for good; a standby takes over."""
+    """SIGKILL of the master; the standby takes over its run."""
     JOINERS = "joiners"
-    """``amount`` newcomers join at once."""
+    """``amount`` newcomers join at the same time."""
     GARBAGE = "garbage"
     """Hostile bytes on the port of ``peer`` or the master, over ``amount`` connections."""
     LEAVE = "leave"
@@ -84,7 +84,7 @@ class FaultKind(StrEnum):
 
 
 OF_MASTER = frozenset({FaultKind.MASTER_RESTART, FaultKind.MASTER_RESTART_BLANK, FaultKind.STANDBY})
-"""Kinds for which ``peer`` must be -1, the default."""
+"""Kinds that affect a master; ``peer`` must be -1, the default."""
 
 OF_PAIR = frozenset(
     {
@@ -108,7 +108,7 @@ LASTING = OF_PAIR - {FaultKind.RESET, FaultKind.HALF_OPEN} | {
     FaultKind.MASTER_RESTART,
     FaultKind.MASTER_RESTART_BLANK,
 }
-"""Kinds with ``duration_s``; all other kinds are over at once."""
+"""Kinds with ``duration_s``; all other kinds have no duration."""
 
 WITH_AMOUNT: Mapping[FaultKind, tuple[float, float, str]] = {
     FaultKind.SLOW: (0.01, 0.99, "a share of a CPU"),
@@ -130,12 +130,12 @@ class TimelineFault:
     """One fault of a timeline.
 
     Attributes:
-        at_s: begin of the fault, in seconds since all members had joined.
+        at_s: time of the fault, in seconds since all members had joined.
         kind: kind of the fault.
         peer: index of a process; -1: the master.
         other: index of the other end, -1: the master, None: all processes (see ``OF_PAIR``).
         duration_s: duration, for kinds in ``LASTING``; otherwise 0.
-        amount: see ``WITH_AMOUNT``; otherwise 0.
+        amount: size of the fault, for kinds in ``WITH_AMOUNT``; otherwise 0.
 
     Raises:
         TimelineError: a value does not fit the kind.
@@ -169,7 +169,7 @@ class TimelineFault:
         return self.at_s + self.duration_s
 
     def concerns(self, index: int) -> bool:
-        """Whether the fault affects the process ``index``, or its connections."""
+        """Whether the fault names the process ``index``, or affects all links of the master."""
         if self.kind not in OF_PAIR:
             return index == self.peer
         return index in (self.peer, self.other) or (self.other is None and self.peer == MASTER)
@@ -203,7 +203,7 @@ class Timeline:
     """A run and its faults.
 
     Attributes:
-        seed: seed of all other draws (inputs, sizes); also names a drawn timeline.
+        seed: seed of all other draws (inputs, sizes); also of a drawn timeline.
         peers: number of processes at the start.
         duration_s: duration of the run.
         faults: the faults in the order of time.

@@ -1,23 +1,23 @@
 """The command line: the ``pccl`` program and its commands.
 
 * ``main``: the ``pccl`` program: a group of commands, each imported on first use.
-* ``command_line``: options of commands, also of those that run another command.
+* ``command_line``: options of commands, and a base class of commands that run another command.
 * ``sizes``: arguments of commands that measure: sizes in bytes, and lists.
 * ``streams``: handles standard streams that are closed, broken or full.
 * ``logs``: configures logging for the commands.
 * ``master``: ``pccl master`` runs one master in the foreground.
-* ``processes``: ``pccl launch`` and ``pccl join``: they start programs, print their
-  output, and leave none behind.
+* ``processes``: ``pccl launch`` and ``pccl join``, and the child processes of
+  all commands.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
 * ``bench``: ``pccl bench`` measures how fast the library is.
-* ``stress``: ``pccl stress`` hands its arguments to ``python -m pccl.stress``.
+* ``stress``: ``pccl stress`` passes its arguments to ``python -m pccl.stress``.
 
 The commands use the library as any program does: they import the public API and nothing below it.
 Only the commands configure logging and print. They print with rich on a terminal, plain lines when
-piped, and one JSON object for programs. A mistake in the arguments gives one line and exit status
-2. The environment can set each option as ``PCCL_<COMMAND>_<OPTION>``. A flag overrides the
-environment, and the environment overrides the default.
+piped, and JSON objects for programs. After a mistake in the arguments they print one line, and
+exit with status 2. The environment can set each option as ``PCCL_<COMMAND>_<OPTION>``. A flag
+overrides the environment, and the environment overrides the default.
 """

@@ -1,4 +1,4 @@
-"""Options of commands, also of those that run another one: ``pccl launch -- python train.py``."""
+"""Options of commands, and a base class of commands that run another command after ``--``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Seconds(click.FloatRange):
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Refuse an output file in a missing folder, before the command spends minutes."""
+    """Refuse an output file in a missing folder, before the command runs for minutes."""
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"the folder {value.absolute().parent} does not exist")
     return value
@@ -67,7 +67,7 @@ def wrapped_command(ctx: click.Context) -> list[str]:
 
 
 def check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a master address that no peer can dial."""
+    """Refuse an invalid address of a master, or of several masters."""
     if value is None:
         return None
     try:
@@ -78,7 +78,7 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
 
 
 def check_switches() -> None:
-    """Refuse wrong values of the environment variables that this command passes to all peers.
+    """Refuse wrong values of ``config.DRAIN`` and ``config.PROGRESS``, which peers inherit.
 
     Raises:
         click.UsageError: a variable is neither 0 nor 1.
@@ -116,7 +116,7 @@ def read_secret(file: str | None) -> bytes | None:
 
 
 def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse an address at which no peer could listen."""
+    """Refuse an invalid address of this peer."""
     if value is not None:
         try:
             pccl.addresses.parse_advertised(value, param.name or "address")

@@ -90,7 +90,7 @@ def group() -> None:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Run the command of ``arguments``, and exit; a mistake in them gives one line and status 2."""
+    """Run a command, and exit. For a mistake in ``arguments``, print one line and exit with 2."""
     streams.open_missing()
     try:
         status: object = group.main(

@@ -90,7 +90,7 @@ def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
 
 
 def refuse_to_be_open(listen: str) -> None:
-    """Refuse to listen beyond this machine without a token.
+    """Refuse an address other than loopback, for a master without a token.
 
     Raises:
         click.BadParameter: other machines can reach ``listen``.
@@ -105,7 +105,7 @@ def refuse_to_be_open(listen: str) -> None:
 
 
 def _check_directory(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse an empty name, which comes from a shell variable that was not set."""
+    """Refuse an empty name, for example from a shell variable that is not set."""
     if value == "":
         raise click.BadParameter("the name of the directory is empty")
     return value

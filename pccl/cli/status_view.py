@@ -202,7 +202,7 @@ def _seconds(duration_ms: int) -> str:
 
 
 class Kind(NamedTuple):
-    """A kind of thing that a status lists: its table's name and headings, and its line."""
+    """A kind of item that a status lists: its name, its table's headings, and its line format."""
 
     name: str
     headings: tuple[str, ...]
@@ -210,11 +210,11 @@ class Kind(NamedTuple):
     row: Callable[[Any], Row]
 
     def rows(self, status: MasterStatus) -> list[Row]:
-        """Return a row for each thing of this kind in ``status``."""
+        """Return a row for each item of this kind in ``status``."""
         return [self.row(each) for each in getattr(status, f"{self.name}s")]
 
     def left_out(self, status: MasterStatus) -> int:
-        """Return how many things of this kind ``status`` counts but does not list."""
+        """Return how many items of this kind ``status`` counts but does not list."""
         listed = len(getattr(status, f"{self.name}s"))
         return max(0, getattr(status, f"{self.name}_count", listed) - listed)
 

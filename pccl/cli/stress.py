@@ -1,4 +1,4 @@
-"""``pccl stress`` hands its arguments to ``python -m pccl.stress``.
+"""``pccl stress`` passes its arguments to ``python -m pccl.stress``.
 
 The stress harness is not part of the library and may import all of it, so it is a separate program.
 The program replaces this process, so it gets the signals and sets the exit code.

@@ -8,7 +8,7 @@
 * ``garbage``: sends hostile bytes to a port, as scanners, broken programs and attackers do.
 * ``network``: the network of a run: relays in front of each peer, and the faults on them.
 * ``namespaces``: where the processes run: all on loopback, or each in a network namespace.
-* ``crew``: starts, hears, stops and kills the processes of a run.
+* ``crew``: starts, reads, stops and kills the processes of a run.
 * ``trouble``: carries out a timeline: begins and ends each fault at its time.
 * ``run``: a whole run: start, faults, calm, end. However it ends, no process is left.
 * ``view``: shows a run while it lasts: a live table on a terminal, otherwise lines.

@@ -1,4 +1,4 @@
-"""``ChaosCrew``: starts, hears, stops and kills the processes of a run."""
+"""``ChaosCrew``: starts, reads, stops and kills the processes of a run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ChaosCrew:
     # -- starting --------------------------------------------------------------------------------
 
     def door(self, index: int) -> str:
-        """Return the address at which a process listens; it must have been started once."""
+        """Return the address at which a process listens; it must have started before."""
         return self._masters[self._in_charge] if index == MASTER else self._doors[index][0]
 
     def start_masters(self) -> list[Life]:
@@ -158,7 +158,7 @@ class ChaosCrew:
     # -- hearing ---------------------------------------------------------------------------------
 
     def living(self, index: int) -> Life | None:
-        """Return the running process of an index; None: it does not run."""
+        """Return the running process of an index; None: no such process runs."""
         return self._living.get(index)
 
     def all_living(self) -> list[Life]:
@@ -186,7 +186,7 @@ class ChaosCrew:
     # -- what is done to them --------------------------------------------------------------------
 
     def kill(self, index: int) -> bool:
-        """Send SIGKILL, and free the place at once; return False if the process does not run."""
+        """Send SIGKILL, and free the index at once; return False if the process does not run."""
         life = self._living.pop(index, None)
         if life is None:
             return False
@@ -195,7 +195,7 @@ class ChaosCrew:
         return True
 
     def tell_to_leave(self, index: int) -> bool:
-        """Send SIGTERM; return False if the process does not run, or cannot handle it yet."""
+        """Send SIGTERM; return False if the process does not run, or cannot handle SIGTERM yet."""
         life = self._living.get(index)
         if life is None or not life.ready:
             return False
@@ -218,5 +218,5 @@ class ChaosCrew:
                 self._children.send(signal.SIGCONT, life.pid)
 
     def dump(self, life: Life) -> None:
-        """Let the process write the stacks of its threads to stderr."""
+        """Make the process write the stacks of its threads to stderr."""
         self._children.send(DUMP_SIGNAL, life.pid)

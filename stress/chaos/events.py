@@ -80,7 +80,7 @@ class DamageFound:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """The resources that the process holds. ``ends``: it has closed everything."""
+    """The resources that the process holds. ``ends``: whether it has closed everything."""
 
     at: float
     descriptors: int

@@ -14,7 +14,7 @@ BYTES_MAX = 64 << 10
 
 
 async def pour(door: str, connections: int, seed: int, at_s: float) -> None:
-    """Open several connections and send garbage, each of a kind that the seed draws.
+    """Open several connections, and send garbage of a random kind over each of them.
 
     Args:
         door: address ``HOST:PORT``.

@@ -1,7 +1,7 @@
 """Where the processes run: all on loopback, or each in a network namespace with a real rate.
 
 With ``--netns`` each process has a namespace, and a virtual Ethernet pair joins it to a bridge.
-Both ends have a token bucket (``tc ... tbf``), so the kernel with its queues limits the rates,
+Both ends of a peer's pair have a token bucket (``tc ... tbf``), so the kernel limits the rates
 instead of the relays. The relays still add the delay, because not every kernel has netem.
 """
 
@@ -51,7 +51,7 @@ class Namespaces:
     """Namespaces and a bridge, named after this process; leaving the block removes them all.
 
     Args:
-        rate_bps: rate of each process in each direction; None: no limit.
+        rate_bps: rate of each peer in each direction; None: no limit.
 
     Raises:
         NamespacesRefused: on entering, if the system does not allow namespaces.

@@ -1,7 +1,7 @@
 """The network of a run: relays in front of each peer, and the faults on them.
 
 Each peer has one relay in front of it, and one to each master. The other peers dial the front
-relay, which tells their connections apart by the id of the dialling peer. The list of lasting
+relay, which distinguishes their connections by the id of the dialler. The list of lasting
 faults decides which faults act on which connections. When the list or an id changes, the network
 computes this again. So faults may overlap, and the end of a fault does not undo another fault.
 """
@@ -25,7 +25,7 @@ from pccl.stress.timeline import LASTING, MASTER, FaultKind, TimelineFault
 
 @dataclass(frozen=True, slots=True)
 class RelayedPlace:
-    """The connections that ``source`` dials to ``target``, which a fault may concern."""
+    """The connections that ``source`` dials to ``target``, which a fault may affect."""
 
     source: int
     target: int
@@ -33,7 +33,7 @@ class RelayedPlace:
 
 @dataclass(slots=True)
 class _State:
-    """The properties of the connections of a place, and the directions without data."""
+    """The properties of the connections of a place, and the directions in which no data passes."""
 
     spec: LinkSpec
     held: frozenset[Direction] = frozenset()
@@ -53,7 +53,7 @@ class _Doors:
 
 
 class Network:
-    """A thread with all relays. Use it as a context; call it from any other thread.
+    """A thread with all relays. Use it as a context manager, from any other thread.
 
     Args:
         link: properties of each link without a fault.
@@ -102,11 +102,11 @@ class Network:
         self._thread.call(lambda: self._joined(index, peer))
 
     def remove(self, index: int) -> None:
-        """Close the relays of a peer that is gone for good; a second call has no effect."""
+        """Close the relays of a peer that will not return; a second call has no effect."""
         self._thread.call(lambda: self._remove(index))
 
     def free_port(self, host: str, first: int, last: int) -> int:
-        """Return a port of this range at which no process listens.
+        """Return a port from ``first`` to ``last`` at which no process listens.
 
         Raises:
             OSError: no port is free.
@@ -242,7 +242,7 @@ class Network:
                     yield source, target
 
     def _places(self, fault: TimelineFault) -> set[RelayedPlace]:
-        """Return the connections that a fault concerns."""
+        """Return the places whose connections a fault affects."""
         others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
         pairs = [(fault.peer, other) for other in others if other != fault.peer]
         return {
@@ -253,7 +253,7 @@ class Network:
         return [MASTER, *self._doors]
 
     def _relays(self, place: RelayedPlace) -> Iterator[tuple[Relay, int | None]]:
-        """Yield the relays of a place, with the key of the link: the dialler's newest id."""
+        """Yield the relays of a place, with the link's key: the dialler's newest id, or None."""
         dialler = self._doors.get(place.source)
         if dialler is None:
             return

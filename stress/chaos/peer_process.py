@@ -62,7 +62,7 @@ _T = TypeVar("_T")
 SAMPLE_S = 2.0
 ALONE_S = 0.05
 NEWS_COUNT = 6
-"""Number of last events that a peer reports with an unexpected failure."""
+"""Number of latest events that a peer reports with an unexpected failure."""
 SETTLE_S = 5.0
 """How long a closed connection may keep its descriptor."""
 
@@ -71,7 +71,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 
 
 class Leaving(BaseException):
-    """SIGTERM came: the peer must close, whatever it does."""
+    """The peer must close: SIGTERM came, or the run ended while the peer tried to connect."""
 
 
 @dataclass(slots=True)
@@ -80,8 +80,8 @@ class Series:
 
     Attributes:
         lineage: drawn by an eldest member that knew no series; 0: no series is known.
-        number: number of the iteration. Each agreement begins a new one, also if the last one was
-            aborted half-way, so no reduce of a lineage has two outcomes.
+        number: number of the iteration. Each agreement begins a new iteration, even after an
+            abort. So no reduce of a lineage has two outcomes.
     """
 
     lineage: int = 0
@@ -115,7 +115,7 @@ class ChaosPeer:
         """Work until the run ends.
 
         Raises:
-            Leaving: SIGTERM came.
+            Leaving: SIGTERM came, or the run ended while the peer tried to connect.
         """
         self._connect()
         ended = False
@@ -334,8 +334,8 @@ def _difference(what: PlannedReduce, got: Array, expected: Array) -> str:
 def baseline() -> MemorySample:
     """Return the resources that a process holds before it takes part in a run.
 
-    The first event loop of a process leaves two descriptors open for good: a pipe for signals,
-    which all loops share (libuv).
+    The first event loop of a process leaves two descriptors open until the process ends: a
+    pipe for signals, which all loops share (libuv).
     """
 
     async def nothing() -> None:
@@ -346,7 +346,7 @@ def baseline() -> MemorySample:
 
 
 def settled(descriptors: int, threads: int) -> None:
-    """Wait until the process holds no more than this, for at most ``SETTLE_S``."""
+    """Wait at most ``SETTLE_S`` for the process to hold at most these descriptors and threads."""
     end_s = time.monotonic() + SETTLE_S
     while time.monotonic() < end_s:
         gc.collect()

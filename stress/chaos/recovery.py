@@ -1,9 +1,9 @@
 """``python -m pccl.stress recovery``: measures the time from a SIGKILL to the survivors' result.
 
-Survivors live through all trials. In each trial a new process joins them, and dies in the middle of
-an all-reduce. The recovery time is from its last report, just before the signal, until the last
-survivor has the result. The same trials measure a join: from ``connect`` until the newcomer's first
-reduce with all members has returned. Run as a program, the module is one of the peers.
+Survivors take part in all trials. In each trial a victim joins them, and dies in the middle of an
+all-reduce. The recovery time is from the victim's last report, just before the signal, until the
+last survivor has the result. The same trials measure a join: from ``connect`` until the
+newcomer's first reduce with all members has returned. As a program, the module is one of the peers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Trials:
     recovery_s: list[float] = field(default_factory=list[float])
     join_s: list[float] = field(default_factory=list[float])
     late: int = 0
-    """Number of kills after the result had arrived; they do not count."""
+    """Number of kills after a survivor had the result; such trials do not count."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a summary as a JSON object."""
@@ -72,7 +72,7 @@ class Trials:
 class NewcomerJoined:
     """The newcomer has completed its first reduce with all members.
 
-    ``seconds`` counts from its connect.
+    ``seconds`` is the time since the call of ``connect``.
     """
 
     seconds: float
@@ -98,7 +98,7 @@ class Measurement:
 
     Args:
         size_bytes: size of the float32 tensor.
-        peers: number of peers that reduce, with the victim.
+        peers: number of peers that reduce, including the victim.
         tries: number of kills that count.
         seed: draws when the victims die.
     """
@@ -114,7 +114,7 @@ class Measurement:
         """Run the trials, and return their measurements.
 
         Raises:
-            click.ClickException: a process failed, a value was wrong, or all were silent for long.
+            click.ClickException: a process failed, a value was wrong, or all processes were silent.
         """
         with pccl.MasterNode("127.0.0.1:0") as node, Crew() as crew:
             self._crew, self._master = crew, node.address
@@ -235,7 +235,7 @@ class RecoveryPeer:
         self._values = RecoveryValues(count)
 
     def join(self) -> None:
-        """Connect and reduce, and report the time of both together."""
+        """Connect; if all peers are members then, reduce, and report the time of both."""
         began_s = time.monotonic()
         self._comm.connect()
         if self._comm.world_size == self._peers:
@@ -269,7 +269,7 @@ class RecoveryPeer:
         return seconds
 
     def die(self, share: float) -> None:
-        """Kill this process in a reduce, after this share of the duration of a reduce."""
+        """Kill this process in a reduce, after ``share`` of the duration of a reduce."""
         wait_s = self.warm() * share
         x = self._values.of([self._comm.peer_id])
         began = threading.Event()

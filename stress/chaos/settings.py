@@ -35,7 +35,7 @@ class Settings:
 
 
 def timing_of(deadline_s: float) -> Timing:
-    """Return the deadlines of master and peers, all in proportion to ``deadline_s``."""
+    """Return the deadlines of master and peers, which follow from ``deadline_s``."""
     return Timing(
         heartbeat_s=min(1.0, deadline_s / 10),
         tick_s=min(0.25, deadline_s / 20),
@@ -50,7 +50,7 @@ def timing_of(deadline_s: float) -> Timing:
 def patience_s(timeline: Timeline) -> float:
     """Return how long a peer without a fault of its own may be without progress, in seconds.
 
-    It may wait for a process that stands still, at most for the longest fault. Then the master
+    It may wait for a process with a fault, at most for the longest fault. Then the master
     removes that process for silence (``deadline_s``) or lack of progress (``progress_s``). The
     master may restart (``RECOVERY_S``), and newcomers get links (``link_s``). Each of these happens
     once; after that the peer must have made progress.
@@ -68,8 +68,8 @@ RECOVERY_S = 10.0
 def blame_s(timeline: Timeline) -> float:
     """Return how long after its end a fault may still cause a removal, in seconds.
 
-    Peers notice a half-open connection by a stalled lane, then by lack of progress. A process that
-    thaws finds its removal under way.
+    Peers notice a half-open connection by a stalled lane, then by lack of progress. The master
+    may already be removing a process that continues after a freeze.
     """
     timing = timing_of(timeline.deadline_s)
     return timing.lane_stall_s + timing.progress_s + STAND_S

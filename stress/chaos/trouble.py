@@ -101,7 +101,7 @@ class Trouble:
                 self._kill_master(fault)
 
     def ended(self, life: Life) -> None:
-        """Handle the end of a process: close its relays later, unless a new one replaces it."""
+        """Handle the end of a process: close its relays later, unless a new process will follow."""
         if life.index >= 0 and not life.comes_back:
             self._at(time.monotonic() + LAST_WORDS_S, partial(self._network.remove, life.index))
 

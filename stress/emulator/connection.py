@@ -56,7 +56,7 @@ class RelayEnd:
             self._loop.add_reader(self.sock, callback)
 
     def unwatch_readable(self) -> None:
-        """End the effect of ``watch_readable``."""
+        """Undo ``watch_readable``."""
         if self.is_read:
             self.is_read = False
             self._loop.remove_reader(self.sock)
@@ -75,7 +75,7 @@ class RelayEnd:
             self._loop.add_writer(self.sock, once)
 
     def close(self, *, with_reset: bool = False) -> None:
-        """Close the socket, with a reset or orderly."""
+        """Close the socket, with a reset or normally."""
         if not self.is_open:
             return
         self.unwatch_readable()
@@ -107,7 +107,7 @@ class RelayPipe:
         self._payload: deque[memoryview] = deque()
 
     def put(self, data: bytes, now_ns: int) -> None:
-        """Take bytes from the source, for which the window has room, and flip bits of them."""
+        """Take bytes from the source, and flip bits of them. The window must have room."""
         self.shaper.offer(self.flow, len(data), now_ns)
         flips = self.shaper.flips(len(data))
         if flips:
@@ -174,7 +174,7 @@ class FlowStatus:
     """The status of one connection through the relay.
 
     Attributes:
-        flow: number of the connection, from 1, which faults use.
+        flow: number of the connection, from 1, by which faults name it.
         link: key of its link.
         forward_bytes: bytes written to the relay's target so far.
         backward_bytes: bytes written to the dialler so far.
@@ -247,7 +247,7 @@ class RelayedConnection:
     # -- bytes -----------------------------------------------------------------------------------
 
     def move(self, pipe: RelayPipe, now_ns: int) -> None:
-        """Write arrived bytes, and read as much as has room. The shaper must be at ``now_ns``."""
+        """Write arrived bytes, and read if there is room. The shaper must be at ``now_ns``."""
         self._write(pipe, now_ns)
         self._read(pipe, now_ns)
 
@@ -296,7 +296,7 @@ class RelayedConnection:
                 self._lose(end)
 
     def dialled(self) -> None:
-        """Begin to relay after the dial of the target, or end the connection if it failed."""
+        """Begin to relay after the dial of the target, or end the connection if the dial failed."""
         if failure_of(self._far.sock):
             self._lose(self._far)
             return

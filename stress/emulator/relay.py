@@ -84,9 +84,9 @@ class Relay:
         listen: ``HOST:PORT`` to listen on; port 0: any free port.
         link_of: function from the first bytes of a dialler to the key of its link; must not raise.
             It gets ``first_byte_count`` bytes, or fewer if the stream ends before. None: all
-            connections share one link. It does not work if the target sends first.
+            connections share one link. With a function, the dialler must send first.
         first_byte_count: number of bytes that ``link_of`` needs, at most the smallest window.
-        seed: seed of the links' jitter.
+        seed: seed of the links' jitter and flipped bits.
 
     Attributes:
         address: address at which the relay listens, after ``start``.

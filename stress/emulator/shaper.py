@@ -224,7 +224,7 @@ class Shaper:
     def next_event_ns(self) -> int | None:
         """Return when to call :meth:`advance` next; None: only after another call.
 
-        Acknowledgements of flows that use less than half of their window do not count.
+        Acknowledgements of flows that use at most half of their window do not count.
         """
         flight_max_bytes = self._flight_max_bytes
         events = [
@@ -260,7 +260,7 @@ class Shaper:
             flow.held_since_ns = now_ns
 
     def release(self, flow: ShapedFlow, now_ns: int) -> None:
-        """Let the bytes of a held flow continue, later by the time of the hold."""
+        """Let the bytes of a held flow continue, delayed by the duration of the hold."""
         if flow.held_since_ns is not None:
             late_ns = now_ns - flow.held_since_ns
             flow.held_since_ns = None
@@ -282,7 +282,7 @@ class Shaper:
             flow.acks_held_since_ns = now_ns
 
     def release_acks(self, flow: ShapedFlow, now_ns: int) -> None:
-        """Let held acknowledgements continue, later by the time of the hold."""
+        """Let held acknowledgements continue, delayed by the duration of the hold."""
         if flow.acks_held_since_ns is not None:
             late_ns = now_ns - flow.acks_held_since_ns
             flow.acks_held_since_ns = None
@@ -297,7 +297,7 @@ class Shaper:
             flow.served_bytes = max(flow.served_bytes, self._served_bytes)
 
     def _choose(self) -> tuple[int, ShapedFlow] | None:
-        """Return the flow to serve next, and when: the earliest, then the one with least bytes."""
+        """Return when to serve which flow next: the earliest, then the least served one."""
         best: ShapedFlow | None = None
         best_key = (0, 0, 0)
         for flow in self._flows:

@@ -49,7 +49,7 @@ class LinkSpec:
         rate_bps: bits per second of each direction, for all connections together; None: unlimited.
         rtt_s: round trip on the idle link; each way takes half of it.
         flow_bps: bits per second of one connection in one direction; None: as the link.
-        jitter_s: each piece is late by up to this on each way, uniformly drawn; the order stays.
+        jitter_s: largest extra delay of a piece each way, uniformly drawn; pieces stay in order.
         window_bytes: largest number of unacknowledged bytes of one connection in one direction, as
             with a receive window; None: enough to fill the link.
         corrupt: share of packets that arrive with one flipped bit, from 0 to 1, as damage that
@@ -83,7 +83,7 @@ class LinkSpec:
 
     @staticmethod
     def parse(text: str) -> LinkSpec:
-        """Parse any parts of ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``.
+        """Parse a link such as ``rate=200mbit,rtt=80ms,flow=100mbit,jitter=2ms,window=8mib``.
 
         An empty text means a link without limits.
 
@@ -110,7 +110,7 @@ class LinkSpec:
 
     @property
     def half_rtt_ns(self) -> int:
-        """The delay of one way."""
+        """The delay of one way, in nanoseconds."""
         return round(self.rtt_s * 500_000_000)
 
     @property
@@ -150,7 +150,7 @@ def _number(name: str, text: str) -> Decimal:
 
 
 def _write(value: float, units: Mapping[str, int | Decimal]) -> str:
-    """Return ``value`` with the largest unit that leaves a whole number, for a float 1 or more."""
+    """Return ``value`` with the largest unit that gives a whole number; a float: 1 or more."""
     # From repr, whose decimal digits parse to the same float.
     exact = Decimal(repr(value))
     fits = [

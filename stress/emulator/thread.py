@@ -38,7 +38,7 @@ class LoopThread:
 
     Args:
         name: name of the thread.
-        begin: called in the loop first; ``__enter__`` raises what it raises.
+        begin: called in the loop first; ``__enter__`` raises its error.
         end: called in the loop last.
     """
 
@@ -108,14 +108,14 @@ def _in_loop(
 
 
 class RelayThread:
-    """A relay on its own thread, as a context; see :class:`pccl.stress.emulator.relay.Relay`.
+    """A relay on a thread, as a context manager; see :class:`pccl.stress.emulator.relay.Relay`.
 
         with RelayThread("127.0.0.1:4711", LinkSpec.parse("rate=200mbit,rtt=80ms")) as relay:
             socket.create_connection(relay.address)
             relay.stall()
 
     The thread shares the interpreter with the program. For measurements, run the relay as a process
-    (``python -m pccl.stress relay``). The arguments are those of ``Relay``.
+    (``python -m pccl.stress relay``). Arguments are those of ``Relay`` except ``first_byte_count``.
 
     Raises:
         OSError: from ``__enter__``: ``listen`` cannot be bound, or the host of ``to`` is unknown.

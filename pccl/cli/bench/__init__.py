@@ -2,13 +2,13 @@
 
 * ``command``: the click commands ``pccl bench`` and ``pccl bench allreduce``.
 * ``machine``: describes the machine for the output, and measures memory.
-* ``plan``: the plan of ``pccl bench allreduce``, and checks whether it can be measured.
+* ``plan``: the plan of ``pccl bench allreduce``, and a check that this machine can measure it.
 * ``run``: runs tasks on this machine: starts a master, workers, and relays for emulated links.
 * ``hosts``: ``pccl bench --master``: this process is one peer of a benchmark between hosts.
 * ``peer``: one peer of ``pccl bench allreduce``: plays the rounds, and gathers the measurements.
 * ``values``: the values that a benchmark reduces, and checks of the results.
-* ``gloo``: the all-reduce of Gloo, for comparison. Only this module imports torch.
+* ``gloo``: the all-reduce of Gloo, for comparison. No other module here imports torch.
 * ``statistics``: computes the figures of a case from the measurements of all peers. Pure.
-* ``view``: the output of ``pccl bench``: a line for each figure, or JSON objects.
+* ``view``: the output of ``pccl bench``: a line for each case, or JSON objects.
 * ``state``: ``pccl bench state`` measures downloads of shared state, and joins.
 """

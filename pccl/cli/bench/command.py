@@ -28,7 +28,7 @@ class Default(click.Group):
     """A click group that runs its first command if the arguments name none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the name of the first command if the arguments begin with an option."""
+        """Insert the first command if ``args`` is empty or begins with an option, but not help."""
         helps = self.get_help_option_names(ctx)
         if not args or (args[0].startswith("-") and args[0] not in helps):
             args = [next(iter(self.commands)), *args]

@@ -1,4 +1,4 @@
-"""The all-reduce of Gloo, for comparison. Only this module imports torch."""
+"""The all-reduce of Gloo, for comparison. No other module of the benchmark imports torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Gloo:
         _distributed.barrier()
 
     def reduce(self) -> str:
-        """Sum the inputs of all peers in place; return no algorithm, as Gloo does not report it."""
+        """Sum the inputs of all peers in place; return no algorithm: Gloo does not name it."""
         _distributed.all_reduce(self._tensor)
         return ""
 
 
 @contextlib.contextmanager
 def joined(rendezvous: Path, peer: int, peers: int) -> Generator[None]:
-    """Join the Gloo group that meets by the file ``rendezvous``, and use one thread, as pccl does.
+    """Join the Gloo group whose peers meet at the file ``rendezvous``; use one thread, like pccl.
 
     Raises:
         RuntimeError: this torch has no Gloo, or Gloo does not work here.

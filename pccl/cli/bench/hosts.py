@@ -32,10 +32,10 @@ def measure_across(
         view: shows the figures, if this peer gets rank 0.
         master: address of the master.
         token: file that holds the run's secret; None: from the environment.
-        timeout_s: longest wait for the master, and again for the other peers; None: no limit.
+        timeout_s: longest wait for the master, and then for the other peers; None: no limit.
 
     Raises:
-        click.ClickException: no master, too few peers, or a lost peer.
+        click.ClickException: no master, too few peers, a lost peer, or different versions of pccl.
         click.UsageError: this machine cannot measure the plan, or an argument is wrong.
     """
     secret = read_secret(token)

@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 
 def conditions_of(*packages: str) -> dict[str, Any]:
-    """Return the machine and the versions, as ``--json`` prints them.
+    """Return the properties of the machine and the versions, as ``--json`` prints them.
 
     Args:
         packages: packages whose versions to add to those of Python and this library.
@@ -74,7 +74,7 @@ def reset_peak() -> None:
 
 
 def own_bytes(name: str) -> int:
-    """Return the ``RESIDENT`` or ``PEAK`` memory of this process in bytes; without Linux: peak."""
+    """Return this process's ``RESIDENT`` or ``PEAK`` memory in bytes; without ``/proc``: peak."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS has bytes
     return _kilobytes("self/status", name) or most * (1 if sys.platform == "darwin" else 1024)
 
@@ -99,7 +99,7 @@ def _kilobytes(file: str, name: str) -> int:
 
 
 def _field(file: str, name: str) -> str:
-    """Return the value of ``name`` in a file of ``/proc``; empty if it has none."""
+    """Return the value of ``name`` in a file of ``/proc``; empty if the file lacks it."""
     fields = (line.partition(":") for line in _read(file).splitlines())
     return next((value.strip() for key, _, value in fields if key.strip() == name), "")
 

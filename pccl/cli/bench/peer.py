@@ -5,7 +5,7 @@ it plays the timed rounds of each size. A round is: fill, barrier, timed reduce,
 (this library, Gloo) uses its own barrier right before its reduce. So the peers begin together, and
 the caches hold the code of that side.
 
-The program finds the run in its environment. Its argument is the plan.
+The environment of the program names the run. The argument of the program is the plan.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pccl.cli.processes.reports import Doing, WorkerReport, decode, encode, say,
 from pccl.cli.sizes import format_size
 
 MEMORY_ROUNDS = 4
-"""Several, because memory that an operation leaves behind raises the peak of the next one."""
+"""More than one, because memory that an operation leaves behind raises the peak of the next one."""
 
 SPOKEN_S = 1.0
-"""Seconds between two reports of progress."""
+"""Minimum time between two reports of progress, in seconds."""
 
 VARIANT_SHIFT = 1_009
 """Distance of the round numbers of two variants, so that their values in shared buffers differ."""
@@ -52,7 +52,7 @@ class ReduceSide:
         values: fills the input, and checks the sum.
         barrier: waits for all peers.
         reduce: sums the inputs of all peers; returns the algorithm, or an empty string.
-        shift: added to round numbers, so that sides with the same buffers have other values.
+        shift: added to round numbers, so that sides with the same buffers have different values.
         log: measurements of the rounds.
     """
 
@@ -65,7 +65,7 @@ class ReduceSide:
     log: Timed = field(default_factory=Timed)
 
     def play(self, number: int, *, keep: bool) -> None:
-        """Play one round. Record a wrong value in any case, and the times if ``keep``."""
+        """Play one round. Record the first wrong value in any case, and the times if ``keep``."""
         at, log = number + self.shift, self.log
         self.values.input.fill(self.input, at)
         self.barrier()
@@ -83,7 +83,7 @@ class ReduceSide:
 
 
 class Ours:
-    """The reduce of this library in one variant, and the totals of its reports."""
+    """The reduce of this library in one variant, and totals over all calls."""
 
     def __init__(
         self, comm: pccl.Communicator, send: Array, recv: Array | None, variant: Variant
@@ -159,7 +159,7 @@ class BenchPeer:
                 yield from self._measure_time(size)
 
     def _measure_memory(self) -> None:
-        """Measure for each case the peak memory beyond the buffers in bytes, and check values."""
+        """Measure each case's peak memory beyond idle memory and buffers; check the values."""
         machine.give_back()
         idle_bytes = machine.own_bytes(machine.RESIDENT)
         for size in self._plan.sizes:
@@ -189,7 +189,7 @@ class BenchPeer:
             yield result_of(self._plan, variant, size, known, ours, *compared)
 
     def _play(self, sides: Sequence[ReduceSide]) -> None:
-        """Play all rounds, each with all sides in turn. The first side of a round alternates."""
+        """Play all rounds, each with all sides in turn; every second round reverses their order."""
         size, told_s = format_size(sides[0].input.nbytes), time.monotonic()
         self._tell(size)
         warmup, rounds = self._plan.warmup, self._plan.rounds
@@ -203,7 +203,7 @@ class BenchPeer:
                 told_s = time.monotonic()
 
     def _sides(self, size: int) -> list[tuple[Ours, ReduceSide]]:
-        """Return a side for each variant. They share buffers, but have values of other rounds."""
+        """Return the reduce and side of each variant. The sides share buffers, but not values."""
         send = new_buffer(size, self._dtype)
         recv = None if self._plan.in_place else new_buffer(size, self._dtype)
         found: list[tuple[Ours, ReduceSide]] = []
@@ -228,7 +228,7 @@ class BenchPeer:
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float, float]:
-    """Make a call; return its result, its seconds, and the CPU seconds of all threads meanwhile."""
+    """Make a call; return its result, its seconds, and the CPU seconds of all threads in it."""
     cpu_s, started_s = time.process_time(), time.perf_counter()
     found = call()
     seconds = time.perf_counter() - started_s
@@ -243,7 +243,7 @@ def new_buffer(nbytes: int, dtype: np.dtype[Any]) -> Array:
 
 
 def gather(comm: pccl.Communicator, own: R) -> list[R]:
-    """Gather the reports of all peers by rank, on each peer. A joint call of the group.
+    """Return the reports of all peers, ordered by rank. All peers must call this together.
 
     Raises:
         PCCLError: a peer was lost.

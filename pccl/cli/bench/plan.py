@@ -1,4 +1,4 @@
-"""The plan of ``pccl bench allreduce``, and checks whether it can be measured."""
+"""The plan of ``pccl bench allreduce``, and a check that this machine can measure it."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class BenchPlan:
     Attributes:
         sizes: sizes of the tensors in bytes.
         peers: numbers of processes, measured one after another.
-        lanes: numbers of connections per link, likewise; 0: the library chooses.
+        lanes: numbers of connections per link, measured in turn; 0: the library chooses.
         dtype: type of the tensors.
         in_place: whether to reduce into the input.
         rounds: number of measured rounds.
         warmup: number of rounds before the measured ones.
         against: library to compare with; empty: none.
-        emulate: emulated link between all processes, as relays parse it; empty: loopback.
-        algorithms: algorithms; combinations of these and ``formats`` are measured in turn.
+        emulate: emulated link between any two processes, as relays parse it; empty: loopback.
+        algorithms: algorithms; each is measured with each of ``formats``, in turn.
         formats: wire formats.
         rendezvous: file by which processes of Gloo find each other; empty: no Gloo.
     """
@@ -88,7 +88,7 @@ class BenchPlan:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The variants, which are measured in turn."""
+        """All combinations of algorithms and formats, which are measured in turn."""
         return tuple(itertools.starmap(Variant, itertools.product(self.algorithms, self.formats)))
 
     def check(self, processes: int) -> None:

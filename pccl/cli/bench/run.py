@@ -68,9 +68,9 @@ def play(
         tasks: one task per worker.
         doing: called with descriptions of the progress.
         add: called with the figures of each case as soon as all workers have measured it.
-        first: number of workers to start at once; the rest starts when they are ready. None: all.
-        link: emulated link before each worker, as relays parse it; empty: none.
-        per_pair: one link per pair of workers, and one before the master; else one per worker.
+        first: number of workers to start first; the rest start when these are ready. None: all.
+        link: emulated link in front of each worker, as relays parse it; empty: none.
+        per_pair: whether to emulate a link per pair of workers and to the master, not per worker.
 
     Raises:
         click.ClickException: a process failed.

@@ -2,7 +2,7 @@
 
 The time of a round is the mean over the peers, each from its call to its return, as in nccl-tests.
 Bus bandwidth is the load of each link of a ring, and so is comparable across numbers of peers. CPU
-seconds per GiB are those of all peers, divided by the size of one tensor.
+seconds per GiB are those of all peers in a round, divided by the size of the tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Timed:
 
     Attributes:
         seconds: time of each measured round, from this peer's call to its return.
-        cpu_s: user and system time of the whole process, likewise.
+        cpu_s: user and system time of the whole process from call to return.
         fault: description of the first wrong value of all rounds; empty: none.
         error: relative L2 error of the worst result; 0: all results were exact.
         digest: digest of the bits of all quantized results.
@@ -73,7 +73,7 @@ def result_of(
         plan: the plan of the benchmark.
         variant: variant of this case.
         size: size of the tensor, in bytes.
-        known: further figures, which this peer knows alone.
+        known: further figures, of this peer alone.
         ours: measurements of this library, by rank.
         theirs: measurements of the other library, by rank; empty: none.
     """
@@ -135,11 +135,11 @@ def variant_of(result: Figures) -> Variant:
 
 
 def bus_factor(peers: int) -> float:
-    """Return how many times its tensor each peer of a ring sends."""
+    """Return the bytes that each peer of a ring sends, as a multiple of the tensor's size."""
     return 2 * (peers - 1) / peers
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` of all do not exceed (nearest rank)."""
+    """Return the smallest value that a ``share`` of all values does not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

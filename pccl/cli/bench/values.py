@@ -8,8 +8,8 @@ whose sum is exact in every dtype and order. They follow a formula with a prime 
     pattern[j] = (j² mod 65521) mod (value_max + 1)
 
 The sum over all peers has the same period, and the next round has the same sums, shifted. A fill or
-check copies or compares a tile that fits into a cache, without temporary memory. This module does
-not know how the library reduces.
+check copies or compares one tile at a time, which fits into a cache. This module does not depend
+on how the library reduces.
 
 With quantization, values are random, normal, and independent for each peer. The exact sum is the
 float64 sum of the values as the dtype holds them. The error is relative in L2. Each rounding is off
@@ -54,7 +54,7 @@ FEW = 8.0
 
 
 def value_max(dtype: np.dtype[Any], peer_count: int) -> int:
-    """Return the largest value whose sum over all peers is exact; 1 or more for up to 127 peers."""
+    """Return the largest value up to ``VALUE_MAX`` with an exact sum; at least 1 for 127 peers."""
     is_integer = np.issubdtype(dtype, np.integer)
     exact = np.iinfo(dtype).max if is_integer else 2 ** (_finfo(dtype).nmant + 1)
     return min(VALUE_MAX, int(exact) // peer_count)
@@ -67,7 +67,7 @@ def pattern(largest: int) -> Array:
 
 
 class Pattern:
-    """Periodic values, which begin at another place in each round.
+    """Periodic values, which begin at a different place in each round.
 
     Args:
         period: one period, shape (PERIOD,), in the dtype of the tensors.
@@ -137,7 +137,7 @@ class Rounded:
         self.digest = 0
 
     def check_sum(self, tensor: Array, round_number: int, carrier: str) -> str:
-        """Describe an error above the limit of the format and algorithm; empty if it is below."""
+        """Describe an error above the limit of format and algorithm; empty: within the limit."""
         bits = tensor.view(np.uint8).data
         self.digest = xxhash.xxh3_64_intdigest(bits, seed=self.digest)
         squares = exact_squares = 0.0

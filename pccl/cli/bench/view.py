@@ -1,4 +1,4 @@
-"""The output of ``pccl bench``: a line for each figure, or JSON objects."""
+"""The output of ``pccl bench``: a line for each case, or JSON objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Screen:
         self._shows_doing = sys.stderr.isatty() and not as_json
 
     def doing(self, text: str) -> None:
-        """Show the current work on a terminal, in place of the text before."""
+        """Show the current work on a terminal, in place of the previous text."""
         if self._shows_doing:
             click.echo(f"\r\x1b[K{text}\r", err=True, nl=False)
 
@@ -72,7 +72,7 @@ class BenchView:
         self.doing = screen.doing
 
     def begin(self, plan: BenchPlan, master: str = "") -> None:
-        """Print the conditions of the benchmark and the headings. master: empty on one machine."""
+        """Print the conditions of the benchmark and the headings. No ``master``: one machine."""
         machine = conditions_of("numpy", *(["torch"] if plan.against else []))
         how = {"rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
         self._conditions = {**machine, **how, "master": master}
@@ -139,7 +139,7 @@ def _three(value: float) -> str:
 
 
 class Column(NamedTuple):
-    """A column of the table. Its heading has one or two lines; ``{}`` is the other library."""
+    """A column of the table. Its heading has one or two lines; ``{}``: the other library."""
 
     heading: str
     width: int

@@ -35,8 +35,8 @@ SILENCE_S_MAX = 90.0
 """Seconds without a report after which the demo fails. The import of torch may take long."""
 
 JOIN_SHARE, AWAIT_SHARE = 0.55, 0.75
-"""Shares of the steps. After the first one the newcomer begins to join, well after the kill. After
-the second one the other peers wait for it, but on most machines it has joined by then."""
+"""Shares of the steps. At the first share, well after the kill, the newcomer begins to join. At the
+second one the other peers wait for the newcomer, which has usually joined by then."""
 
 
 def direct(crew: Crew, record: DemoRecord, victim: Worker | None, *, quiet: bool) -> str:

@@ -61,7 +61,7 @@ def load_digits(*, late: bool = False) -> Digits:
 
 
 def split(count: int, shards: int, seed: int) -> tuple[Tensor, list[Tensor]]:
-    """Split the numbers below ``count``, equally on all peers: held-out ones, disjoint shards."""
+    """Split the numbers below ``count`` into held-out ones and shards, the same on all peers."""
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held_out, rest = shuffled[:HELD_OUT_COUNT], shuffled[HELD_OUT_COUNT:]
     return held_out, [rest[shard::shards] for shard in range(shards)]
@@ -100,7 +100,7 @@ class DemoPeer:
             self.tell(fetched_bytes=progress.done_bytes, fetch=words, status="fetching")
 
     def on_event(self, event: TrainingEvent) -> None:
-        """Report an event of the gradient averager."""
+        """Handle an event of the gradient averager: report it, or record it for the next report."""
         told = self._told
         match event:
             case MembersChanged(peer_id=peer_id) if not told.peer_id:

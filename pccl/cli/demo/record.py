@@ -20,7 +20,7 @@ ACCURACY_MIN = 0.95
 class DemoTask:
     """The task of one process: to take ``steps`` steps, alone if ``master`` is empty.
 
-    The ``peers`` that begin together wait at step ``await_at`` for a newcomer, which is ``late``.
+    The ``peers`` that begin together wait at step ``await_at`` for the newcomer, a ``late`` task.
     """
 
     shard: int
@@ -77,7 +77,7 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """The name for the user: by the peer's id, as soon as it has one."""
+        """The name for the user: the peer's id, or ``name`` while the peer has none."""
         return f"peer {self.told.peer_id}" if self.told.peer_id else self.name
 
     @property
@@ -100,7 +100,7 @@ class DemoRecord:
     """The record of one demo, in which each worker takes ``step_count`` steps.
 
     ``points`` holds each step at its first report. ``killed`` is the moment of the kill, ``grown``
-    that of the newcomer's first step. The survivors continued ``resumed_s`` after the kill.
+    that of the newcomer's first step. The survivors continued ``resumed_s`` seconds after the kill.
     """
 
     workers: list[Worker]

@@ -1,4 +1,4 @@
-"""Commands that start other programs, and leave no process behind.
+"""``pccl launch`` and ``pccl join``, and the child processes of all commands.
 
 * ``launch``: ``pccl launch`` runs a master and several peers on this machine, in one terminal.
 * ``join``: ``pccl join`` waits for the master of a run, then becomes one peer of this run.

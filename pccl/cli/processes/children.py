@@ -46,14 +46,14 @@ class Ended:
     """The end of a child. ``hear`` has returned all its output before this.
 
     Attributes:
-        exit_code: exit code of the process; minus the number of the signal that killed it.
+        exit_code: exit code of the process; if a signal killed it: minus the signal's number.
     """
 
     exit_code: int
 
     @property
     def status(self) -> int:
-        """The exit code as shells report it: 128 plus the number of a signal."""
+        """The exit code as shells report it; for a signal: 128 plus its number."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     def __str__(self) -> str:
@@ -107,12 +107,12 @@ class Children(Generic[K]):
         """Start a child; its stdin is empty.
 
         Args:
-            key: comes with each line and the end of this child.
+            key: ``hear`` returns it with each line and the end of this child.
             command: path of a program, then its argv.
             environment: the complete environment of the child.
 
         Returns:
-            The id of its process, group and session.
+            The id of the child's process, group and session.
 
         Raises:
             OSError: the system has no more processes or descriptors.
@@ -227,7 +227,7 @@ def _read_rest(descriptor: int) -> bytes:
 
 
 def _listen_to_signals(undo: contextlib.ExitStack) -> int:
-    """Make every signal, SIGCHLD too, write to a pipe; return its reading end."""
+    """Make each handled signal, SIGCHLD too, write to a pipe; return the pipe's reading end."""
     reader, writer = os.pipe()
     undo.callback(os.close, reader)
     undo.callback(os.close, writer)

@@ -32,7 +32,7 @@ SAID_LINES_MAX = 20
 """Number of last stderr lines that are kept for each process."""
 
 CAUSE_S = 0.5
-"""Seconds to wait for the cause of a worker's failure, which may be the death of another one."""
+"""Seconds to wait for the cause of a worker's failure, which may be the death of another worker."""
 
 
 def end_on_signals() -> None:
@@ -50,7 +50,7 @@ class ProcessDied(Exception):
 
     Attributes:
         name: name of the process.
-        ended: its exit code.
+        ended: its end, with the exit code.
         said: the last lines that it wrote to stderr.
     """
 
@@ -92,13 +92,13 @@ class Crew:
         """Start Python with one thread for its numeric libraries.
 
         Args:
-            name: name of the process; no running process has it.
+            name: name of the process; no running process may have it.
             module: the program, as a module.
             arguments: arguments of the program.
             environment: variables to add to this process's environment.
 
         Returns:
-            Its process id.
+            The id of the new process.
 
         Raises:
             OSError: the system has no more processes.
@@ -112,7 +112,7 @@ class Crew:
         return self._pids[name]
 
     def running(self, names: Collection[str]) -> bool:
-        """Whether any process of ``names`` is running, or failed and ``hear`` must still raise."""
+        """Whether a process of ``names`` is running, or has failed and ``hear`` will raise this."""
         return any(name in self._pids for name in names) or any(
             death.name in names for death in self._deaths
         )
@@ -120,10 +120,10 @@ class Crew:
     def hear(self, timeout_s: float | None = None) -> list[tuple[str, str]]:
         """Wait for lines on stdout; return pairs of a process's name and a line.
 
-        Stderr lines are kept for the error if the process fails, and printed if it ends well.
+        The last stderr lines of a process are part of its error, or printed if it ends with 0.
 
         Args:
-            timeout_s: longest wait in seconds; None: no limit. The end of a process ends it too.
+            timeout_s: longest wait in seconds; None: no limit. The end of a process ends the wait.
 
         Raises:
             ProcessDied: a process failed. Earlier calls have returned all its lines.
@@ -143,7 +143,7 @@ class Crew:
         return lines
 
     def first_lines(self, names: Collection[str]) -> dict[str, str]:
-        """Wait until each process of ``names`` has written a line, and return these lines.
+        """Wait until each process of ``names`` has written a line, and return each first line.
 
         Raises:
             ProcessDied: a process ended before it wrote a line.
@@ -191,7 +191,7 @@ class Crew:
             silence_s: give up after this time without a line; None: never.
 
         Raises:
-            click.ClickException: the first process that failed, and why; or ``silence_s`` passed.
+            click.ClickException: a process failed (the message says why), or ``silence_s`` passed.
         """
         try:
             while self.running(names):
@@ -211,7 +211,7 @@ class Crew:
             raise death.to_error() from death
 
     def _cause(self, name: str, report: Failed) -> click.ClickException:
-        """Return why a worker gave up: the death of another worker, or else its own report."""
+        """Return why a worker failed: the death of another worker, or else its own report."""
         gave_up = {name}
         deadline_s = time.monotonic() + CAUSE_S
         while (left_s := deadline_s - time.monotonic()) > 0:

@@ -4,9 +4,9 @@
 closes when the command ends, even by SIGKILL. Then the guard kills the process groups of the
 remaining children.
 
-``guard.py enter FD PROGRAM ARGUMENT...`` is the first program of a child. It tells the guard its
-process id, then becomes the program. It holds the pipe open until it has told the guard, so the
-guard cannot miss it.
+``guard.py enter FD PROGRAM ARGUMENT...`` is the first program of a child. It sends its
+process id to the guard, then becomes the program. It keeps the pipe open until it has sent the id,
+so the guard cannot miss the child.
 
 Both run as files with ``-I -S`` and import few modules, so they start in a few milliseconds.
 """

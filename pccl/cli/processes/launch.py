@@ -166,8 +166,8 @@ def peer_environments(
         count: number of peers.
         master: address of their master.
         token: the run's secret; None: as in the environment of this process.
-        group: their peer group; None: likewise.
-        min_peers: number of members that ``connect`` waits for; None: likewise.
+        group: their peer group; None: as in the environment.
+        min_peers: number of members that ``connect`` waits for; None: as in the environment.
     """
     common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
     common.setdefault(config.DRAIN, "1")

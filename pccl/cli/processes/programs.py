@@ -47,7 +47,7 @@ def find_program(name: str) -> str:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return a file of that name, executable or not: a path, in ``PATH``, or in this folder."""
+    """Return a file of that name, executable or not: a path, in ``PATH``, or ``*.py`` here."""
     if os.path.dirname(name):
         candidates: Sequence[Path] = [Path(name)]
     else:

@@ -16,7 +16,7 @@ RELAY_SAYS = "relay listens on "
 
 
 def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse a link description that relays do not understand; empty: no emulated link."""
+    """Refuse an invalid description of a link; an empty one means no emulated link."""
     from pccl.stress.emulator.spec import LinkSpec
 
     try:
@@ -28,7 +28,7 @@ def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 @contextlib.contextmanager
 def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Generator[list[str]]:
-    """Start a relay before each target, which may listen later; yield the relays' addresses.
+    """Start a relay for each target, which may listen later; yield the relays' addresses.
 
     Raises:
         click.ClickException: a relay did not start.
@@ -46,7 +46,7 @@ def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Gen
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return addresses with free ports, for processes that get theirs before they start."""
+    """Return addresses with free ports, for processes that need an address before they start."""
     return [f"{HOST}:{port}" for port in asyncio.run(_free_ports(count))]
 
 

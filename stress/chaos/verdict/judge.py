@@ -22,8 +22,8 @@ _APART = re.compile(r"LINK_BROKEN: peers (\d+) and (\d+) ")
 """The reason of a removal that names two members without a link, by their ids."""
 
 GROWTH_BYTES_MAX = 32 << 20
-"""Maximum growth of the resident memory of a process: the allocator keeps some memory of tensors of
-a few MiB that come and go."""
+"""Maximum growth of the resident memory of a process: the allocator keeps some memory of freed
+tensors of a few MiB."""
 
 WARM_S = 60.0
 """The judge compares memory from this time on: by then every kind of iteration has run."""
@@ -37,7 +37,7 @@ class Judgement:
     """The result of a judgement.
 
     Attributes:
-        is_ok: whether the run kept all promises.
+        is_ok: whether the judge found nothing wrong, and the run was not interrupted.
         report: the report as a JSON object.
     """
 

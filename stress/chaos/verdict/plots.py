@@ -45,7 +45,7 @@ def dots(values: Mapping[str, Sequence[float]]) -> str:
 
 
 def world_sizes(record: RunRecord, seconds: float) -> list[PlotLine]:
-    """Return the contributors of the operations by group; equal neighbours are one step."""
+    """Return the contributor counts of each group over time; equal neighbours are one step."""
     points: dict[int, list[tuple[float, float]]] = {}
     ordered = sorted(record.operations.items(), key=lambda item: item[1].at_s)
     for (group, *_), operation in ordered:

@@ -35,15 +35,15 @@ class Life:
     """One process, from its start to its end.
 
     Attributes:
-        index: index of the process; ``MASTER`` or ``STANDBY``.
+        index: index of the process, or ``MASTER``, or ``STANDBY``.
         pid: its process id.
         began_s: time of its start.
-        ended_s: time at which the harness heard of its end.
+        ended_s: time at which the harness learned of its end.
         exit_code: its exit code; below zero: number of the signal that killed it.
-        killed: whether the harness killed it, so that its end proves nothing.
-        told_to_leave: whether the harness told it to leave; it must end with 0.
+        killed: whether the harness killed it, so that its end is no crash.
+        told_to_leave: whether the harness sent SIGTERM; the process must end with 0.
         comes_back: whether a new process takes its place after a kill.
-        progress_s: time of its last result, or of another sign that all is well.
+        progress_s: time of its last result, or of other progress.
         first_result_s: time of its first result.
         result_s: time of its last result.
         joined_s: time at which it first became a member.
@@ -129,16 +129,16 @@ class RunRecord:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.began_s = 0.0
-        """Time at which all members had joined."""
+        """Time at which all peers had joined and reduced; 0: not yet."""
         self.ended_s = 0.0
-        """Time at which the harness told the run to end."""
+        """Time at which the harness ended the run."""
         self.lives: list[Life] = []
         self.done: list[Done] = []
         self.skipped: Counter[str] = Counter()
         self.operations: dict[tuple[int, int, int, int], Operation] = {}
         """(group, lineage, number, tag) -> operation."""
         self.world_sizes: dict[int, int] = {}
-        """Group -> contributors of its newest operation."""
+        """Group -> number of contributors to its newest operation."""
         self.results = 0
         self.retries = 0
         self.failures: Counter[str] = Counter()
@@ -223,7 +223,7 @@ class RunRecord:
         ]
 
     def quiet_s(self, life: Life, now_s: float) -> float:
-        """Return the seconds since a peer's last progress or last fault, whichever is later."""
+        """Return the seconds since a peer's last progress or fault; 0 for a master or standby."""
         if life.index < 0:
             return 0.0
         ends = (done.ended_s for done in self.done if done.fault.concerns(life.index))

@@ -53,16 +53,16 @@ class StateTask:
 
 @dataclass(slots=True)
 class Played:
-    """The measurements of one process in all synchronizations; times of each measured round.
+    """The measurements of one process. Times are those of each measured round.
 
     Attributes:
         joins: whether the process is a joiner.
         seconds: time from this process's call to its return.
-        cpu_s: user and system time of the whole process, likewise.
-        phases: parts of ``seconds``: until the digests of the own contents were known; then until
+        cpu_s: user and system time of the whole process from call to return.
+        phases: parts of ``seconds``: until the digests of its own contents were known; then until
             all members had all pieces; then until the pieces were in the tensors.
         tx_bytes: upload of the process in the last round.
-        extra_bytes: peak of resident memory minus the resident memory before the call.
+        extra_bytes: largest growth of resident memory in a call, from its beginning to the peak.
         fault: description of the first wrong value; empty: none.
     """
 
@@ -83,8 +83,8 @@ class JoinPart:
         steps: for a member: end of each step, on the machine's clock, and the seconds of the step
             in which the member did not compute.
         began_s: for the joiner: when it began to connect, on the same clock.
-        connect_s: seconds until it was admitted.
-        sync_s: seconds of its first synchronization.
+        connect_s: seconds until the joiner was admitted.
+        sync_s: seconds of the joiner's first synchronization.
         rx_bytes: bytes downloaded in the first synchronization.
         fault: description of the first wrong value; empty: none.
     """

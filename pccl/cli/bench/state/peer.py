@@ -1,7 +1,7 @@
 """One process of ``pccl bench state``: a source of the state, or a joiner.
 
-All processes are members of one run, wait at a barrier before and after each round, and gather
-their measurements. Rank 0 reports the figures. The argument of the program is a
+All processes are members of one run. After the last round they gather their measurements,
+and rank 0 reports the figures. The argument of the program is a
 :class:`StateTask`, and its environment names the run.
 """
 
@@ -159,7 +159,7 @@ class StatePeer:
         return replace(found, fault=fault or self._fault())
 
     def _step(self) -> tuple[float, float]:
-        """Compute, then synchronize; return the end of the step, and seconds of the second part."""
+        """Compute, then synchronize; return the step's end, and the synchronization's seconds."""
         state = self._contents.state
         time.sleep(self._task.compute_s)
         self._contents.fill_one(CHANGING, state.revision + 1)
