@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -588,7 +588,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"min_peers": 0}, ValueError, "min_peers must be from 1 to 3840, not 0"),
     ({"compression": "int3"}, ValueError, "int3"),
     ({"compression": 4}, TypeError, "the name of a format"),
-    ({"outer": of_the_first}, ValueError, "of exactly the param"),
+    ({"outer": of_the_first}, ValueError, "for exactly the param"),
     ({"on_event": [print, 3]}, TypeError, "on_event must be a function of an event, or several"),
     ({"on_event": 3}, TypeError, "not 3"),
     ({"outer": 5}, TypeError, "outer must be a function that makes an optimizer .* not 5"),
