@@ -113,13 +113,16 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    return _request(
+    request = _request(
         operand,
         op=op,
         tag=tag,
         options=quantization_options,
         algorithm=check_algorithm(algorithm),
         weight=weight,
+    )
+    return replace(
+        request,
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
         timeout_s=check_timeout(timeout_s),
@@ -141,13 +144,16 @@ def list_request(
 ) -> ReduceRequest:
     """Check the arguments of ``all_reduce_many``."""
     operand = borrow_many(tensors, recv)
-    return _request(
+    request = _request(
         operand,
         op=op,
         tag=tag,
         options=quantization_options,
         algorithm=check_algorithm(algorithm),
         weight=weight,
+    )
+    return replace(
+        request,
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
         timeout_s=check_timeout(timeout_s),
@@ -270,9 +276,6 @@ def _request(
     options: QuantizationOptions | None,
     algorithm: Algorithm = Algorithm.AUTO,
     weight: float | None,
-    observable: bool = False,
-    retry: bool = False,
-    timeout_s: float | None = None,
 ) -> ReduceRequest:
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
@@ -282,14 +285,13 @@ def _request(
         own = check_weight(weight)
         descriptor = _weighted(descriptor)
     asks = ReduceCall(0, tag, descriptor, weight=own)
-    begin = None
-    feedback = options.error_feedback if options is not None else None
-    if options is not None and feedback is not None and descriptor.quantization.active:
-        assert options.name is not None
-        name = options.name
-        feedback.check(name, descriptor.count, descriptor.dtype)
-        begin = partial(feedback.begin, name, descriptor.count, descriptor.dtype)
-    return ReduceRequest(operand, asks, begin, observable, retry, timeout_s)
+    if options is None or options.error_feedback is None or not descriptor.quantization.active:
+        return ReduceRequest(operand, asks)
+    assert options.name is not None
+    feedback, name = options.error_feedback, options.name
+    feedback.check(name, descriptor.count, descriptor.dtype)
+    begin = partial(feedback.begin, name, descriptor.count, descriptor.dtype)
+    return ReduceRequest(operand, asks, begin)
 
 
 def _weighted(descriptor: Descriptor) -> Descriptor:
