@@ -66,7 +66,7 @@ def pids_when_training(demo: subprocess.Popen[str]) -> list[int]:
     raise AssertionError("the peers never trained")
 
 
-@pytest.mark.parametrize("wanted", ["SIGINT", "death of a peer"])
+@pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "death of a peer"])
 def test_no_process_is_left(wanted: str, tmp_path: Path) -> None:
     options = ("--peers", "2", "--no-kill", "--steps", "100000", "--out", "picture.png")
     merged = subprocess.STDOUT

@@ -19,7 +19,7 @@ PHASES = (
     *("sync", "fetching"),
 )
 
-SEEDS = 140
+SEEDS = 250
 """Seeds of the default mix, from 0, that each run of the tests plays."""
 
 WORKLOADS = (
@@ -120,13 +120,13 @@ def test_no_seed_breaks_a_promise_and_everything_is_hit() -> None:
     assert result["missed"] == []
     assert result["seeds"] == SEEDS
     hits = {phase: result["kills"][phase] for phase in PHASES}
-    assert all(count >= 4 for count in hits.values()), hits
+    assert all(count >= 10 for count in hits.values()), hits
     strikes = {kind: result["faults"].get(kind, 0) for kind in MIXES["default"].faults}
-    assert all(strikes.values()), strikes
-    assert result["reduces"] > 2500
-    assert result["aborts"] > 250
+    assert all(count >= 3 for count in strikes.values()), strikes
+    assert result["reduces"] > 5000
+    assert result["aborts"] > 500
     counts = {what: result["done"][what] for what in WORKLOADS}
-    assert all(counts.values()), counts
+    assert all(count >= 3 for count in counts.values()), counts
     assert set(result["endings"]) >= {"finished", "killed", "left", "master lost"}
 
 
@@ -197,18 +197,17 @@ def test_what_has_failed_once_with_flipped_bits(seed: int) -> None:
 
 
 def test_two_masters_never_tell_two_outcomes() -> None:
-    result = simulate("--mix", "two-masters", "--seeds", "0:45")
+    result = simulate("--mix", "two-masters", "--seeds", "0:80")
     assert result["violations"] == {}
     assert result["missed"] == []
-    assert result["struck_in"]["master_half_open in done_before_commit"] >= 5
-    assert result["struck_in"]["caller left, masters divided in done_before_commit"] >= 5
+    assert result["struck_in"]["master_half_open in done_before_commit"] >= 10
+    assert result["struck_in"]["caller left, masters divided in done_before_commit"] >= 10
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]
-    if seed >= SEEDS:  # the others were played already
-        assert run_seed(seed).ok, "the seed is clean without the bug"
+    assert run_seed(seed).ok, "the seed is clean without the bug"
     with planted(bug):
         verdict = run_seed(seed)
     assert not verdict.ok
@@ -226,7 +225,7 @@ def test_a_planted_bug_is_seen_in_its_mix(bug: str) -> None:
 
 
 def test_no_flipped_bit_breaks_a_promise_and_every_phase_is_hit() -> None:
-    result = simulate("--mix", "corruption", "--seeds", "0:60")
+    result = simulate("--mix", "corruption", "--seeds", "0:80")
     assert result["violations"] == {}
     assert result["missed"] == []
     assert result["struck_in"]["corrupt in reduce_scatter"] >= 20

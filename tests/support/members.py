@@ -25,7 +25,7 @@ class Call(Generic[T]):
     def _run(self, call: Callable[..., T], arguments: Any, options: Any) -> None:
         try:
             self._outcome.set_result(call(*arguments, **options))
-        except BaseException as error:  # noqa: BLE001 - whoever asks gets it
+        except BaseException as error:  # noqa: BLE001 - the caller of result() gets it
             self._outcome.set_exception(error)
 
     def exception(self, limit_s: float = LIMIT_S) -> BaseException | None:

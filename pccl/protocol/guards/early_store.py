@@ -58,7 +58,7 @@ class EarlyStore:
         """Remove and return the frames of an operation, in the order of arrival."""
         frames = self._frames.pop(operation, [])
         for header, _ in frames:
-            self.used_bytes -= HEADER_BYTES + header.length
+            self.used_bytes -= _cost(header)
         return frames
 
     def put_question(self, question: FrameHeader) -> None:

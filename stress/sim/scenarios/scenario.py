@@ -132,7 +132,7 @@ class Scenario:
     pause_ns: int = 0
     """How long a process computes between two iterations."""
     eager_bytes_max: int = EAGER_BYTES_MAX
-    """Largest tensor that every second process sends early; the others have the default."""
+    """Largest tensor that every second process sends early; the rest uses the default."""
     syncs: Syncs | None = None
     """The shared state that members synchronize in each iteration; None: no shared state."""
     training: TrainingPlan | None = None

@@ -66,7 +66,7 @@ class Master(MasterStage):
 
 
 def dials(elder: int, *newcomers: int) -> list[tuple[int, msg.DialNewcomers]]:
-    """It is told to dial these."""
+    """The peers that the master tells it to dial."""
     return [(elder, msg.DialNewcomers(tuple(map(where, newcomers))))]
 
 

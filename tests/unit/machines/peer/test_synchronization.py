@@ -216,7 +216,7 @@ def left_when_done(offer: Offer = OFFER, elected: Elected = ELECTED) -> PeerStag
 def test_left_when_complete_and_committed() -> None:
     peer = left_when_done(elected=OF_THE_OTHER)
     assert peer.do(ev.SyncCall(10, OFFER)) == [ev.Send(msg.OutcomeQuery(NOW))]
-    raised(peer.do(ended(NOW)), errors.ResyncRequired)  # the others have gone on
+    raised(peer.do(ended(NOW)), errors.ResyncRequired)  # the other members have continued
     assert offers(peer.do(ev.SyncCall(11, OFFER))) == [replace(OFFER, stale=True)]
     assert peer.machine.needs_resync
 

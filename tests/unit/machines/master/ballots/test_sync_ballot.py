@@ -430,7 +430,7 @@ NOW, REDUCE = op(tag=SYNC_TAG, view=2), op(view=2)
 
 
 def sync(master: MasterStage, n: int, *offers: Offer) -> msg.OperationEnded:
-    """All members synchronize and are done; what the first of them is told at last."""
+    """All members synchronize and are done; return the last message to the first of them."""
     what = replace(NOW, n=n)
     effects: list[MasterEffect] = []
     for peer, offered in enumerate(offers, 1):
