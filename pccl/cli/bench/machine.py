@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,15 @@ def to_lines(conditions: dict[str, Any]) -> list[str]:
 
 
 def give_back() -> None:
-    """Return free memory to the system. Otherwise later uses of it would not raise the peak."""
-    gc.collect()
+    """Return free memory to the system. Otherwise later uses of it would not raise the peak.
+
+    The garbage is collected in another thread, because Python handles signals in the main thread.
+    There a signal could be handled in a finalizer, and Python ignores what a finalizer raises: the
+    Ctrl-C would be lost.
+    """
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
