@@ -23,6 +23,7 @@ from pccl.bindings.events import (
     StateSynced,
     TrainsAlone,
 )
+from pccl.checks import shown
 from pccl.progress import size
 
 DRAW_S = 0.25
@@ -110,7 +111,7 @@ class StatusLine:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         if stream is not None and not callable(getattr(stream, "write", None)):
-            raise TypeError(f"StatusLine writes to a text stream, not {stream!r}")
+            raise TypeError(f"StatusLine writes to a text stream, not {shown(stream)}")
         self._stream = stream
         self._tally = Tally()
         self._writer: Writer | None = None

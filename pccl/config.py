@@ -187,7 +187,7 @@ def _secret(name: str, token: str | bytes) -> bytes:
             "more are needed; `pccl master --token auto` makes one"
         )
     if len(secret) > SECRET_BYTES_MAX:
-        raise ValueError(f"{name}: a secret longer than {SECRET_BYTES_MAX} bytes; shorten it")
+        raise ValueError(f"{name}: the secret is longer than {SECRET_BYTES_MAX} bytes; shorten it")
     if guess_bits(secret) < GUESS_BITS_MIN:
         raise ValueError(
             f"{name}: this secret is too easy to guess for an attacker who records a handshake; "

@@ -355,7 +355,7 @@ def _fault_from_json(number: int, given: object) -> TimelineFault:
 
 
 def _object(where: str, given: object, kind: type[TimelineFault | Timeline]) -> dict[str, Any]:
-    """Return the fields of an object. Refuse unknown fields, and missing ones without default."""
+    """Return the fields of an object; refuse unknown fields, and missing fields without default."""
     if not isinstance(given, dict):
         raise TimelineError(f"{where}: must be an object, not {type(given).__name__}")
     values = cast("dict[str, Any]", given)

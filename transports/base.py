@@ -86,7 +86,7 @@ def receiver_failure(remote: Address, error: Exception) -> RemoteProtocolError |
     """Return the error for ``connection_lost`` after a receiver raised ``error``."""
     if isinstance(error, RemoteProtocolError):
         return error
-    reason = f"pccl failed to process data from {remote}; this is a bug: {error!r}"
+    reason = f"pccl failed to process data from {remote}; please report this bug: {error!r}"
     bug = LocalProtocolError(func="connection", reason=reason)
     bug.__cause__ = error
     return bug

@@ -326,7 +326,7 @@ class Timing:
     connect_retry_s: float = 1.0
     """Pause between attempts of ``connect`` to find a master."""
     hold_s: float = 30.0
-    """Time that outdated members may delay a synchronization. Then they join again."""
+    """Time that outdated members may delay a synchronization, before the master evicts them."""
     lockstep_s: float = 1.0
     """Wait for different calls, before ``LockstepError``."""
     waiting_report_s: float = 5.0

@@ -200,7 +200,7 @@ class Stage:
         return [name for name in self.names() if name != self.name(index)]
 
     def routes(self, index: int, other: int | None) -> list[HostRoute]:
-        """Return both directions between a process and another one (None: all others)."""
+        """Return both directions between a process and ``other`` (None: all other processes)."""
         name, route = self.name(index), self.network.route
         pairs = [(route(name, far), route(far, name)) for far in self.others(index, other)]
         return [each for pair in pairs for each in pair]

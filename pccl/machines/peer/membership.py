@@ -42,7 +42,7 @@ _NEXT = {
     Standing.LOST: (Standing.LOST, Standing.CLOSED),
     Standing.CLOSED: (),
 }
-"""A ``LOST`` machine never comes back: the peer rejoins with a new machine."""
+"""The allowed changes. A ``LOST`` machine is never used again: the peer rejoins with a new one."""
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class OwnLinks:
             self._elders.pop(peer, None)
 
     def forget_plans(self) -> None:
-        """Forget the plan of the former connection; the master resends it, the elders last."""
+        """Forget the former connection's plan; the master resends it, with the elders last."""
         self._elders.clear()
         self._newcomers = ()
         self._awaits_plan = True
