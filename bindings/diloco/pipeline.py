@@ -37,7 +37,7 @@ class Merge:
         number: number of the round.
         fragment: fragment of the round.
         is_taken: whether a pseudo-gradient was taken for the round; otherwise this merge must keep
-            all work since the previous one.
+            all work since the previous merge.
     """
 
     number: int

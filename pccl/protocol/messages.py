@@ -71,7 +71,7 @@ class Register:
     """If empty, the address that the master sees."""
     port: U16
     min_peers: U16 = 1
-    """The master admits it to no smaller run."""
+    """The smallest run, in members, to which the master admits it."""
     masters: U16 = 1
     """Number of master addresses that it knows."""
     prefetches: bool = False
@@ -363,7 +363,7 @@ class OperationStarted:
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    """The elected state, which members that lack it fetch. The master repeats it if it changes."""
+    """The elected state; members that lack it fetch it. The master sends each change."""
 
     operation: OperationId
     elected: Elected
@@ -429,7 +429,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsQuery:
-    """Members of this ring are lost, some right before this peer: can it continue?"""
+    """Members of this ring are lost, some right before this peer. Can the operation continue?"""
 
     operation: OperationId
     lost: Peers

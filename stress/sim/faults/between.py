@@ -1,4 +1,4 @@
-"""Faults of all connections between one process and another, or all others."""
+"""Faults of all connections between one process and another one, or between it and all others."""
 
 from __future__ import annotations
 
