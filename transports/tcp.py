@@ -36,6 +36,7 @@ from pccl.transports.base import (
     Address,
     Connection,
     Listener,
+    LocalMemory,
     PathMeasure,
     Receiver,
     receiver_failure,
@@ -352,6 +353,7 @@ class TcpTransport:
         executor: runs blocking name lookups; None: the default executor of the loop.
         port_limits: numbers of connections that each port may hold; None: derived from the
             system's limit on descriptors, which is raised if possible.
+        memory: see ``Transport``.
     """
 
     def __init__(
@@ -359,8 +361,10 @@ class TcpTransport:
         loop: asyncio.AbstractEventLoop,
         executor: Executor | None = None,
         port_limits: PortLimits | None = None,
+        memory: LocalMemory | None = None,
     ) -> None:
         self.loop = loop
+        self.memory = memory
         self.executor = executor
         self.port_limits = port_limits or derive_port_limits(claim_descriptors())
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from pccl.config import (
     resolve_group,
     resolve_lanes,
     resolve_listen,
+    resolve_local,
     resolve_masters,
     resolve_token,
 )
@@ -68,12 +69,15 @@ class CommunicatorBase:
         master, *others = resolve_masters(address)
         group = resolve_group(peer_group)
         reachable = reachable_at(master, resolve_advertise(advertise), resolve_listen(listen))
+        local = resolve_local()
         options = replace(
             reachable,
             timing=check_timing(timing),
             lanes=self.p2p_connection_pool_size,
             other_masters=tuple(others),
             token=resolve_token(token),
+            pulls=local != "tcp",
+            pulled_by_anyone=local == "any",
         )
         drains = resolve_drain()
         self._session = Session(self, master, group, options)

@@ -65,6 +65,7 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.runtime.links.listening import listen
 from pccl.runtime.links.meter import LinkMeter
+from pccl.runtime.links.pulls import Pulls
 from pccl.runtime.requests import (
     Deadline,
     JoinRequest,
@@ -162,7 +163,14 @@ class PeerEngine:
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
-        self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes)
+        memory = self._transport.memory if self._options.pulls else None
+        self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes, memory)
+        pulls = Pulls(
+            memory,
+            self._options.random_bytes,
+            self.data_plane.pulls_failed,
+            anyone=self._options.pulled_by_anyone,
+        )
         if lost is not None:
             self.exchange.close()
         self._state.enter_run(self.machine, self.links)
@@ -172,7 +180,7 @@ class PeerEngine:
             self._timing,
             self.machine,
             self.links,
-            FrameRouter(self.data_plane, self._state.exchange),
+            FrameRouter(self.data_plane, self._state.exchange, pulls),
             self._on_link_change,
             self._tasks.create,
             self._credentials,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pccl.protocol.errors import NotConnected
 from pccl.runtime.lookups import LookUps
+from pccl.transports.process_memory import process_memory
 from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")
@@ -158,7 +159,7 @@ class IOThread:
 
     def __init__(self) -> None:
         self.loop = _new_loop()
-        self.transport = TcpTransport(self.loop, LookUps())
+        self.transport = TcpTransport(self.loop, LookUps(), memory=process_memory())
         self.abandoned = False
         self._users: set[object] = set()
         self._thread = threading.Thread(target=self._run, name="pccl-io", daemon=True)

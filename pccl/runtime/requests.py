@@ -41,6 +41,10 @@ class PeerOptions:
     """Fixed segment size for tests, equal on all members; None: chosen by tensor and world size."""
     eager_bytes_max: int = EAGER_BYTES_MAX
     """Largest tensor whose data the peer sends before its operation starts; 0: none."""
+    pulls: bool = True
+    """Whether to pull segments from processes of this machine, and to let them pull."""
+    pulled_by_anyone: bool = False
+    """Whether every process of the same user may read this one's memory, if the system asks."""
     callers_blocked: Callable[[], bool] | None = None
     """Whether every caller of this peer is inside a call; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom

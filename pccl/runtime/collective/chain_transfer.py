@@ -23,6 +23,7 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 
@@ -40,6 +41,7 @@ class ChainTransfer(Transfer):
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; encoded partial results are read into them too.
         coding: see ``Transfer``; each rank encodes a partial result again.
+        memory: see ``Transfer``.
     """
 
     def __init__(
@@ -53,11 +55,16 @@ class ChainTransfer(Transfer):
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
+        memory: LocalMemory | None = None,
     ) -> None:
-        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
+        super().__init__(
+            operation, reduction, operand, schedule.layout, on_done, buffers, coding, memory
+        )
         self.schedule = schedule
         self._inlet = Inlet(schedule.incoming)
-        self._outlet = Outlet(operation, downstream, schedule.outgoing, self._payload)
+        self._outlet = Outlet(
+            operation, downstream, schedule.outgoing, self._payload, self._announcer
+        )
         if schedule.incoming.count:
             self.inlets[ring[schedule.upstream]] = self._inlet
         if schedule.outgoing.count:
@@ -133,8 +140,7 @@ class ChainTransfer(Transfer):
         if arrival.finish:
             check = self._add_to_digest(segment)
         elif arrival.final:
-            check = placement.check
-            self._digest.take(segment.position, check)
+            check = self._take_final(placement)
         if arrival.forward and self.begun:
             self._offer(step + 1, segment, check)
         elif arrival.forward:

@@ -36,6 +36,8 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.transfer import Transfer
+from pccl.transports.announcement import ANNOUNCE_BYTES_MAX, decode_announcement
+from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Collect, Drain, Sink
 
@@ -54,6 +56,7 @@ class DataPlane:
         on_done: called with operation and digest when the result of this peer is complete.
         segment_bytes: fixed segment size; None: chosen by tensor and world size. All members of a
             run must agree.
+        memory: memory that processes of this machine share; None: all segments are sent.
     """
 
     def __init__(
@@ -62,12 +65,14 @@ class DataPlane:
         may_come: Callable[[OperationId], bool],
         on_done: Callable[[OperationId, bytes], None],
         segment_bytes: int | None,
+        memory: LocalMemory | None = None,
     ) -> None:
         self.transfers: dict[OperationId, Transfer] = {}
         self._link_to = link_to
         self._may_come = may_come
         self._on_done = on_done
         self._segment_bytes = segment_bytes
+        self._memory = memory
         self._early: dict[PeerId, EarlyStore] = {}
         self._started: dict[OperationId, Transfer] = {}
         """Transfers of started operations: all members have requested them."""
@@ -160,6 +165,7 @@ class DataPlane:
                 on_done=self._on_done,
                 buffers=self._buffers,
                 coding=coding,
+                memory=self._memory,
             )
         return ChainTransfer(
             operation,
@@ -171,6 +177,7 @@ class DataPlane:
             on_done=self._on_done,
             buffers=self._buffers,
             coding=coding,
+            memory=self._memory,
         )
 
     def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
@@ -270,6 +277,13 @@ class DataPlane:
             if outlet is not None:
                 outlet.ask()
 
+    def pulls_failed(self, peer: PeerId) -> None:
+        """Send what was announced to ``peer`` and what it lacks, because it cannot pull."""
+        for transfer in self.transfers.values():
+            outlet = transfer.outlets.get(peer)
+            if outlet is not None:
+                outlet.withdraw()
+
     def uses(self, peer: PeerId) -> bool:
         """Whether a started transfer lacks segments from ``peer``, or sends segments to it."""
         return any(t.lacks_from(peer) or t.sends_to(peer) for t in self._started.values())
@@ -299,7 +313,12 @@ class DataPlane:
                 return Drain(header.length)
             case FrameKind.DATA if transfer is not None:
                 return transfer.place(peer, header) or Drain(header.length)
-            case FrameKind.DATA if self._may_come(header.operation):
+            case FrameKind.ANNOUNCE if header.length > ANNOUNCE_BYTES_MAX:
+                reason = f"an announcement has {header.length} bytes"
+                raise RemoteProtocolError(func="lane", reason=reason)
+            case FrameKind.ANNOUNCE if transfer is not None:
+                return Collect(bytearray(header.length), partial(self._announced, lane, header))
+            case FrameKind.DATA | FrameKind.ANNOUNCE if self._may_come(header.operation):
                 store = self._early_of(peer, header)
                 take = partial(self._came_early, store, header)
                 return Collect(store.reserve(header), take, partial(store.release, header))
@@ -322,6 +341,28 @@ class DataPlane:
             transfer = self.transfers.get(operation)
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
+
+    def _announced(self, lane: Lane, header: FrameHeader, payload: bytearray) -> None:
+        """Pull an announced segment, unless its operation has ended meanwhile."""
+        transfer = self.transfers.get(header.operation)
+        if transfer is not None:
+            lane.pulled(self._pull(transfer, lane.link, header, payload))
+
+    def _pull(self, transfer: Transfer, link: Link, header: FrameHeader, payload: bytearray) -> int:
+        """Pull an announced segment; return the number of bytes that counted.
+
+        Announcements that are in transit when the peer learns that pulls fail are ignored: the peer
+        then asks which segments arrived.
+        """
+        where = decode_announcement(payload)
+        if self._memory is None or link.process is None:
+            return 0
+        try:
+            return transfer.pull(self._memory, link, header, where)
+        except OSError as error:
+            _log.debug("cannot read the memory of peer %d: %s; using TCP", link.peer, error)
+            link.stop_pulling()
+            return 0
 
     def _is_of_another_call(self, header: FrameHeader) -> bool:
         """Whether this early frame belongs to another descriptor than this peer posted.
@@ -373,7 +414,11 @@ class DataPlane:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):
-                    if not self._is_of_another_call(header):
+                    if self._is_of_another_call(header):
+                        continue
+                    if header.kind is FrameKind.ANNOUNCE:
+                        self._pull(transfer, self._link_to(peer), header, payload)
+                    else:
                         transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:
                 _log.warning("closed the link to peer %d: %s", peer, error.reason)

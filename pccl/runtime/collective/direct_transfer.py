@@ -23,6 +23,7 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 
@@ -40,6 +41,7 @@ class DirectTransfer(Transfer):
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; contributions are read into them too.
         coding: see ``Transfer``.
+        memory: see ``Transfer``.
     """
 
     def __init__(
@@ -53,13 +55,18 @@ class DirectTransfer(Transfer):
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
+        memory: LocalMemory | None = None,
     ) -> None:
-        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
+        super().__init__(
+            operation, reduction, operand, schedule.layout, on_done, buffers, coding, memory
+        )
         self.schedule = schedule
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
         self.outlets = {
-            ring[rank]: Outlet(operation, link_to(ring[rank]), route, self._payload)
+            ring[rank]: Outlet(
+                operation, link_to(ring[rank]), route, self._payload, self._announcer
+            )
             for rank, route in schedule.outgoing_to.items()
         }
         self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
@@ -127,7 +134,7 @@ class DirectTransfer(Transfer):
             self._contributed(segment, self._ranks[placement.peer], placement.buffer)
             return
         self._put(placement)
-        self._digest.take(segment.position, placement.check)
+        self._take_final(placement)
         if self._coding is not None:
             self._coding.decode_in_place(segment)
 

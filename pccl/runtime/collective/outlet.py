@@ -14,6 +14,7 @@ from pccl.collectives.route import Route
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId
+from pccl.runtime.collective.announcer import Announcer
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 
@@ -26,6 +27,7 @@ class Outlet:
         link: link to the peer.
         route: all segments for the peer.
         payload: returns the bytes of a segment at a step.
+        announcer: announces segments to a peer that pulls; None: all bytes are sent.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Outlet:
         link: Link,
         route: Route,
         payload: Callable[[int, Segment], Payload],
+        announcer: Announcer | None = None,
     ) -> None:
         self.link = link
         self.route = route
@@ -46,6 +49,9 @@ class Outlet:
         self._operation = operation
         self._what = 0
         self._payload = payload
+        self._announcer = announcer
+        self._announced: list[int] = []
+        """Numbers of the segments that were announced; the peer may not have pulled them yet."""
         self._question = 0
         """Number of the last question to the peer."""
         self._doubtful: dict[int, int] = {}
@@ -132,6 +138,7 @@ class Outlet:
         self.link.revoke(self._operation)
         self.link = link
         self.route = route
+        self._announced.clear()
         self._question += 1
         self._doubtful = dict.fromkeys(here, self._question)
         self._unready = set(range(route.count)).difference(there, self._doubtful)
@@ -139,20 +146,32 @@ class Outlet:
     def detach(self, tensor: memoryview) -> None:
         """Send waiting segments from ``tensor``, which holds the final values of the result."""
         self.link.detach(self._operation, tensor)
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Ask which announced segments the peer has; the others are sent or announced again."""
+        if self._announced:
+            numbers, self._announced = self._announced, []
+            self.lane_lost(numbers)
 
     def revoke(self) -> None:
         """Send nothing more. After this the outlet neither reads nor holds memory."""
         self.link.revoke(self._operation)
-        self._payload = _revoked
+        self._payload, self._announcer = _revoked, None
 
     def _transmit(self, step: int, segment: Segment, number: int, check: int | None) -> None:
-        length = segment.wire_length
-        header = FrameHeader(
-            FrameKind.DATA, self._operation, step, segment.offset, length, self._what
-        )
+        kind, length = FrameKind.DATA, segment.wire_length
         self.sent_bytes += length
         self.raw_bytes += segment.length
-        self.link.send(header, self._payload(step, segment), number, check)
+        payload = self._payload(step, segment)
+        if self.link.pulls and self._announcer is not None:
+            announced = self._announcer.announce(payload)
+            if announced is not None:
+                kind, payload, check = FrameKind.ANNOUNCE, announced, None
+                length = len(announced)
+                self._announced.append(number)
+        header = FrameHeader(kind, self._operation, step, segment.offset, length, self._what)
+        self.link.send(header, payload, number, check)
 
 
 def _revoked(step: int, segment: Segment) -> Payload:

@@ -35,14 +35,18 @@ from pccl.collectives.reductions import Reduction
 from pccl.collectives.route import Route
 from pccl.collectives.weighting import weigh
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.announcer import Announcer
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
+from pccl.transports.announcement import Announcement
+from pccl.transports.base import LocalMemory
+from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
 
@@ -61,8 +65,8 @@ class Placement:
     """Number of the segment among all segments from ``peer``."""
     segment: Segment
     step: int
-    check: int
-    """Hash that the bytes must have, from the frame header."""
+    check: int | None
+    """Hash that the bytes must have, from the frame header; None: they were pulled."""
     buffer: memoryview | None
     """Buffer that the segment is read into; None: straight into the result."""
     received: int = 0
@@ -131,6 +135,7 @@ class Transfer(ABC):
             complete; :meth:`begin` may call it.
         buffers: pool of buffers for segments that cannot be read straight into their place.
         coding: quantizes the values; None: no quantization.
+        memory: lets peers of this machine pull segments; None: all segments are sent.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class Transfer(ABC):
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
+        memory: LocalMemory | None = None,
     ) -> None:
         self.operation = operation
         self.begun = False
@@ -164,6 +170,8 @@ class Transfer(ABC):
         self._on_done = on_done
         self._buffers = buffers
         self._coding = coding
+        # Coded bytes change before they are pulled.
+        self._announcer = Announcer(memory) if memory is not None and coding is None else None
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -265,6 +273,46 @@ class Transfer(ABC):
         if not inlet.missing:
             self._report_if_done()
 
+    def pull(self, memory: LocalMemory, link: Link, at: FrameHeader, where: Announcement) -> int:
+        """Copy a segment from the memory of its sender, and count it.
+
+        Args:
+            memory: copies it.
+            link: link to the sender, whose process is known.
+            at: header of the announcement.
+            where: the announcement.
+
+        Returns:
+            Number of bytes that counted: 0 if the segment has arrived before, or was withdrawn.
+
+        Raises:
+            RemoteProtocolError: the schedule expects no such segment from the sender.
+            OSError: the memory of the sender cannot be read.
+        """
+        assert link.process is not None
+        length = where.length
+        header = FrameHeader(FrameKind.DATA, at.operation, at.step, at.offset, length)
+        placement = self.place(link.peer, header)
+        if placement is None:
+            return 0
+        placement.check = None
+        into: list[memoryview] = []
+        received = 0
+        while received < length:
+            into.append(placement.memory(received))
+            received += len(into[-1])
+        arrived = False
+        try:
+            arrived = memory.pull(link.process, where, into)
+        finally:
+            if not arrived:
+                del placement.inlet.claims[placement.index]
+                if placement.buffer is not None:
+                    self._buffers.give(placement.buffer)
+        if arrived:
+            self.complete(placement)
+        return length if arrived else 0
+
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """Copy a segment that arrived before the buffers were posted to its place, and count it.
 
@@ -292,6 +340,8 @@ class Transfer(ABC):
             outlet.detach(copy.view(np.uint8).data)
         if self._coding is not None:
             self._coding.detach()
+        if self._announcer is not None:
+            self._announcer.withdraw()
         self._restore()
         self._saved = bytearray()
         self.result = memory = Memory([copy])
@@ -305,6 +355,8 @@ class Transfer(ABC):
         """
         for outlet in self.outlets.values():
             outlet.revoke()
+        if self._announcer is not None:
+            self._announcer.end()
         for inlet in self.inlets.values():
             inlet.claims.clear()
         self._unweighed.clear()
@@ -395,6 +447,13 @@ class Transfer(ABC):
         if result.is_one:
             return self._digest.add(segment.position, result.first[first:last])
         return self._digest.add(segment.position, *result.views(first, last))
+
+    def _take_final(self, placement: Placement) -> int:
+        """Add an arrived final segment to the digest; return its hash."""
+        if placement.check is None:
+            return self._add_to_digest(placement.segment)
+        self._digest.take(placement.segment.position, placement.check)
+        return placement.check
 
     def _save(self, segment: Segment) -> None:
         """Save the own contribution to a segment before its place is first overwritten."""

@@ -45,6 +45,7 @@ PLAIN: Draws = {
     between.OneWayPartition: (0,) * 8 + (1, 2),
     processes.Freeze: (0,) * 5 + (1, 2),
     processes.ClockPause: (0,) * 9 + (1, 2),
+    processes.PullsRefused: (0,) * 5 + (1, 2),
     processes.Load: (0,) * 10 + (1,),
     master.MasterDeath: (0,) * 24 + (1,),
     master.MasterRestart: (0,) * 10 + (1, 2),
