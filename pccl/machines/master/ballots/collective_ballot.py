@@ -81,7 +81,7 @@ class CollectiveBallot(Ballot):
         Args:
             peer: the member.
             descriptor: what the member requests.
-            now_ns: the present.
+            now_ns: current time.
             eager: whether the member sends its data before the start.
             weight: the weight of its contribution to a weighted average.
         """

@@ -44,7 +44,7 @@ class Recovery:
         timing: the master waits ``recovery_s`` for all members.
         run: the run's id; None: the run of the first peer that returns.
         incumbent: id of this master.
-        now_ns: the present.
+        now_ns: current time.
         ratified: the newest roster that a majority acknowledged to this master; 0: none is known.
         vouched: the members of the run, as its master has named them.
     """
