@@ -23,7 +23,7 @@
 
    With ``resume="advanced"`` a higher revision also replaces the expected one in rule 3. Its
    contents must come from the last synchronization, lack nothing committed and be *in reach*. Their
-   holder got further in a call that other members missed. A revision is in reach in two cases:
+   holder completed a call that other members missed. A revision is in reach in two cases:
    it exceeds the expected one by at most the number of collectives that the master has seen the
    group commit since, or more than half of the members have reached it.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
