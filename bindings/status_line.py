@@ -163,7 +163,7 @@ class Writer(threading.Thread):
 
 
 class Plain:
-    """Writes plain lines to a pipe or file, but never the same line twice in a row."""
+    """Writes plain lines to a pipe or file, but never repeats the previous line."""
 
     interval_s = LINE_S
 

@@ -56,7 +56,7 @@ class FaultKind(StrEnum):
     RESET = "reset"
     """Resets the connections between ``peer`` and ``other``; new connections work at once."""
     HALF_OPEN = "half_open"
-    """Connections of ``peer`` and ``other`` end for ``other``, but ``peer`` does not learn it."""
+    """Connections of ``peer`` and ``other`` end for ``other``, but ``peer`` does not notice."""
     PARTITION = "partition"
     """No data passes between ``peer`` and ``other`` for ``duration_s``, and no new connections."""
     PARTITION_ONE_WAY = "partition_one_way"

@@ -50,7 +50,7 @@ MESSAGE_COST_BYTES = 64
 """Bytes that each message adds to the cost of its sender."""
 
 TURN_BYTES_MAX = 8 << 10
-"""Bytes that the master reads from one connection before all others have their turn.
+"""Bytes that the master reads from one connection before all other connections have their turn.
 
 That is at most some 700 messages, which take about 20 ms."""
 
@@ -223,8 +223,8 @@ Each newcomer dials all older ones, so the cost grows with the square of their n
 TESTS_AT_ONCE_MAX = 64
 """Newcomers whose addresses are tested at once. The master admits the rest without a test.
 
-That is enough for a crowd that joins together. Each test makes up to three dials to an address that
-a holder of the token has chosen."""
+That is enough for many newcomers that join together. Each test makes up to three dials to an
+address that a holder of the token has chosen."""
 
 TESTS_PER_S = 8
 """Further tests of addresses.
@@ -268,7 +268,7 @@ For a larger one, the time of one message hardly matters, and a few would fill a
 # -- reports and acknowledgements ------------------------------------------------------------------
 
 OWED_MAX = 65536
-"""Unacknowledged outcomes and answers of a member. The master disconnects it for good."""
+"""Unacknowledged outcomes and answers of a member. The master disconnects it, and refuses it."""
 
 REPORT_BYTES_MAX = 32 << 20
 """The report of a returning peer.

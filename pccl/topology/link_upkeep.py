@@ -134,7 +134,7 @@ class LinkUpkeep:
     def want(
         self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, tuple[int, bool]]
     ) -> list[LinkStep]:
-        """Keep links to these peers, and drop links to all others that were wanted before.
+        """Keep links to these peers, and drop links to all other peers that were wanted before.
 
         ``up``: the links that are up, with the number of lanes that the other side was configured
         with, and whether it is on this machine.

@@ -403,7 +403,7 @@ def pieces_forgotten(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None
 
 @_does(FetchedPieces, "prepare")
 def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
-    """A peer takes bytes that a failed call wrote in place for its contents before that call."""
+    """A peer treats bytes that a failed call wrote in place as its contents before that call."""
 
     def overlook(memory: StateMemory, index: int) -> None:
         return

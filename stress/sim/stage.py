@@ -422,6 +422,6 @@ class Stage:
         )
 
     def crash(self) -> None:
-        """Crash all hosts at the end of the run, so that no callback runs any more."""
+        """Crash all hosts at the end of the run, so that no more callbacks run."""
         for host in list(self.network.hosts.values()):
             host.crash()

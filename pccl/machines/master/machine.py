@@ -69,7 +69,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         run: the run's id, 16 bytes. A standby passes the run that it learnt before, or ``NO_RUN``.
         term: the lowest term that this incarnation may have.
         random_bytes: source of resume tokens; must be unpredictable outside simulation.
-        now_ns: the present.
+        now_ns: current time.
         origin: what the master knows when it starts.
         incumbent: id of this master; the same after a restart if the master has stored it.
         standbys: addresses of the run's other masters.

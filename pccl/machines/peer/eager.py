@@ -12,8 +12,8 @@ member that does not know the view yet would discard the data.
 
 A member gets a cost back once every member has proven that it no longer stores the data:
 
-* All have asked for the operation, so they took its data out of their stores. This peer knows that
-  once the operation has started, or is done here.
+* All have asked for the operation, so they have removed its data from their stores. This peer knows
+  that once the operation has started, or is done here.
 * All have asked for a later operation of the same tag and view: the earlier one had ended for them.
 * The view is closed, and all have asked for an operation in a view at least as new as the roster
   that closed it. With that roster they dropped the data of the closed view.

@@ -25,7 +25,8 @@ from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Ros
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
 """Only aborts of these causes are kept for later calls. A loss closes the view, and with it all
-numbers. After a lockstep error, this peer must still make the call in which others waited."""
+numbers. After a lockstep error, this peer must still make the call in which other members
+waited."""
 
 
 @dataclass(slots=True)

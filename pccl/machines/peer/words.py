@@ -225,7 +225,7 @@ def refused(
 
 
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
-    """Return the error after no master came back within the deadline."""
+    """Return the error after no master returned within the deadline."""
     return errors.MasterLost(
         reason=f"no message from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
         "update_topology() or connect() rejoins once the master is back"

@@ -24,7 +24,7 @@ _log = logging.getLogger("pccl.link")
 UNSENT_BYTES_MAX = 8 << 20
 """Size limit of the messages that one control connection has queued.
 
-It holds eight of the largest messages: far more than a working reader lets pile up."""
+It holds eight of the largest messages: far more than a working reader leaves unread."""
 
 
 class ControlStream:
@@ -136,7 +136,7 @@ class ControlStream:
             self.connection.close()
 
     def _part(self, error: DamagedData) -> None:
-        """Send the farewell and close, because received data cannot be trusted any more."""
+        """Send the farewell and close, because received data can no longer be trusted."""
         self._complain(error.reason)
         self.was_damaged = True
         if self._farewell is not None:

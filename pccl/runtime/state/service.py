@@ -279,7 +279,7 @@ class StateService:
         self.exchange.close()
 
     def _note_end(self) -> None:
-        """Wake ``close`` if no call is open any more."""
+        """Wake ``close`` if no call is open."""
         over = self._all_over
         if over is not None and not self._is_in_use and not over.done():
             over.set_result(None)

@@ -74,7 +74,7 @@ OF_BITS: Draws = {
     corrupt.Corrupt: (1, 2, 4, 8),
     corrupt.CorruptLine: (0, 0, 1, 2),
 }
-"""Faults that damage data on the way; each run has at least one."""
+"""Faults that damage data in transit; each run has at least one."""
 
 KINDS: dict[str, type[Fault]] = {
     fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS)

@@ -329,7 +329,7 @@ def draw_to_train(seed: int) -> Scenario:
 def draw_two_masters(seed: int) -> Scenario:
     """Draw the scenario of ``seed`` in which a living first master is cut off from some members.
 
-    Everything else is drawn as in ``draw``, but callers often have little time.
+    Everything else is drawn as in ``draw``, but callers often have short time limits.
     """
     plain = draw(seed)
     rng = Random(f"{seed}/two masters")
@@ -357,7 +357,7 @@ def draw_two_masters(seed: int) -> Scenario:
 
 
 def draw_corrupted(seed: int) -> Scenario:
-    """Draw the scenario of ``seed`` in which bits flip on the way, in addition to other faults."""
+    """Draw the scenario of ``seed`` in which bits flip in transit, in addition to other faults."""
     plain = draw(seed)
     ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
     flips = draw_faults(OF_BITS, seed, ground, also_if_calm=True)
