@@ -346,11 +346,12 @@ def test_that_pulls_fail_is_said_on_every_lane_and_each_time() -> None:
 
 def test_without_a_lane_no_process_is_known() -> None:
     bench = Bench(PLENTY, PLENTY)
-    bench.link.process, bench.link.pulls = 1000, True
+    link: Any = bench.link
+    link.process, link.pulls = 1000, True
     bench.connections[0].lose()
-    assert (bench.link.process, bench.link.pulls) == (1000, True)
+    assert (link.process, link.pulls) == (1000, True)
     bench.connections[1].lose()
-    assert (bench.link.process, bench.link.pulls) == (None, False)
+    assert (link.process, link.pulls) == (None, False)
 
 
 def test_pulled_bytes_count_like_those_that_arrive() -> None:
