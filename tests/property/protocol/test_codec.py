@@ -485,8 +485,10 @@ BARE = (
     FrameKind.LAYOUT_ASK,
     FrameKind.WATCH,
 )
-WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "PULL_READY": 9, "PULL_FAILED": 10}
-WIRE_KINDS |= {"MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24}
+WIRE_KINDS = {
+    **{"QUERY": 2, "PING": 4, "PONG": 5, "PULL_READY": 9, "PULL_FAILED": 10},
+    **{"MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24},
+}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
