@@ -7,6 +7,7 @@
 * ``tcp``: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
 * ``tcp_socket``: TCP sockets: options, addresses, connecting, and orderly closing.
 * ``announcement``: payloads of the frames that say where a segment is in the sender's memory.
+* ``socket_owner``: finds out which process of this machine holds the other end of a connection.
 * ``process_memory``: processes of one machine copy segments from each other's memory.
 * ``open_files``: raises the limit on open file descriptors, as far as the system allows it.
 * ``sim``: an in-memory network in virtual time, with seeded faults.

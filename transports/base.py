@@ -212,6 +212,10 @@ class LocalMemory(Protocol):
         """Whether the other side of ``connection`` may be a process of this machine."""
         ...
 
+    def holds(self, pid: int, connection: Connection) -> bool:
+        """Whether process ``pid`` itself is the other side of ``connection``."""
+        ...
+
     def lease(self) -> Lease:
         """Return a lease for the memory of one operation."""
         ...

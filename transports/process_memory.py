@@ -36,6 +36,7 @@ from pccl.transports.announcement import (
     encode_announcement,
 )
 from pccl.transports.base import Connection
+from pccl.transports.socket_owner import holds_other_end
 
 _PAGE_WORDS = 512
 _PR_SET_PTRACER = 0x59616D61
@@ -167,6 +168,10 @@ class ProcessMemory:
     def reaches(self, connection: Connection) -> bool:
         """Whether both ends of ``connection`` have the same address."""
         return connection.local.host == connection.remote.host
+
+    def holds(self, pid: int, connection: Connection) -> bool:
+        """Whether process ``pid`` has the other end of ``connection`` open."""
+        return holds_other_end(pid, connection.local, connection.remote)
 
     def lease(self) -> _Lease:
         """Return a lease with a word of its own."""

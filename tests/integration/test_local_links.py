@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import pccl
+from pccl.cli.processes.relays import free_addresses
+from pccl.stress.emulator import LinkSpec, RelayThread
 from pccl.transports.process_memory import process_memory
 from tests.support.patience import LONG_LIMIT_S, patient
 from tests.support.peers import PeerProcess
@@ -313,6 +315,18 @@ def test_another_user(crew: Crew) -> None:
     if os.geteuid():
         pytest.skip("only root can start processes of other users")
     check_goes_by_tcp(crew, *(crew.start(uid=uid) for uid in (65534, 65533)))
+
+
+def test_members_behind_relays(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulated link carries all bytes, though both ends of a connection are on one machine."""
+    peers: list[PeerProcess] = []
+    with contextlib.ExitStack() as stack:
+        for door in free_addresses(2):
+            relay = stack.enter_context(RelayThread(door, LinkSpec.parse("rtt=1ms")))
+            monkeypatch.setenv("PCCL_LISTEN", door)
+            monkeypatch.setenv("PCCL_ADVERTISE", str(relay.address))
+            peers.append(crew.start())
+        check_goes_by_tcp(crew, *peers)
 
 
 def test_another_namespace_of_processes(crew: Crew) -> None:

@@ -338,7 +338,7 @@ class Ring:
         memories = SimMemories()
         if rng.random() < 0.5:
             memories.machines = {"here": "m", "elsewhere": "m"}
-        self.memories = [memories.boot("here", lambda: True) for _ in RING]
+        self.memories = [memories.boot("elsewhere", lambda: True) for _ in RING]
         self.peers = {
             peer: Peer(peer, self, memory) for peer, memory in zip(RING, self.memories, strict=True)
         }

@@ -57,6 +57,7 @@ class SimMemory:
     """The memory of one simulated process. See :class:`pccl.transports.base.LocalMemory`.
 
     Attributes:
+        host: name of its host.
         alive: whether the process lives.
         forbidden: whether the system refuses to read other processes' memory (for fault plans).
         leases: all leases, by the address of the word.
@@ -67,7 +68,10 @@ class SimMemory:
     scope: int | None = None
     named: int | None = None
 
-    def __init__(self, memories: SimMemories, pid: int, alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, memories: SimMemories, host: str, pid: int, alive: Callable[[], bool]
+    ) -> None:
+        self.host = host
         self.ancestry = (pid,)
         self.alive = alive
         self.forbidden = False
@@ -81,6 +85,11 @@ class SimMemory:
         machines = self._memories.machines
         machine = machines.get(connection.local.host)
         return machine is not None and machine == machines.get(connection.remote.host)
+
+    def holds(self, pid: int, connection: Connection) -> bool:
+        """Whether process ``pid`` is on the host at the other end."""
+        memory = self._memories.of.get(pid)
+        return memory is not None and memory.host == connection.remote.host
 
     def place(self, nbytes: int) -> int:
         """Return an address at which ``nbytes`` bytes are free."""
@@ -152,5 +161,5 @@ class SimMemories:
         if host not in self.machines:
             return None
         pid = 1000 + len(self.of)
-        memory = self.of[pid] = SimMemory(self, pid, alive)
+        memory = self.of[pid] = SimMemory(self, host, pid, alive)
         return memory

@@ -3,8 +3,9 @@
 Each of two processes of one machine asks to pull from the other. The reader invents random bytes,
 the owner stores them in its memory and says where, and the reader finds them there: so it knows
 which process is at the other end of the link. If the owner chose the bytes, it could name another
-process that happens to have them. After PULL_READY the owner announces its segments. If anything
-fails, both go on over the connection, and say nothing.
+process that happens to have them. It could also pass on what another process has answered, so that
+process must hold the other end of the connection. After PULL_READY the owner announces its
+segments. If anything fails, both go on over the connection, and say nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Pulls:
             reason = "the peer answered a question for its memory that was not asked"
             raise RemoteProtocolError(func="lane", reason=reason)
         self._questions[lane.link.peer] = lane, b""  # one answer: no process tries many addresses
-        if memory.prove(pid, address, proof):
+        if memory.holds(pid, lane.connection) and memory.prove(pid, address, proof):
             lane.link.process = pid
             self._say(lane, FrameKind.PULL_READY)
 

@@ -37,12 +37,16 @@ class FakeMemory:
         self.shown: dict[int, bytes] = {}
         self.others: dict[int, FakeMemory] = {pid: self}
         self.near = True
+        self.at_other_end = {100, 200}
         self.scope: int | None = None
         self.named: int | None = None
         self.asked: list[tuple[int, int]] = []
 
     def reaches(self, connection: object) -> bool:
         return self.near
+
+    def holds(self, pid: int, connection: object) -> bool:
+        return pid in self.at_other_end
 
     def show(self, proof: bytes) -> Shown:
         return Shown(self, proof)
@@ -223,6 +227,18 @@ def test_the_memory_of_another_process_is_refused() -> None:
     assert here.link.process is None
     assert READY not in dict(ours.said)
     assert not there.link.pulls
+
+
+def test_an_answer_that_is_passed_on_is_refused() -> None:
+    """The owner lets a third process store the bytes, and names it: it does not hold the link."""
+    here, _, ours, _ = pair()
+    third = here.memory.others[300] = FakeMemory(300)
+    (_, question) = ours.said.pop()
+    place = third.show(question[:16]).place
+    here.hear(ours, AT, at(*place))
+    assert here.memory.asked == []  # it is not even read
+    assert here.link.process is None
+    assert ours.said == []
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,13 @@ def test_only_hosts_that_share_a_machine_have_memory(machine: Machine) -> None:
     assert not machine.reader.reaches(ends)
 
 
+def test_who_is_at_the_other_end(machine: Machine) -> None:
+    ends: Any = type("Ends", (), {"local": Address("b", 1), "remote": Address("a", 1)})()
+    assert machine.reader.holds(machine.pid, ends)
+    assert not machine.reader.holds(machine.reader.ancestry[0], ends)
+    assert not machine.reader.holds(99, ends)
+
+
 def test_what_is_pulled_is_what_is_there_at_that_moment(machine: Machine) -> None:
     data = bytearray(b"before")
     lease = machine.owner.lease()
