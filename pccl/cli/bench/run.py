@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pccl
 from pccl import config
+from pccl.cli.bench.namespace import held
 from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import CaseDone, Figures, SourcesReady
 from pccl.cli.bench.view import BenchView
@@ -29,14 +30,17 @@ def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
     Raises:
         click.ClickException: a process failed.
     """
-    view.begin(plan)
-    found: list[Figures] = []
-    for peers, lanes in itertools.product(plan.peers, plan.lanes):
-        with contextlib.ExitStack() as stack:
-            rendezvous = ""
-            if plan.against:
-                folder = tempfile.TemporaryDirectory("pccl-bench", ignore_cleanup_errors=True)
-                rendezvous = str(Path(stack.enter_context(folder), "gloo"))
+    with contextlib.ExitStack() as stack:
+        folder, fault = "", ""
+        if "gloo" in plan.against:
+            files = tempfile.TemporaryDirectory("pccl-bench", ignore_cleanup_errors=True)
+            folder = stack.enter_context(files)
+            holder, fault = stack.enter_context(held(crew))
+            plan = replace(plan, holder=holder)
+        view.begin(plan, no_namespace=fault)
+        found: list[Figures] = []
+        for peers, lanes in itertools.product(plan.peers, plan.lanes):
+            rendezvous = str(Path(folder, f"{peers}-{lanes}")) if folder else ""
             found += play(
                 crew,
                 "pccl.cli.bench.peer",
@@ -46,7 +50,7 @@ def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
                 doing=view.doing,
                 add=view.add,
             )
-    return found
+        return found
 
 
 def play(
