@@ -10,13 +10,13 @@ import contextlib
 import importlib
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 import pccl
 from pccl.cli.bench import machine, namespace
+from pccl.cli.bench.ring import HOST
 from pccl.cli.bench.statistics import Figures
 from pccl.cli.bench.values import Array
 
@@ -51,14 +51,28 @@ class Gloo:
         return {"algorithm": "", "congestion": self._congestion}
 
 
+def store_at(port: int) -> Any:
+    """Return the store over which the peers find each other. It has a ``port``.
+
+    Args:
+        port: the port of another peer's store; 0: a new store.
+
+    Raises:
+        RuntimeError: this torch has no Gloo, or there is no store.
+    """
+    if not (_distributed.is_available() and _distributed.is_gloo_available()):
+        raise RuntimeError(f"torch {torch.__version__} was built without Gloo")
+    return _distributed.TCPStore(HOST, port, is_master=not port, wait_for_workers=False)
+
+
 @contextlib.contextmanager
 def joined(
-    rendezvous: Path, peer: int, peers: int, network: int | None, congestion: str
+    store: Any, peer: int, peers: int, network: int | None, congestion: str
 ) -> Generator[dict[str, Any]]:
     """Join the Gloo groups of the peers; use one thread, like pccl.
 
     Args:
-        rendezvous: file at which the peers meet.
+        store: what ``store_at`` has returned.
         peer: number of this peer.
         peers: number of all peers.
         network: descriptor of the network namespace for the second group; None: no second group.
@@ -68,14 +82,11 @@ def joined(
         The groups by their congestion control, the system's first.
 
     Raises:
-        RuntimeError: this torch has no Gloo, or Gloo does not work here.
+        RuntimeError: Gloo does not work here.
         OSError: the system forbids to enter the namespace.
     """
     torch.set_num_threads(1)
-    if not (_distributed.is_available() and _distributed.is_gloo_available()):
-        raise RuntimeError(f"torch {torch.__version__} was built without Gloo")
-    where = rendezvous.as_uri()
-    _distributed.init_process_group("gloo", init_method=where, rank=peer, world_size=peers)
+    _distributed.init_process_group("gloo", store=store, rank=peer, world_size=peers)
     try:
         groups: dict[str, Any] = {machine.congestion_default(): _distributed.group.WORLD}
         if network is not None and congestion not in groups:

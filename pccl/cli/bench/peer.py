@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -154,11 +153,11 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The report with which the peers meet before they join other libraries.
+    """The report with which the peers meet when they join another library.
 
     Attributes:
         congestion: congestion control of this library's links.
-        port: port at which the peer waits for its neighbour in the bare ring; 0: no ring.
+        port: port at which the peer waits for others; 0: it does not wait.
     """
 
     congestion: str
@@ -210,19 +209,25 @@ class BenchPeer:
         """Connect the peers by the other libraries, until ``stack`` ends."""
         lanes = (lane for link in self._comm.status().links for lane in link.lanes)
         congestion = next((lane.congestion for lane in lanes if lane.congestion), UNPACED)
-        ring = stack.enter_context(Ring(congestion)) if "ring" in self._plan.against else None
-        met = gather(self._comm, Meeting(congestion, ring.port if ring else 0))
-        if self._plan.rendezvous:
-            from pccl.cli.bench import gloo  # takes seconds, because it imports torch
-
-            where, place = Path(self._plan.rendezvous), (self._comm.rank, self._comm.world_size)
-            joined = gloo.joined(where, *place, self._network, met[0].congestion)
-            for number, (name, group) in enumerate(stack.enter_context(joined).items()):
-                side = f"gloo-{name}" if number else "gloo"
-                self._others[side] = partial(gloo.Gloo, group, name)
-        if ring is not None:
-            ring.connect(self._comm.rank, [each.port for each in met])
+        if "gloo" in self._plan.against:
+            self._join_gloo(stack, congestion)
+        if "ring" in self._plan.against:
+            ring = stack.enter_context(Ring(congestion))
+            met = gather(self._comm, Meeting(congestion, ring.port))
+            ring.connect(self._comm.rank, [peer.port for peer in met])
             self._others["ring"] = partial(RingReduce, ring)
+
+    def _join_gloo(self, stack: contextlib.ExitStack, congestion: str) -> None:
+        from pccl.cli.bench import gloo  # takes seconds, because it imports torch
+
+        rank, peers = self._comm.rank, self._comm.world_size
+        store = gloo.store_at(0) if rank == 0 else None
+        first = gather(self._comm, Meeting(congestion, store.port if store else 0))[0]
+        store = store or gloo.store_at(first.port)
+        joined = gloo.joined(store, rank, peers, self._network, first.congestion)
+        for number, (name, group) in enumerate(stack.enter_context(joined).items()):
+            side = f"gloo-{name}" if number else "gloo"
+            self._others[side] = partial(gloo.Gloo, group, name)
 
     def _measure_memory(self) -> None:
         """Measure each case's peak memory beyond idle memory and buffers; check the values."""

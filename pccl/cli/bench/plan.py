@@ -73,7 +73,6 @@ class BenchPlan:
         emulate: emulated link between any two processes, as relays parse it; empty: loopback.
         algorithms: algorithms; each is measured with each of ``formats``, in turn.
         formats: wire formats.
-        rendezvous: file by which processes of Gloo find each other; empty: no Gloo.
         holder: process id of the holder of a network namespace for a second Gloo; 0: none.
         one_clock: whether the clocks of all peers agree, as on one machine.
     """
@@ -89,7 +88,6 @@ class BenchPlan:
     emulate: str = ""
     algorithms: tuple[str, ...] = (PLAIN.algorithm,)
     formats: tuple[str, ...] = (PLAIN.quantize,)
-    rendezvous: str = ""
     holder: int = 0
     one_clock: bool = True
 

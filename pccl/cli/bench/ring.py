@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 HOST = "127.0.0.1"
 
-SEGMENT_BYTES = 512 << 10
-"""Unit of the pipeline: a segment is sent on as soon as it is received and added."""
+SEGMENT_BYTES = 1 << 20
+"""Unit of the pipeline: a segment is sent on as soon as it is received and added. Measured: smaller
+ones are up to a tenth slower."""
 
 SEND_BUFFER_BYTES = 512 << 10
 """Send buffer, as between local peers of this library."""
@@ -84,7 +85,7 @@ class Ring:
             recv: receives the sum, shape (n,); it may be ``send`` itself.
 
         Raises:
-            OSError, EOFError: a neighbour was lost.
+            OSError: a neighbour was lost.
         """
         last = 2 * self._peers - 2
         self._outgoing += (_bytes_of(send[part]) for part in self._segments(len(send), 0, send))
@@ -117,7 +118,9 @@ class Ring:
         while into:
             count = self._left.recv_into(into)
             if count == 0:
-                raise EOFError("the left neighbour of the ring has closed its connection")
+                raise ConnectionResetError(
+                    "the left neighbour of the ring has closed its connection"
+                )
             into = into[count:]
             self._send_some()
 
@@ -137,7 +140,7 @@ class Ring:
 
     def _new_socket(self) -> socket.socket:
         sock = socket.socket()
-        if self._wanted:
+        if self._wanted and hasattr(socket, "TCP_CONGESTION"):
             name = self._wanted.encode()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
         return sock

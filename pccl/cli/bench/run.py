@@ -6,10 +6,8 @@ import contextlib
 import itertools
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pccl
 from pccl import config
@@ -31,20 +29,17 @@ def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
         click.ClickException: a process failed.
     """
     with contextlib.ExitStack() as stack:
-        folder, fault = "", ""
+        fault = ""
         if "gloo" in plan.against:
-            files = tempfile.TemporaryDirectory("pccl-bench", ignore_cleanup_errors=True)
-            folder = stack.enter_context(files)
             holder, fault = stack.enter_context(held(crew))
             plan = replace(plan, holder=holder)
         view.begin(plan, no_namespace=fault)
         found: list[Figures] = []
         for peers, lanes in itertools.product(plan.peers, plan.lanes):
-            rendezvous = str(Path(folder, f"{peers}-{lanes}")) if folder else ""
             found += play(
                 crew,
                 "pccl.cli.bench.peer",
-                [replace(plan, peers=(peers,), lanes=(lanes,), rendezvous=rendezvous)] * peers,
+                [replace(plan, peers=(peers,), lanes=(lanes,))] * peers,
                 link=plan.emulate,
                 per_pair=True,
                 doing=view.doing,
