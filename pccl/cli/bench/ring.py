@@ -7,6 +7,7 @@ decision, no checksum, no recovery. All peers are processes of one machine.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ class Ring:
         if hasattr(socket, "TCP_CONGESTION"):
             name = self._right.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             self.congestion = name.split(b"\0")[0].decode()
+        self._ready = select.poll()
         self._scratch = np.empty(SEGMENT_BYTES, np.uint8)
         self._outgoing = deque[memoryview]()
 
@@ -67,6 +69,8 @@ class Ring:
         self._right.connect((HOST, ports[(rank + 1) % len(ports)]))
         listener, (self._left, _) = self._left, self._left.accept()
         listener.close()
+        self._ready.register(self._left, select.POLLIN)
+        self._ready.register(self._right, select.POLLOUT)
         for sock in (self._left, self._right):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -114,21 +118,21 @@ class Ring:
             yield slice(at, min(at + stride, end))
 
     def _receive(self, into: memoryview) -> None:
-        """Receive ``into`` whole. Meanwhile send, so that no ring of full buffers can wait."""
+        """Receive ``into`` whole. Meanwhile send, or a ring of full buffers would wait for ever."""
         while into:
+            if self._outgoing:
+                ready = {descriptor for descriptor, _ in self._ready.poll()}
+                if self._right.fileno() in ready:
+                    self._send_some()
+                if self._left.fileno() not in ready:
+                    continue
             count = self._left.recv_into(into)
             if count == 0:
-                raise ConnectionResetError(
-                    "the left neighbour of the ring has closed its connection"
-                )
+                raise ConnectionResetError("the left neighbour of the ring is gone")
             into = into[count:]
-            self._send_some()
 
     def _send_some(self) -> None:
-        """Send what the socket takes without waiting.
-
-        A peer may then wait in ``_receive``: where a buffer is full, its reader has data to read.
-        """
+        """Send what the socket takes without waiting."""
         while self._outgoing:
             part = self._outgoing[0]
             with contextlib.suppress(BlockingIOError):

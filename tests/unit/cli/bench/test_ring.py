@@ -58,6 +58,19 @@ def test_sums(peers: int, count: int, in_place: bool, monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(found, total)
 
 
+@pytest.mark.parametrize("peers", [2, 3])
+def test_more_than_all_buffers_hold(peers: int) -> None:
+    def play(rank: int, ring: Ring) -> Array:
+        send, recv = np.arange(8 << 20, dtype=np.int64) + rank, np.empty(8 << 20, np.int64)
+        for _ in range(3):
+            ring.reduce(send, recv)
+        return recv
+
+    total = peers * np.arange(8 << 20) + peers * (peers - 1) // 2
+    for found in with_ring(peers, play):
+        np.testing.assert_array_equal(found, total)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.float64, ml_dtypes.bfloat16])
 def test_types(dtype: Any) -> None:
     def play(rank: int, ring: Ring) -> Array:
