@@ -44,6 +44,7 @@ from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces
@@ -52,6 +53,7 @@ from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.transports.link import Lane
+from pccl.transports.sim.memory import SimLease, SimMemory
 
 Changes = list[tuple[Any, str, Any]]
 """Owner, name and replacement of each changed attribute."""
@@ -313,6 +315,8 @@ _says("holdings_overstated", ChainTransfer, "lacks_irreplaceable", False)
 
 # A peer before a gap sends nothing to the peer behind it.
 _says("gap_not_bridged", ChainTransfer, "send_across")
+_says("announced_segments_forgotten", Outlet, "withdraw")
+_says("lease_not_revoked", SimLease, "revoke")
 
 
 @_does(Reduction, "__init__")
@@ -454,3 +458,10 @@ def residual_advances_always(drop: Any, residual: Residual) -> None:
 
 # A process keeps a residual that it paid in a round which the ledger shows as applied.
 _says("residual_paid_twice", ErrorFeedback, "forget")
+
+
+@_does(SimMemory, "pull")
+def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
+    """A pull counts although the announcement was withdrawn meanwhile."""
+    pull(*args)
+    return True
