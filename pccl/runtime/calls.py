@@ -86,9 +86,10 @@ class OpenCall:
     def take_back(self, transfer: Transfer) -> None:
         """Add the traffic of an ended attempt to the call's totals, and keep its rounding error."""
         self.operation = None
-        self.tx_bytes += transfer.tx_bytes
+        for outlet in transfer.outlets.values():
+            self.tx_bytes += outlet.sent_bytes
+            self.raw_tx_bytes += outlet.raw_bytes
         self.rx_bytes += transfer.rx_bytes
-        self.raw_tx_bytes += transfer.raw_tx_bytes
         self.quantization_error = transfer.quantization_error
 
     def info(self, result: ReduceResult) -> ReduceInfo:

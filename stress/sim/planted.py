@@ -271,9 +271,9 @@ def second_copy_added(begin: Any, inlet: Inlet, route: Route) -> None:
 @_does(Placement, "memory")
 def write_after_return(memory: Any, placement: Placement, received: int) -> memoryview:
     """A peer reads a frame that began to arrive into the caller's memory, even after the return."""
-    segment, result = placement.segment, placement.transfer.result
-    if placement.buffer is not None:
-        return placement.buffer[received:]
+    segment, result = placement.hop.segment, placement.transfer.result
+    if placement.view is not None:
+        return placement.view[received:]
     return result.beginning(segment.offset + received, segment.offset + segment.length)
 
 

@@ -23,7 +23,6 @@ State only.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from zlib import crc32
 
 from pccl.protocol.codec import encode
@@ -33,7 +32,6 @@ from pccl.protocol.messages import OperationRequest
 from pccl.protocol.types import Collective, Descriptor, OperationId
 
 
-@lru_cache(maxsize=1024)
 def fingerprint(descriptor: Descriptor) -> int:
     """Return a hash of a request, sent with early frames; 32 bits, never 0.
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.collectives.layout import Segment
-from pccl.collectives.reductions import Reduction
 from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
@@ -22,6 +21,7 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
@@ -32,11 +32,10 @@ class DirectTransfer(Transfer):
 
     Args:
         operation: see ``Transfer``.
-        reduction: see ``Transfer``.
+        plan: see ``Transfer``.
         operand: see ``Transfer``.
-        schedule: schedule of the mesh or star for this rank.
+        schedule: schedule of the plan.
         link_to: returns the link to a peer.
-        ring: all members, in ring order.
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; contributions are read into them too.
         coding: see ``Transfer``.
@@ -45,17 +44,17 @@ class DirectTransfer(Transfer):
     def __init__(
         self,
         operation: OperationId,
-        reduction: Reduction,
+        plan: Plan,
         operand: Operand,
         schedule: DirectSchedule,
         link_to: Callable[[PeerId], Link],
-        ring: tuple[PeerId, ...],
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
     ) -> None:
-        super().__init__(operation, reduction, operand, schedule.layout, on_done, buffers, coding)
-        self.schedule = schedule
+        super().__init__(operation, plan, operand, on_done, buffers, coding)
+        self.schedule, ring = schedule, plan.ring
+        self._buffered_steps = CONTRIBUTE + 1
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
         self.outlets = {
@@ -91,18 +90,21 @@ class DirectTransfer(Transfer):
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """Send contributions to the owners, and publish own results that are finished already."""
         self.begun = True
-        self._weigh(weights, self.schedule.rank)
+        if weights:
+            self._weigh(weights, self.schedule.rank)
         for rank, segment in self.schedule.initial_sends:
-            self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
+            outlet = self._to_rank[rank]
+            outlet.offer(outlet.route.legs[CONTRIBUTE][segment.offset])
         for segment, check in self._held:
             self._publish(segment, check)
         self._held.clear()
-        self._take_unweighed()
+        if self._unweighed:
+            self._take_unweighed()
         self._report_if_done()
 
     def _payload(self, step: int, segment: Segment) -> Payload:
         if step == PUBLISH:
-            return self.result.payload(*segment.wire_span)
+            return self._result_payload(segment)
         if self._coding is None:
             return self._plain_payload(segment)
         return partial(self._encoded_contribution, self._coding, segment)
@@ -113,21 +115,15 @@ class DirectTransfer(Transfer):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _place(self, step: int, segment: Segment) -> memoryview | None:
-        if step == CONTRIBUTE:
-            return self._buffers.take(segment.wire_length)
-        if self._saved:
-            self._save(segment)
-        return None
-
     def _arrived(self, placement: Placement) -> None:
-        segment = placement.segment
-        if placement.step == CONTRIBUTE:
-            assert placement.buffer is not None
-            self._contributed(segment, self._ranks[placement.peer], placement.buffer)
+        segment, buffer = placement.hop.segment, placement.buffer
+        if placement.hop.step == CONTRIBUTE:
+            assert buffer is not None
+            self._contributed(segment, self._ranks[placement.peer], buffer)
             return
-        self._put(placement)
-        self._digest.take(segment.position, placement.check)
+        if buffer is not None:
+            self._put(segment, buffer)
+        self._digest.hashes[segment.position] = placement.check
         if self._coding is not None:
             self._coding.decode_in_place(segment)
 
@@ -188,7 +184,7 @@ class DirectTransfer(Transfer):
 
     def _publish(self, segment: Segment, check: int) -> None:
         for outlet in self._to_rank.values():
-            outlet.offer(PUBLISH, segment, self.what, check)
+            outlet.offer(outlet.route.legs[PUBLISH][segment.offset], check)
 
 
 @dataclass(slots=True, eq=False)

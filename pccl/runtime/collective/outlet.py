@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from pccl.collectives.bitmap import missing_in
 from pccl.collectives.layout import Segment
-from pccl.collectives.route import Route
+from pccl.collectives.route import Hop, Route
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId
@@ -43,8 +43,9 @@ class Outlet:
         """Size of the same payload without quantization."""
         self._unready = set(range(route.count))
         """Numbers of the segments that cannot be sent yet."""
+        self.what = 0
+        """Fingerprint of the request in frames that are sent before the start; otherwise 0."""
         self._operation = operation
-        self._what = 0
         self._payload = payload
         self._question = 0
         """Number of the last question to the peer."""
@@ -62,20 +63,24 @@ class Outlet:
         """Length in bytes of a bitmap of all segments."""
         return (self.route.count + 7) // 8
 
-    def offer(self, step: int, segment: Segment, what: int = 0, check: int | None = None) -> None:
+    def offer(self, hop: Hop, check: int | None = None) -> None:
         """Send a segment that is ready; a second call for the segment changes nothing.
 
         Args:
-            step: step of the schedule.
-            segment: a segment of the route.
-            what: fingerprint for frames that are sent before the start; otherwise 0.
+            hop: the segment, a hop of the route.
             check: hash of the payload, if it is known.
         """
-        self._what = what
-        number = self.route.number(step, segment)
-        if number in self._unready:
-            self._unready.remove(number)
-            self._transmit(step, segment, number, check)
+        number, step, segment = hop.number, hop.step, hop.segment
+        if number not in self._unready:
+            return
+        self._unready.remove(number)
+        length = segment.wire_length
+        header = FrameHeader(
+            FrameKind.DATA, self._operation, step, segment.offset, length, self.what
+        )
+        self.sent_bytes += length
+        self.raw_bytes += segment.length
+        self.link.send(header, self._payload(step, segment), number, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
         """Ask which of the segments ``numbers``, which a lost lane carried, have arrived."""
@@ -86,7 +91,7 @@ class Outlet:
     def ask(self) -> None:
         """Ask about segments that may be lost; call this again for each new lane of the link."""
         if self._doubtful:
-            number, what = self._question, self._what
+            number, what = self._question, self.what
             self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
 
     def have(self, question: int, bitmap: memoryview) -> None:
@@ -107,11 +112,11 @@ class Outlet:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
         for number in settled:
             del self._doubtful[number]
-        segments = list(self.route)
         for number in sorted(set(settled).intersection(missing)):
             # The hash is computed again. If the memory changed since, the old hash would never
             # match the bytes; the digests of the results show such a change.
-            self._transmit(*segments[number], number, None)
+            self._unready.add(number)
+            self.offer(self.route.hops[number])
 
     def begin_anew(
         self,
@@ -144,15 +149,6 @@ class Outlet:
         """Send nothing more. After this the outlet neither reads nor holds memory."""
         self.link.revoke(self._operation)
         self._payload = _revoked
-
-    def _transmit(self, step: int, segment: Segment, number: int, check: int | None) -> None:
-        length = segment.wire_length
-        header = FrameHeader(
-            FrameKind.DATA, self._operation, step, segment.offset, length, self._what
-        )
-        self.sent_bytes += length
-        self.raw_bytes += segment.length
-        self.link.send(header, self._payload(step, segment), number, check)
 
 
 def _revoked(step: int, segment: Segment) -> Payload:

@@ -30,9 +30,8 @@ from functools import partial
 import numpy as np
 
 from pccl.collectives.digest import ResultDigest
-from pccl.collectives.layout import Segment, SegmentLayout
-from pccl.collectives.reductions import Reduction
-from pccl.collectives.route import Route
+from pccl.collectives.layout import Segment
+from pccl.collectives.route import Hop, Route
 from pccl.collectives.weighting import weigh
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
@@ -43,6 +42,7 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan
 from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
 
@@ -57,34 +57,30 @@ class Placement:
     peer: PeerId
     """Sender of the segment."""
     inlet: Inlet
-    index: int
-    """Number of the segment among all segments from ``peer``."""
-    segment: Segment
-    step: int
+    hop: Hop
+    """The segment and its step."""
     check: int
     """Hash that the bytes must have, from the frame header."""
     buffer: memoryview | None
     """Buffer that the segment is read into; None: straight into the result."""
+    view: memoryview | None
+    """All memory that the segment is read into; None: several parts of the result."""
     received: int = 0
     """Bytes received before the current read."""
 
     def memory(self, received: int) -> memoryview:
         """Return memory for the next bytes, which are discarded if there is a newer copy."""
-        segment = self.segment
         self.received = received
-        if self.inlet.claims.get(self.index) is not self:
-            return discard(segment.wire_length - received)
-        if self.buffer is not None:
-            return self.buffer[received : segment.wire_length]
-        first, last = segment.wire_span
-        result = self.transfer.result
-        if result.is_one:
-            return result.first[first + received : last]
-        return result.beginning(first + received, last)
+        if self.inlet.claims.get(self.hop.number) is not self:
+            return discard(self.hop.segment.wire_length - received)
+        if self.view is not None:
+            return self.view[received:]
+        first, last = self.hop.segment.wire_span
+        return self.transfer.result.beginning(first + received, last)
 
     def counts(self) -> bool:
         """Whether this is the newest copy of the segment."""
-        return self.inlet.claims.get(self.index) is self
+        return self.inlet.claims.get(self.hop.number) is self
 
     def complete(self) -> None:
         """Count the segment, unless there is a newer copy."""
@@ -124,9 +120,8 @@ class Transfer(ABC):
 
     Args:
         operation: id of the operation.
-        reduction: combines contributions.
+        plan: what the operation needs besides its memory.
         operand: the caller's buffers.
-        layout: segments of the tensor.
         on_done: called once with the digest, when the operation has begun and the result is
             complete; :meth:`begin` may call it.
         buffers: pool of buffers for segments that cannot be read straight into their place.
@@ -136,24 +131,21 @@ class Transfer(ABC):
     def __init__(
         self,
         operation: OperationId,
-        reduction: Reduction,
+        plan: Plan,
         operand: Operand,
-        layout: SegmentLayout,
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
     ) -> None:
         self.operation = operation
         self.begun = False
-        self.what = 0
-        """Fingerprint of the descriptor in frames that are sent before the start; otherwise 0."""
         self.rx_bytes = 0
         """Payload bytes of the segments that counted."""
         self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
-        self._layout = layout
-        self._reduction = reduction
+        self._layout = layout = plan.schedule.layout
+        self._reduction = plan.reduction
         self._operand = operand
         self._dtype = operand.target.dtype
         self._itemsize = self._dtype.itemsize
@@ -164,6 +156,8 @@ class Transfer(ABC):
         self._on_done = on_done
         self._buffers = buffers
         self._coding = coding
+        self._buffered_steps = 0
+        """Number of steps, from the first, whose segments are read into buffers."""
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -171,11 +165,6 @@ class Transfer(ABC):
     def tx_bytes(self) -> int:
         """Payload bytes handed to links, repetitions included."""
         return sum(outlet.sent_bytes for outlet in self.outlets.values())
-
-    @property
-    def raw_tx_bytes(self) -> int:
-        """Size of the sent payload without quantization."""
-        return sum(outlet.raw_bytes for outlet in self.outlets.values())
 
     @property
     def progress(self) -> Progress:
@@ -234,30 +223,36 @@ class Transfer(ABC):
         if inlet is None:
             reason = f"peer {peer} sent a segment, but is not upstream in {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        found = inlet.route.find(header.step, header.offset, header.length)
-        if found is None:
+        hop = inlet.route.find(header.step, header.offset, header.length)
+        if hop is None:
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        index, segment = found
-        if index not in inlet.missing:
+        if hop.number not in inlet.missing:
             return None
-        buffer = self._place(header.step, segment)
-        result = self.result
-        if buffer is None and not result.is_one and result.is_shredded(*segment.wire_span):
-            buffer = self._buffers.take(segment.wire_length)
-        placement = inlet.claims[index] = Placement(
-            self, peer, inlet, index, segment, header.step, header.check, buffer
-        )
+        segment, result = hop.segment, self.result
+        buffer = view = None
+        if hop.step < self._buffered_steps:
+            buffer = view = self._buffers.take(segment.wire_length)
+        else:
+            if self._saved:
+                self._save(segment)
+            first, last = segment.wire_span
+            if result.is_one:
+                view = result.first[first:last]
+            elif result.is_shredded(first, last):
+                buffer = view = self._buffers.take(segment.wire_length)
+        placement = Placement(self, peer, inlet, hop, header.check, buffer, view)
+        inlet.claims[hop.number] = placement
         return placement
 
     def complete(self, placement: Placement) -> None:
         """Count a segment whose last byte has arrived, unless there is a newer copy."""
-        inlet, index = placement.inlet, placement.index
-        if inlet.claims.get(index) is not placement:
+        inlet, number = placement.inlet, placement.hop.number
+        if inlet.claims.get(number) is not placement:
             return
-        del inlet.claims[index]
-        inlet.missing.discard(index)
-        self.rx_bytes += placement.segment.wire_length
+        del inlet.claims[number]
+        inlet.missing.discard(number)
+        self.rx_bytes += placement.hop.segment.wire_length
         if self._reduction.lacks_weights:
             self._unweighed.append(placement)
             return
@@ -319,19 +314,14 @@ class Transfer(ABC):
     # -- for the subclasses ----------------------------------------------------------------------
 
     @abstractmethod
-    def _place(self, step: int, segment: Segment) -> memoryview | None:
-        """Return the buffer to read a segment into; None: straight into the result."""
-
-    @abstractmethod
     def _arrived(self, placement: Placement) -> None:
         """Process a segment that has arrived for the first time."""
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
-        if weights:
-            weighting = weigh(weights, rank)
-            self._reduction.weigh(weighting)
-            if self._coding is not None:
-                self._coding.weigh(weighting)
+        weighting = weigh(weights, rank)
+        self._reduction = self._reduction.weigh(weighting)
+        if self._coding is not None:
+            self._coding.weigh(weighting)
 
     def _take_unweighed(self) -> None:
         """Process the segments that arrived before the weights."""
@@ -340,8 +330,12 @@ class Transfer(ABC):
         self._unweighed.clear()
 
     def _report_if_done(self) -> None:
-        if self.begun and not self.lacking:
-            self._on_done(self.operation, self._digest.value())
+        if not self.begun:
+            return
+        for inlet in self.inlets.values():
+            if inlet.missing:
+                return
+        self._on_done(self.operation, self._digest.value())
 
     def _contribution(self, segment: Segment) -> Memory:
         """Return the memory that holds the own contribution to a segment."""
@@ -352,17 +346,22 @@ class Transfer(ABC):
         """Return the wire bytes of the own contribution without quantization."""
         if self._reduction.scales:
             return partial(self._scaled, segment)
-        return self._contribution(segment).payload(*segment.span)
+        memory, (first, last) = self._contribution(segment), segment.span
+        return memory.first[first:last] if memory.is_one else memory.payload(first, last)
+
+    def _result_payload(self, segment: Segment) -> Payload:
+        """Return the wire bytes of a segment of the result."""
+        result, (first, last) = self.result, segment.wire_span
+        return result.first[first:last] if result.is_one else result.payload(first, last)
 
     def _scaled(self, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*segment.span)
         return self._reduction.sendable(own).view(np.uint8).data
 
-    def _put(self, placement: Placement) -> None:
-        """Copy a segment from its buffer, if it has one, to its place in the result."""
-        if placement.buffer is not None:
-            self.result.write(placement.segment.offset, placement.buffer)
-            self._buffers.give(placement.buffer)
+    def _put(self, segment: Segment, buffer: memoryview) -> None:
+        """Copy a segment from its buffer to its place in the result."""
+        self.result.write(segment.offset, buffer)
+        self._buffers.give(buffer)
 
     def _combine(
         self, segment: Segment, left: Memory | Array, right: Memory | Array, *, finish: bool
