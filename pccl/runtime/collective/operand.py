@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Operand:
     """The memory that a collective reads and writes; the same memory if it works in place."""
 
@@ -41,19 +41,16 @@ class Operand:
     in_place: bool
     ranges: tuple[Range, ...] = field(init=False)
     """Address ranges of input and result."""
-    overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
-    """One bool: whether the whole input was overwritten, and ``saved`` holds all of it."""
+    count: int = field(init=False)
+    """Number of elements."""
+    is_overwritten: bool = field(default=False, init=False)
+    """Whether the whole input was overwritten, and ``saved`` holds all of it."""
 
     def __post_init__(self) -> None:
         ranges = ranges_of(self.target, "", written=True)
         if not self.in_place:
             ranges += ranges_of(self.source, "", written=False)
-        object.__setattr__(self, "ranges", tuple(ranges))
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return self.source.size
+        self.ranges, self.count = tuple(ranges), self.source.size
 
     @property
     def send(self) -> Array:
@@ -83,7 +80,7 @@ class Operand:
 
     def restore(self) -> None:
         """Restore the whole input, if a result has overwritten it."""
-        if self.overwritten[0]:
+        if self.is_overwritten:
             self.put_back(0, self.source.nbytes)
 
 

@@ -309,7 +309,7 @@ class Transfer(ABC):
             self._restore()
             return
         if self._saved:
-            self._operand.overwritten[0] = all(self._saved)
+            self._operand.is_overwritten = all(self._saved)
 
     # -- for the subclasses ----------------------------------------------------------------------
 
