@@ -367,7 +367,7 @@ class Link:
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; the link no longer reads its memory."""
         self.queues.pop(operation, None)
-        for lane in self.lanes:
+        for lane in self._lanes:
             lane.revoke(operation)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:

@@ -14,7 +14,7 @@ from array import array
 
 import xxhash
 
-from pccl.protocol.checksum import payload_hash
+from pccl.protocol.checksum import bytes_hash, payload_hash
 
 DIGEST_BYTES = 16
 
@@ -32,7 +32,8 @@ class ResultDigest:
 
     def add(self, position: int, *data: memoryview) -> int:
         """Hash the final bytes of the segment at ``position``, given in one or several pieces."""
-        check = self.hashes[position] = payload_hash(*data)
+        check = bytes_hash(data[0]) if len(data) == 1 else payload_hash(*data)
+        self.hashes[position] = check
         return check
 
     def value(self) -> bytes:

@@ -33,8 +33,9 @@ class Machine(ABC, Generic[_Event, _Effect]):
         self.history.entries.append((now_ns, event))
         self._take(event)
         effects = self._effects.copy()
-        self._effects.clear()
-        self.history.entries.extend(zip(repeat(now_ns), self._story(effects)))
+        if effects:
+            self._effects.clear()
+            self.history.entries.extend(zip(repeat(now_ns), self._story(effects)))
         return effects
 
     def _story(self, effects: list[_Effect]) -> Sequence[object]:

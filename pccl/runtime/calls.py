@@ -63,6 +63,8 @@ class OpenCall:
     """Memory borrowed from the caller; None once the call has ended."""
     event: CallEvent | None = None
     """Event that began the call at the machine."""
+    lent: tuple[Range, ...] = ()
+    """Memory that a launched call borrows; the waiter of an awaited call lends its memory."""
     operation: OperationId | None = None
     """Operation of the running attempt; None between attempts."""
     began_ns: int | None = None
@@ -75,7 +77,7 @@ class OpenCall:
     """Number of failed attempts."""
     timer: Timer | None = None
     forgotten: bool = False
-    """Whether the program dropped the handle, so that it cannot ask for the outcome."""
+    """Whether the program dropped the handle. Once the call ends, the machine drops its outcome."""
     observable: bool = False
     """Whether newcomers may fetch the result."""
     residual: Residual | None = None
@@ -128,10 +130,8 @@ class Calls:
         self._clock = clock
         self._feed = feed
         self._open: dict[int, OpenCall] = {}
-        self._lent = LentRanges()
-        """Memory that open calls borrow."""
-        self.held = LentRanges()
-        """Memory of awaited reduces, which hold it between two attempts too."""
+        self.lent = LentRanges()
+        """Memory that open collectives borrow, an awaited reduce also between two attempts."""
         self._launched: dict[int, OpenCall] = {}
         """Launched calls by ticket."""
         self._last = 0
@@ -164,7 +164,7 @@ class Calls:
         Raises:
             ValueError: an open collective uses it. Wait for it, or pass a copy.
         """
-        if self._lent.clash(ranges) or self.held.clash(ranges):
+        if self.lent.clash(ranges):
             raise ValueError(
                 "another collective still uses this memory; wait for it, or pass a copy()"
             )
@@ -201,7 +201,8 @@ class Calls:
                 self._left_unnoticed(call, lent)
             raise
         finally:
-            self._end(number)
+            if number in self._open:
+                self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
         """Restore the inputs of a caller that missed a committed operation; inform the machine.
@@ -264,6 +265,9 @@ class Calls:
             PCCLError: the call cannot be made now. ``finish`` raises errors of the run.
             ValueError: the group cannot do what the call asks, as in :meth:`wait`.
         """
+        if call.operand is not None:
+            call.lent = call.operand.ranges
+            self.lent.add(call.lent)
         ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
         if error is not None and not _is_fate(error):
@@ -321,7 +325,8 @@ class Calls:
         if call is not None:
             result = call.info(value) if isinstance(value, ReduceResult) else value
             call.future.set_result(result)
-            self._forget_again(number, call)
+            if call.forgotten:
+                self._feed(Forget(number))
 
     def reject(self, number: int, error: errors.PCCLError | ValueError) -> None:
         """End the call ``number`` with an error."""
@@ -330,7 +335,8 @@ class Calls:
             # A copy: the machine keeps the error, and must not keep its traceback, whose frames
             # hold the caller's tensors.
             call.future.set_exception(fresh(error))
-            self._forget_again(number, call)
+            if call.forgotten:
+                self._feed(Forget(number))
 
     def break_down(self, bug: errors.LocalProtocolError) -> None:
         """End every open call with ``bug``, and every later one."""
@@ -350,17 +356,10 @@ class Calls:
             call.future.add_done_callback(lambda future: future.exception())
         return call if call is not None and not call.future.done() else None
 
-    def _forget_again(self, number: int, call: OpenCall) -> None:
-        """Make the machine drop the outcome of a call that was forgotten before it ended."""
-        if call.forgotten:
-            self._feed(Forget(number))
-
     def _begin(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
         self._last += 1
         number = self._last
         self._open[number] = call
-        if call.operand is not None:
-            self._lent.add(call.operand.ranges)
         call.event = replace(event, call=number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
@@ -376,9 +375,9 @@ class Calls:
     def _end(self, number: int) -> OpenCall | None:
         call = self._open.pop(number, None)
         if call is not None:
-            if call.operand is not None:
-                self._lent.remove(call.operand.ranges)
-                call.operand = None
+            if call.lent:
+                self.lent.remove(call.lent)
+            call.operand, call.lent = None, ()
             if call.timer is not None:
                 call.timer.cancel()
         return call

@@ -276,10 +276,10 @@ class PeerEngine:
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
         event, ranges = request.asks, request.ranges
-        self.calls.held.add(ranges)
+        self.calls.lent.add(ranges)
         try:
             while True:
-                peer = self.machine.peer
+                peer = self.machine.own.peer
                 try:
                     info = await self.calls.wait(event, deadline, call)
                 except errors.CollectiveAborted as error:
@@ -292,7 +292,7 @@ class PeerEngine:
                 assert isinstance(info, ReduceInfo)
                 return info
         finally:
-            self.calls.held.remove(ranges)
+            self.calls.lent.remove(ranges)
             if residual is not None:
                 residual.drop()
 
@@ -479,7 +479,7 @@ class PeerEngine:
                 log_warning(text)
             case ReturnCall(number, value):
                 call = self.calls.get(number)
-                if isinstance(value, ReduceResult) and call is not None:
+                if isinstance(value, ReduceResult) and call is not None and call.observable:
                     self._state.note_result(call, value)
                 self.calls.resolve(number, value)
             case RaiseCall(number, error):
@@ -502,7 +502,7 @@ class PeerEngine:
             post.descriptor,
             call.operand,
             ring=post.ring,
-            own=self.machine.peer,
+            own=self.machine.own.peer,
             residual=call.residual,
         )
         self.keeper.use(partners)

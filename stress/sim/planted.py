@@ -346,7 +346,7 @@ def damaged_messages_believed(unseal: Any, sealed: Any, func: str, what: str) ->
     return bytes(sealed[:-SEAL_BYTES])
 
 
-_says("damaged_messages_believed", codec, "payload_hash", _AnyNumber())
+_says("damaged_messages_believed", codec, "bytes_hash", _AnyNumber())
 
 
 # -- shared state --------------------------------------------------------------------------------

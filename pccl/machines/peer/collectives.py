@@ -189,7 +189,7 @@ class Collectives:
             raise errors.RemoteProtocolError(
                 func="control", reason="the master committed an operation that is not complete here"
             )
-        might_come = self.may_come(ended)
+        might_come = posted is None and self.may_come(ended)
         self._finals.see(message)
         if ended.group == self._own.group and self._membership.is_open(ended.view):
             if message.abort in MISSED_CAUSES:

@@ -132,7 +132,7 @@ class OpenOperations:
 
     def in_doubt(self) -> list[OpenOperation]:
         """Return the operations that callers have left and that may still be committed."""
-        return [known for known in self._left.values() if known.in_doubt]
+        return [known for known in self._left.values() if known.in_doubt] if self._left else []
 
     def next_n(self, view: int, tag: int) -> int:
         """Return the number of the next operation of ``tag`` in ``view``."""

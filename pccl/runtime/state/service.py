@@ -217,7 +217,7 @@ class StateService:
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
         """Offer an observable result to newcomers, before the caller can change its memory."""
-        if call.observable and call.operand is not None:
+        if call.operand is not None:
             self.exchange.results.committed(
                 result.operation,
                 call.operand.data_type,
