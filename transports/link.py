@@ -183,19 +183,18 @@ class Lane:
 
     def carry(self, frame: Frame) -> None:
         """Send a segment at once. The lane must be ready."""
-        self._begin(frame)
+        self._current = frame
+        if frame.number >= 0:
+            self.carried.setdefault(frame.header.operation, []).append(frame.number)
         self.pump()
 
     def _next_frame(self) -> Frame:
         first = next(iter(self._own), None)
         frame = self.link.next_frame() if first is None else self._own.pop(first)
-        self._begin(frame)
-        return frame
-
-    def _begin(self, frame: Frame) -> None:
         self._current = frame
         if frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
+        return frame
 
     # -- callbacks of the connection -------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from array import array
 
 import xxhash
 
-from pccl.protocol.checksum import bytes_hash, payload_hash
+from pccl.protocol.checksum import payload_hash
 
 DIGEST_BYTES = 16
 
@@ -32,8 +32,7 @@ class ResultDigest:
 
     def add(self, position: int, *data: memoryview) -> int:
         """Hash the final bytes of the segment at ``position``, given in one or several pieces."""
-        check = bytes_hash(data[0]) if len(data) == 1 else payload_hash(*data)
-        self.hashes[position] = check
+        check = self.hashes[position] = payload_hash(*data)
         return check
 
     def value(self) -> bytes:

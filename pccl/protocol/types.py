@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Annotated, NewType
 
@@ -83,7 +83,7 @@ class Algorithm(enum.IntEnum):
     MESH = 3
     """From each member to every other member: two steps, and as many bytes as in a ring."""
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name that users write."""
         return self.name.lower()

@@ -129,7 +129,8 @@ class Calls:
         self._loop = loop
         self._clock = clock
         self._feed = feed
-        self._open: dict[int, OpenCall] = {}
+        self.open: dict[int, OpenCall] = {}
+        """Open calls by number."""
         self.lent = LentRanges()
         """Memory that open collectives borrow, an awaited reduce also between two attempts."""
         self._launched: dict[int, OpenCall] = {}
@@ -138,22 +139,14 @@ class Calls:
         self.bug: errors.LocalProtocolError | None = None
 
     def __iter__(self) -> Iterator[OpenCall]:
-        return iter(self._open.values())
-
-    def items(self) -> list[tuple[int, OpenCall]]:
-        """Return the open calls with their numbers."""
-        return list(self._open.items())
+        return iter(self.open.values())
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    def get(self, number: int) -> OpenCall | None:
-        """Return the open call with this number, or None."""
-        return self._open.get(number)
+        return len(self.open)
 
     def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
         """Return number and operation of the open call that borrows ``operand``, or (0, None)."""
-        for number, call in self._open.items():
+        for number, call in self.open.items():
             if call.operand is operand:
                 return number, call.operation
         return 0, None
@@ -195,13 +188,13 @@ class Calls:
         try:
             return await call.future
         except asyncio.CancelledError:
-            if number in self._open:
+            if number in self.open:
                 self._feed(LeaveCall(number, LEFT))
             elif not call.future.cancelled():
                 self._left_unnoticed(call, lent)
             raise
         finally:
-            if number in self._open:
+            if number in self.open:
                 self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
@@ -341,7 +334,7 @@ class Calls:
     def break_down(self, bug: errors.LocalProtocolError) -> None:
         """End every open call with ``bug``, and every later one."""
         self.bug = bug
-        for number in list(self._open):
+        for number in list(self.open):
             self.reject(number, bug)
 
     def _answered(self, number: int) -> OpenCall | None:
@@ -359,7 +352,7 @@ class Calls:
     def _begin(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
         self._last += 1
         number = self._last
-        self._open[number] = call
+        self.open[number] = call
         call.event = replace(event, call=number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
@@ -373,7 +366,7 @@ class Calls:
         return number
 
     def _end(self, number: int) -> OpenCall | None:
-        call = self._open.pop(number, None)
+        call = self.open.pop(number, None)
         if call is not None:
             if call.lent:
                 self.lent.remove(call.lent)

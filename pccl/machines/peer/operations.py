@@ -140,7 +140,7 @@ class OpenOperations:
 
     def next_id(self, roster: Roster, group: int, tag: int) -> OperationId:
         """Return the id of the next operation of ``tag`` in the view of ``roster``."""
-        n = self.next_n(roster.view, tag)
+        n = self._next_n.get((roster.view, tag), 0)
         return OperationId(roster.term, group, roster.view, tag, n)
 
     def open(self, operation: OpenOperation) -> None:

@@ -9,8 +9,6 @@ would have forwarded: final values only, with the steps and numbers that the rec
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from pccl.collectives.layout import Segment
@@ -24,7 +22,6 @@ from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.link import Link
-from pccl.transports.outgoing import Payload
 
 
 class ChainTransfer(Transfer):
@@ -54,7 +51,8 @@ class ChainTransfer(Transfer):
     ) -> None:
         super().__init__(operation, plan, operand, on_done, buffers, coding)
         self.schedule = schedule
-        self._buffered_steps = schedule.world_size - 1 if coding is not None else 0
+        if coding is not None:
+            self._coded_steps = self._buffered_steps = schedule.world_size - 1
         self._inlet = Inlet(schedule.incoming)
         self._outlet = Outlet(operation, downstream, schedule.outgoing, self._payload)
         if schedule.incoming.count:
@@ -88,23 +86,16 @@ class ChainTransfer(Transfer):
         for held in self._held:
             self._offer(*held)
         self._held.clear()
-        if self._unweighed:
+        if self.unweighed is not None:
             self._take_unweighed()
-        self._report_if_done()
+        self.report_if_done()
 
     def _offer(self, step: int, segment: Segment, check: int | None) -> None:
         leg = self._outlet.route.legs.get(step + self._gap)
         if leg is not None:  # otherwise the rank behind the gap does not need it
             self._outlet.offer(leg[segment.offset], check)
 
-    def _payload(self, step: int, segment: Segment) -> Payload:
-        if step < self._buffered_steps:
-            assert self._coding is not None
-            return partial(self._encoded, self._coding, step, segment)
-        return self._result_payload(segment) if step else self._plain_payload(segment)
-
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
-        """Return the wire bytes of the own contribution (step 0) or of a partial result."""
         if step:
             return coding.encode(segment, self.result.elements(*segment.span))
         own = self._contribution(segment).elements(*segment.span)
@@ -112,7 +103,8 @@ class ChainTransfer(Transfer):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _arrived(self, placement: Placement) -> None:
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
         segment, step = placement.hop.segment, placement.hop.step
         arrival = self.schedule.arrivals[step]
         check = None

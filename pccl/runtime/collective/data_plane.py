@@ -108,7 +108,7 @@ class DataPlane:
         self.transfers[operation] = transfer
         self._unstarted[operation] = plan.fingerprint
         self._replay_early(transfer)
-        return transfer.partners
+        return (*transfer.inlets, *transfer.outlets)
 
     def _make_transfer(
         self, operation: OperationId, plan: Plan, operand: Operand, residual: Residual | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.link import Link
-from pccl.transports.outgoing import Payload
 
 
 class DirectTransfer(Transfer):
@@ -55,6 +53,7 @@ class DirectTransfer(Transfer):
         super().__init__(operation, plan, operand, on_done, buffers, coding)
         self.schedule, ring = schedule, plan.ring
         self._buffered_steps = CONTRIBUTE + 1
+        self._coded_steps = CONTRIBUTE + 1 if coding is not None else 0
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
         self.outlets = {
@@ -98,24 +97,18 @@ class DirectTransfer(Transfer):
         for segment, check in self._held:
             self._publish(segment, check)
         self._held.clear()
-        if self._unweighed:
+        if self.unweighed is not None:
             self._take_unweighed()
-        self._report_if_done()
+        self.report_if_done()
 
-    def _payload(self, step: int, segment: Segment) -> Payload:
-        if step == PUBLISH:
-            return self._result_payload(segment)
-        if self._coding is None:
-            return self._plain_payload(segment)
-        return partial(self._encoded_contribution, self._coding, segment)
-
-    def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
+    def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*segment.span)
         return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _arrived(self, placement: Placement) -> None:
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
         segment, buffer = placement.hop.segment, placement.buffer
         if placement.hop.step == CONTRIBUTE:
             assert buffer is not None

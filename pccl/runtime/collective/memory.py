@@ -157,14 +157,6 @@ Range = tuple[int, int, bool, str]
 """Address of the first byte, address after the last byte, whether it is written, and a name."""
 
 
-def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
-    """Return the address ranges of the parts of ``memory``."""
-    ranges: list[Range] = []
-    for start, part in zip(memory.addresses, memory.parts, strict=True):
-        ranges.append((start, start + part.nbytes, written, name))
-    return ranges
-
-
 class LentRanges:
     """Address ranges in use, with a check of whether new ranges conflict with them.
 

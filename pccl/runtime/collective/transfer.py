@@ -33,6 +33,7 @@ from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Segment
 from pccl.collectives.route import Hop, Route
 from pccl.collectives.weighting import weigh
+from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.messages import Progress
@@ -47,6 +48,8 @@ from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
 
 OnDone = Callable[[OperationId, bytes], None]
+
+_NO_LEG: dict[int, Hop] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -83,8 +86,19 @@ class Placement:
         return self.inlet.claims.get(self.hop.number) is self
 
     def complete(self) -> None:
-        """Count the segment, unless there is a newer copy."""
-        self.transfer.complete(self)
+        """Count the segment, whose last byte has arrived, unless there is a newer copy."""
+        transfer, inlet, number = self.transfer, self.inlet, self.hop.number
+        if inlet.claims.get(number) is not self:
+            return
+        del inlet.claims[number]
+        inlet.missing.discard(number)
+        transfer.rx_bytes += self.hop.segment.wire_length
+        if transfer.unweighed is not None:
+            transfer.unweighed.append(self)
+            return
+        transfer.arrived(self)
+        if not inlet.missing:
+            transfer.report_if_done()
 
     def lost(self) -> None:
         """Do nothing: the sender sends the segment again on another lane."""
@@ -150,14 +164,15 @@ class Transfer(ABC):
         self._dtype = operand.target.dtype
         self._itemsize = self._dtype.itemsize
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
-        self._unweighed: list[Placement] = []
-        """Segments that arrived before the weights."""
+        self.unweighed: list[Placement] | None = [] if plan.reduction.lacks_weights else None
+        """Segments that arrived before the weights; None: no weights are missing."""
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
         self._coding = coding
-        self._buffered_steps = 0
-        """Number of steps, from the first, whose segments are read into buffers."""
+        self._buffered_steps = self._coded_steps = 0
+        """Number of steps, from the first, whose segments are read into buffers, or are encoded
+        when they are sent."""
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -189,11 +204,6 @@ class Transfer(ABC):
     def phase(self) -> str:
         """``reduce-scatter`` or ``gather`` (for traces)."""
 
-    @property
-    def partners(self) -> tuple[PeerId, ...]:
-        """Peers that send segments to this peer or receive segments from it."""
-        return (*self.inlets, *self.outlets)
-
     def sends_to(self, peer: PeerId) -> bool:
         """Whether this peer sends segments to ``peer``."""
         return peer in self.outlets
@@ -223,8 +233,8 @@ class Transfer(ABC):
         if inlet is None:
             reason = f"peer {peer} sent a segment, but is not upstream in {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        hop = inlet.route.find(header.step, header.offset, header.length)
-        if hop is None:
+        hop = inlet.route.legs.get(header.step, _NO_LEG).get(header.offset)
+        if hop is None or hop.segment.wire_length != header.length:
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
         if hop.number not in inlet.missing:
@@ -245,20 +255,9 @@ class Transfer(ABC):
         inlet.claims[hop.number] = placement
         return placement
 
-    def complete(self, placement: Placement) -> None:
-        """Count a segment whose last byte has arrived, unless there is a newer copy."""
-        inlet, number = placement.inlet, placement.hop.number
-        if inlet.claims.get(number) is not placement:
-            return
-        del inlet.claims[number]
-        inlet.missing.discard(number)
-        self.rx_bytes += placement.hop.segment.wire_length
-        if self._reduction.lacks_weights:
-            self._unweighed.append(placement)
-            return
-        self._arrived(placement)
-        if not inlet.missing:
-            self._report_if_done()
+    @abstractmethod
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
 
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """Copy a segment that arrived before the buffers were posted to its place, and count it.
@@ -274,7 +273,7 @@ class Transfer(ABC):
             memory = placement.memory(received)
             memory[:] = payload[received : received + len(memory)]
             received += len(memory)
-        self.complete(placement)
+        placement.complete()
 
     def detach(self) -> None:
         """Release the caller's memory and restore the input, but keep sending from a copy.
@@ -302,7 +301,8 @@ class Transfer(ABC):
             outlet.revoke()
         for inlet in self.inlets.values():
             inlet.claims.clear()
-        self._unweighed.clear()
+        if self.unweighed:
+            self.unweighed.clear()
         if self._coding is not None:
             self._coding.end(committed=committed)
         if not committed:
@@ -314,8 +314,20 @@ class Transfer(ABC):
     # -- for the subclasses ----------------------------------------------------------------------
 
     @abstractmethod
-    def _arrived(self, placement: Placement) -> None:
-        """Process a segment that has arrived for the first time."""
+    def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
+        """Return the encoded bytes of a contribution (step 0) or of a partial result."""
+
+    def _payload(self, step: int, segment: Segment) -> Payload:
+        """Return the wire bytes of a segment to send; at step 0, of the own contribution."""
+        if step < self._coded_steps:
+            assert self._coding is not None
+            return partial(self._encoded, self._coding, step, segment)
+        memory, (first, last) = self.result, segment.wire_span
+        if not step:
+            if self._reduction.scales:
+                return partial(self._scaled, segment)
+            memory = self._contribution(segment)
+        return memory.first[first:last] if memory.is_one else memory.payload(first, last)
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
         weighting = weigh(weights, rank)
@@ -325,11 +337,12 @@ class Transfer(ABC):
 
     def _take_unweighed(self) -> None:
         """Process the segments that arrived before the weights."""
-        for placement in self._unweighed:
-            self._arrived(placement)
-        self._unweighed.clear()
+        waiting, self.unweighed = self.unweighed or (), None
+        for placement in waiting:
+            self.arrived(placement)
 
-    def _report_if_done(self) -> None:
+    def report_if_done(self) -> None:
+        """Report the digest of the result if it has begun and no segment is missing."""
         if not self.begun:
             return
         for inlet in self.inlets.values():
@@ -341,18 +354,6 @@ class Transfer(ABC):
         """Return the memory that holds the own contribution to a segment."""
         saved = self._saved and self._saved[segment.position]
         return self._operand.saved if saved else self._operand.source
-
-    def _plain_payload(self, segment: Segment) -> Payload:
-        """Return the wire bytes of the own contribution without quantization."""
-        if self._reduction.scales:
-            return partial(self._scaled, segment)
-        memory, (first, last) = self._contribution(segment), segment.span
-        return memory.first[first:last] if memory.is_one else memory.payload(first, last)
-
-    def _result_payload(self, segment: Segment) -> Payload:
-        """Return the wire bytes of a segment of the result."""
-        result, (first, last) = self.result, segment.wire_span
-        return result.first[first:last] if result.is_one else result.payload(first, last)
 
     def _scaled(self, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*segment.span)
@@ -392,7 +393,8 @@ class Transfer(ABC):
         """Add the final bytes of a segment to the digest; return their hash."""
         result, (first, last) = self.result, segment.wire_span
         if result.is_one:
-            return self._digest.add(segment.position, result.first[first:last])
+            check = self._digest.hashes[segment.position] = bytes_hash(result.first[first:last])
+            return check
         return self._digest.add(segment.position, *result.views(first, last))
 
     def _save(self, segment: Segment) -> None:
