@@ -22,6 +22,10 @@ class Hop:
     segment: Segment
 
 
+NO_HOPS: dict[int, Hop] = {}
+"""The leg of a step at which a route has no segments."""
+
+
 class Route:
     """The hops of some steps, in order.
 
@@ -57,8 +61,5 @@ class Route:
         Returns:
             None if the route has no such segment at this step: the sender broke the protocol.
         """
-        hop = self.legs.get(step, _NO_HOPS).get(offset)
+        hop = self.legs.get(step, NO_HOPS).get(offset)
         return hop if hop is not None and hop.segment.wire_length == length else None
-
-
-_NO_HOPS: dict[int, Hop] = {}

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any
+from zlib import crc32
 
 import msgpack
 
 from pccl.protocol import messages
-from pccl.protocol.checksum import SEAL_BYTES, DamagedData, bytes_hash, seal, unseal
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData, bytes_hash, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.texts import printable
 from pccl.protocol.limits import (
@@ -112,7 +113,8 @@ def encode(message: Message) -> bytes:
 def frame(code: int, body: bytes) -> bytes:
     """Put the prefix in front of a message."""
     word = code << _LENGTH_BITS | len(body)
-    return seal(_PREFIX.pack(word, bytes_hash(body))) + body
+    prefix = _PREFIX.pack(word, bytes_hash(body))
+    return prefix + crc32(prefix).to_bytes(SEAL_BYTES, "little") + body
 
 
 def decode(code: int, body: bytes) -> Message:

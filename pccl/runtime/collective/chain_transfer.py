@@ -82,7 +82,7 @@ class ChainTransfer(Transfer):
             if self.schedule.sends_finals:
                 views = self._operand.source.views(*segment.span)
                 check = self._digest.add(segment.position, *views)
-            self._offer(0, segment, check)
+            self._outlet.offer(self._outlet.route.legs[0][segment.offset], check)
         for held in self._held:
             self._offer(*held)
         self._held.clear()

@@ -64,9 +64,6 @@ class DataPlane:
         self._early: dict[PeerId, EarlyStore] = {}
         self._started: dict[OperationId, Transfer] = {}
         """Transfers of started operations: all members have requested them."""
-        self._unstarted: dict[OperationId, int] = {}
-        """Posted operations that have not started, and the fingerprints of this peer's
-        descriptors."""
         self._buffers = Buffers()
 
     # -- what the engine does ------------------------------------------------------------------
@@ -106,7 +103,6 @@ class DataPlane:
         plan = self._plans.find(descriptor, ring, own)
         transfer = self._make_transfer(operation, plan, operand, residual)
         self.transfers[operation] = transfer
-        self._unstarted[operation] = plan.fingerprint
         self._replay_early(transfer)
         return (*transfer.inlets, *transfer.outlets)
 
@@ -166,9 +162,9 @@ class DataPlane:
         transfer = self.transfers[operation]
         if ahead:
             for outlet in transfer.outlets.values():
-                outlet.what = self._unstarted[operation]
+                outlet.what = transfer.what
         else:
-            del self._unstarted[operation]
+            transfer.what = 0
             self._started[operation] = transfer
         if not transfer.begun:
             transfer.begin(weights=weights)
@@ -203,7 +199,6 @@ class DataPlane:
     def end(self, operation: OperationId, *, committed: bool) -> Transfer:
         """End an operation for this peer. Its buffers are free when this returns."""
         transfer = self.transfers.pop(operation)
-        self._unstarted.pop(operation, None)
         self._started.pop(operation, None)
         transfer.end(committed=committed)
         return transfer
@@ -255,7 +250,7 @@ class DataPlane:
         peer = lane.link.peer
         transfer = self.transfers.get(header.operation)
         match header.kind:
-            case _ if transfer is not None and header.what and self._is_of_another_call(header):
+            case _ if header.what and transfer is not None and not transfer.accepts(header.what):
                 return Drain(header.length)
             case FrameKind.DATA if transfer is not None:
                 return transfer.place(peer, header) or Drain(header.length)
@@ -282,13 +277,6 @@ class DataPlane:
             transfer = self.transfers.get(operation)
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
-
-    def _is_of_another_call(self, header: FrameHeader) -> bool:
-        """Whether this early frame belongs to another descriptor than this peer posted.
-
-        The master reports a mismatch to both callers. After the start all descriptors are equal.
-        """
-        return header.what not in (0, self._unstarted.get(header.operation, header.what))
 
     def _answer(
         self, transfer: Transfer, lane: Lane, asked: FrameHeader, _: bytearray | None = None
@@ -333,12 +321,12 @@ class DataPlane:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):
-                    if not self._is_of_another_call(header):
+                    if transfer.accepts(header.what):
                         transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:
                 _log.warning("closed the link to peer %d: %s", peer, error.reason)
                 self._link_to(peer).close()
             question = store.take_question(transfer.operation)
-            if question is not None and not self._is_of_another_call(question):
+            if question is not None and transfer.accepts(question.what):
                 for lane in self._link_to(peer).lanes:
                     self._answer(transfer, lane, question)

@@ -31,7 +31,7 @@ import numpy as np
 
 from pccl.collectives.digest import ResultDigest
 from pccl.collectives.layout import Segment
-from pccl.collectives.route import Hop, Route
+from pccl.collectives.route import NO_HOPS, Hop, Route
 from pccl.collectives.weighting import weigh
 from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
@@ -48,8 +48,6 @@ from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
 
 OnDone = Callable[[OperationId, bytes], None]
-
-_NO_LEG: dict[int, Hop] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +151,9 @@ class Transfer(ABC):
     ) -> None:
         self.operation = operation
         self.begun = False
+        self.what = plan.fingerprint
+        """Fingerprint of the request until all members are known to have made it; then 0. An early
+        frame with another fingerprint is discarded; the master reports the mismatch."""
         self.rx_bytes = 0
         """Payload bytes of the segments that counted."""
         self.result = operand.target
@@ -223,6 +224,10 @@ class Transfer(ABC):
             weights: one per member in ring order, for a weighted average.
         """
 
+    def accepts(self, what: int) -> bool:
+        """Whether frames with this fingerprint belong to the request that this peer posted."""
+        return what in (0, self.what or what)
+
     def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
         """Return the sink for a segment that is about to arrive; None if it has arrived before.
 
@@ -233,7 +238,7 @@ class Transfer(ABC):
         if inlet is None:
             reason = f"peer {peer} sent a segment, but is not upstream in {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        hop = inlet.route.legs.get(header.step, _NO_LEG).get(header.offset)
+        hop = inlet.route.legs.get(header.step, NO_HOPS).get(header.offset)
         if hop is None or hop.segment.wire_length != header.length:
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
