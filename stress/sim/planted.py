@@ -41,9 +41,10 @@ from pccl.protocol.checksum import SEAL_BYTES
 from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces
@@ -254,6 +255,13 @@ def no_restore_after_completion(restore: Any, transfer: Transfer) -> None:
     """After an abort only a peer that had not finished its part restores its input."""
     if transfer.lacking:
         restore(transfer)
+
+
+@_does(Plans, "find")
+def stale_plan(find: Any, plans: Plans, descriptor: Descriptor, *ring: Any) -> Plan:
+    """A peer uses the plan of an earlier view, with other members or in another order."""
+    made: dict[Descriptor, Plan] = vars(plans).setdefault("made", {})
+    return made.setdefault(descriptor, find(plans, descriptor, *ring))
 
 
 class _AllMissing(set[int]):
