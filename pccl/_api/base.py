@@ -22,7 +22,6 @@ from pccl.config import (
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
-from pccl.runtime.engine import PeerEngine
 
 
 class CommunicatorBase:
@@ -81,12 +80,9 @@ class CommunicatorBase:
         )
         drains = resolve_drain()
         self._session = Session(self, master, group, options)
+        self._engine = self._session.engine
         if drains:
             drain(self._session)
-
-    @property
-    def _engine(self) -> PeerEngine:
-        return self._session.engine
 
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"

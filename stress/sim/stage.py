@@ -374,7 +374,7 @@ class Stage:
                     self.checkers.posted(posted, process.peer, None)
                     session = process.engine.exchange.sessions[operation]
                     contents = tuple(bytes(view) for view in session.memory.views)
-                    caller = process.engine.calls.get(call)
+                    caller = process.engine.calls.open.get(call)
                     assert caller is not None
                     assert isinstance(caller.event, SyncCall)
                     if state is not None:

@@ -84,6 +84,7 @@ CAUGHT_BY = {
     "partly_sent_forgotten": 75,
     "second_copy_added": 2,
     "staging_skipped": 6,
+    "stale_plan": 0,
     "starving_forgotten": 789,
     "pieces_forgotten": 27,
     "unverified_piece_accepted": 18,
