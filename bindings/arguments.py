@@ -6,7 +6,7 @@ from typing import Any
 
 import pccl
 from pccl.bindings.listeners import Listeners
-from pccl.checks import check_range
+from pccl.checks import check_range, shown
 
 COUNT_MAX = 2**31 - 1
 """Largest number of steps, parts or bytes in an argument."""
@@ -28,9 +28,9 @@ def check_amount(name: str, value: object, below: float) -> float:
         TypeError, ValueError: ``value`` is not such a number; the message names the limits.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, not {value!r}")
+        raise TypeError(f"{name} must be a number, not {shown(value)}")
     if not 0 <= value < below:
-        raise ValueError(f"{name} must be at least 0 and less than {below:g}, not {value!r}")
+        raise ValueError(f"{name} must be at least 0 and less than {below:g}, not {shown(value)}")
     return float(value)
 
 
@@ -42,7 +42,7 @@ def check_communicator(comm: object) -> None:
     """
     methods = (getattr(comm, name, None) for name in ("all_reduce", "sync_shared_state"))
     if isinstance(comm, type) or not all(map(callable, methods)):
-        raise TypeError(f"comm must be a pccl.Communicator, not {comm!r}")
+        raise TypeError(f"comm must be a pccl.Communicator, not {shown(comm)}")
     if isinstance(comm, pccl.aio.Communicator):
         raise TypeError("comm must be a blocking pccl.Communicator, not one of pccl.aio")
 
@@ -63,7 +63,7 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
     formats = {one.name.lower(): one for one in pccl.WireFormat}
     if compression not in formats:
         known = ", ".join(map(repr, formats))
-        raise ValueError(f"compression must be one of {known}, not {compression!r}")
+        raise ValueError(f"compression must be one of {known}, not {shown(compression)}")
     return None if compression == "none" else pccl.QuantizationOptions(format=compression)
 
 
@@ -80,6 +80,7 @@ def check_listeners(on_event: Any) -> Listeners:
     for listener in listeners:
         if not callable(listener):
             raise TypeError(
-                f"on_event must be a function of an event, or several functions, not {listener!r}"
+                "on_event must be a function of an event, or several functions, not "
+                f"{shown(listener)}"
             )
     return Listeners(listeners)

@@ -28,6 +28,7 @@ from pccl.bindings.arguments import check_count
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
 from pccl.bindings.listeners import Listeners
 from pccl.bindings.status_line import StatusLine
+from pccl.checks import shown
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -152,7 +153,7 @@ class TensorBoardWriter:
         elif callable(getattr(to, "add_scalar", None)):
             self._writer = to
         else:
-            raise TypeError(f"TensorBoardWriter takes a folder or a SummaryWriter, not {to!r}")
+            raise TypeError(f"TensorBoardWriter takes a folder or a SummaryWriter, not {shown(to)}")
 
     def __call__(self, event: Event | DataclassInstance) -> None:
         """Draw the numbers of the event."""
@@ -237,7 +238,7 @@ def values_of(event: Event | DataclassInstance) -> dict[str, Any]:
         TypeError: ``event`` is not a dataclass instance.
     """
     if isinstance(event, type) or not hasattr(event, "__dataclass_fields__"):
-        raise TypeError(f"an event is a dataclass instance, not {event!r}")
+        raise TypeError(f"an event is a dataclass instance, not {shown(event)}")
     return {field.name: getattr(event, field.name) for field in fields(event)}
 
 

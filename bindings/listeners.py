@@ -39,8 +39,8 @@ class Listeners:
                 # A traceback helps with a bug of the program, but not with an error of the system.
                 trace = None if isinstance(error, OSError) else error
                 _log.error(
-                    "the on_event consumer %r failed, and will not be called again; training "
-                    "continues: %s: %s",
+                    "the on_event consumer %r failed, and is not called again; training continues. "
+                    "%s: %s",
                     consumer,
                     type(error).__name__,
                     error,

@@ -23,6 +23,7 @@ from pccl.bindings.events import (
     StateSynced,
     TrainsAlone,
 )
+from pccl.checks import shown
 from pccl.progress import size
 
 DRAW_S = 0.25
@@ -110,7 +111,7 @@ class StatusLine:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         if stream is not None and not callable(getattr(stream, "write", None)):
-            raise TypeError(f"StatusLine writes to a text stream, not {stream!r}")
+            raise TypeError(f"StatusLine writes to a text stream, not {shown(stream)}")
         self._stream = stream
         self._tally = Tally()
         self._writer: Writer | None = None
@@ -162,7 +163,7 @@ class Writer(threading.Thread):
 
 
 class Plain:
-    """Writes plain lines to a pipe or file, but never the same line twice in a row."""
+    """Writes plain lines to a pipe or file, but never repeats the previous line."""
 
     interval_s = LINE_S
 

@@ -180,8 +180,8 @@ class Communicator(CommunicatorBase):
         It takes the arguments of ``all_reduce``, with two differences.
 
         Args:
-            retry: must be False. After a loss the group has changed, and the caller must learn
-                that from the handle before it reduces again.
+            retry: must be False. After a loss the group has changed, and the handle must report
+                that to the caller before it reduces again.
             timeout_s: budget of the reduce, which runs also while no thread waits for the handle.
 
         Raises:

@@ -238,7 +238,7 @@ class Reader:
         self._read(memoryview(length))
         (count,) = LENGTH.unpack(length)
         if count > min(HEADER_BYTES_MAX, size - LENGTH.size):
-            raise self._refusal("it is no safetensors file, or it is cut off inside its header")
+            raise self._refusal("it is not a safetensors file, or it is cut off inside its header")
         header = length + bytearray(count)
         if self._read(memoryview(header)[LENGTH.size :]) < count:
             raise self._refusal("it is cut off inside its header")
@@ -316,7 +316,7 @@ def _check_layout(path: str, checkpoint: Checkpoint, memory: StateMemory) -> Non
     here = [str(entry) for entry in memory.layout.entries]
     if there == here:
         return
-    what_to_do = "make the state of the same tensors as the file, or use SharedState.load"
+    what_to_do = "make a state with the file's tensors, or use SharedState.load"
     if sorted(there) == sorted(here):
         what_to_do = (
             "they are the same tensors in another order; list them in the file's order, or use "

@@ -12,6 +12,7 @@ import operator
 from typing import SupportsIndex, TypeVar, cast
 
 from pccl.protocol import limits
+from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX, Timing
 from pccl.protocol.types import WEIGHT_MAX
 
@@ -25,6 +26,12 @@ TAG_MAX = 2**64 - 2
 """The library uses the largest 64-bit number itself."""
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
+_SHOWN_BYTES_MAX = 200
+
+
+def shown(value: object) -> str:
+    """Return the ``repr`` of a wrong argument for an error text, cut to 200 bytes."""
+    return shortened(repr(value), _SHOWN_BYTES_MAX)
 
 
 def check_range(name: str, value: object, lowest: int, highest: int) -> int:
@@ -35,11 +42,11 @@ def check_range(name: str, value: object, lowest: int, highest: int) -> int:
         ValueError: ``value`` is out of range.
     """
     if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
+        raise TypeError(f"{name} must be an integer, not {shown(value)}")
     try:
         number = operator.index(cast("SupportsIndex", value))  # accepts NumPy's integers, too
     except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+        raise TypeError(f"{name} must be an integer, not {shown(value)}") from None
     if not lowest <= number <= highest:
         raise ValueError(f"{name} must be from {lowest} to {highest}, not {value}")
     return number
@@ -79,7 +86,7 @@ def check_weight(weight: object) -> float:
 def _real(rule: str, value: object) -> float:
     """Return ``value`` as a float, which may be NaN; infinity if it is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{rule}, not {value!r}")
+        raise TypeError(f"{rule}, not {shown(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -112,7 +119,7 @@ def check_flag(name: str, value: object) -> bool:
         TypeError: ``value`` is not a bool.
     """
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, not {value!r}")
+        raise TypeError(f"{name} must be True or False, not {shown(value)}")
     return value
 
 
@@ -124,7 +131,7 @@ def check_text(name: str, value: object) -> str:
         ValueError: ``value`` is empty.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, not {value!r}")
+        raise TypeError(f"{name} must be a string, not {shown(value)}")
     if not value:
         raise ValueError(f"{name} must not be empty")
     return value
@@ -142,7 +149,7 @@ def check_member(name: str, value: object, kind: type[_E]) -> _E:
     except ValueError:
         pass
     known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-    raise ValueError(f"{name} must be one of {known}, not {value!r}")
+    raise ValueError(f"{name} must be one of {known}, not {shown(value)}")
 
 
 def check_type(name: str, value: object, kind: type[_T]) -> _T:
@@ -152,5 +159,5 @@ def check_type(name: str, value: object, kind: type[_T]) -> _T:
         TypeError: ``value`` has another type.
     """
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a pccl.{kind.__name__}, not {value!r}")
+        raise TypeError(f"{name} must be a pccl.{kind.__name__}, not {shown(value)}")
     return value

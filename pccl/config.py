@@ -11,6 +11,7 @@
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
+| ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
 An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
@@ -38,6 +39,7 @@ LISTEN = "PCCL_LISTEN"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
+LOCAL = "PCCL_LOCAL"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
@@ -109,6 +111,21 @@ def resolve_drain() -> bool:
         ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(DRAIN)
+
+
+def resolve_local() -> str:
+    """Return how processes of one machine exchange tensors.
+
+    ``auto``, the default: they read each other's memory if the system lets them. ``any``: where the
+    system asks which process may read, every process of the same user may. ``tcp``: TCP only.
+
+    Raises:
+        ValueError: the variable has another value.
+    """
+    text = (os.environ.get(LOCAL) or "auto").strip()
+    if text not in ("auto", "tcp", "any"):
+        raise ValueError(f"{LOCAL} must be auto, tcp or any, not {text[:32]!r}")
+    return text
 
 
 def resolve_progress() -> bool:
@@ -187,7 +204,7 @@ def _secret(name: str, token: str | bytes) -> bytes:
             "more are needed; `pccl master --token auto` makes one"
         )
     if len(secret) > SECRET_BYTES_MAX:
-        raise ValueError(f"{name}: a secret longer than {SECRET_BYTES_MAX} bytes; shorten it")
+        raise ValueError(f"{name}: the secret is longer than {SECRET_BYTES_MAX} bytes; shorten it")
     if guess_bits(secret) < GUESS_BITS_MIN:
         raise ValueError(
             f"{name}: this secret is too easy to guess for an attacker who records a handshake; "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.checks import check_text
+from pccl.checks import check_text, shown
 from pccl.collectives.residual import Residual, residual_dtype
 from pccl.protocol.data_type import DataType
 
@@ -120,7 +120,7 @@ class ErrorFeedback:
                 float32 or float64, not one-dimensional, or contains NaN or infinity.
         """
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"state must be a result of state_dict(), not {state!r}")
+            raise TypeError(f"state must be a result of state_dict(), not {shown(state)}")
         loaded = {check_text("a name", name): _checked(name, v) for name, v in state.items()}
         with self._lock:
             self._check_closed(sorted(self._open))

@@ -56,7 +56,7 @@ class FaultKind(StrEnum):
     RESET = "reset"
     """Resets the connections between ``peer`` and ``other``; new connections work at once."""
     HALF_OPEN = "half_open"
-    """Connections of ``peer`` and ``other`` end for ``other``, but ``peer`` does not learn it."""
+    """Connections of ``peer`` and ``other`` end for ``other``, but ``peer`` does not notice."""
     PARTITION = "partition"
     """No data passes between ``peer`` and ``other`` for ``duration_s``, and no new connections."""
     PARTITION_ONE_WAY = "partition_one_way"
@@ -355,7 +355,7 @@ def _fault_from_json(number: int, given: object) -> TimelineFault:
 
 
 def _object(where: str, given: object, kind: type[TimelineFault | Timeline]) -> dict[str, Any]:
-    """Return the fields of an object. Refuse unknown fields, and missing ones without default."""
+    """Return the fields of an object; refuse unknown fields, and missing fields without default."""
     if not isinstance(given, dict):
         raise TimelineError(f"{where}: must be an object, not {type(given).__name__}")
     values = cast("dict[str, Any]", given)

@@ -6,6 +6,8 @@
 * ``link``: the link to one other peer, and its lanes: the connections that carry frames.
 * ``tcp``: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
 * ``tcp_socket``: TCP sockets: options, addresses, connecting, and orderly closing.
+* ``announcement``: payloads of the frames that say where a segment is in the sender's memory.
+* ``process_memory``: processes of one machine copy segments from each other's memory.
 * ``open_files``: raises the limit on open file descriptors, as far as the system allows it.
 * ``sim``: an in-memory network in virtual time, with seeded faults.
 """

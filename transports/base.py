@@ -21,6 +21,7 @@ from typing import Protocol
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import PortLimits
+from pccl.transports.announcement import Announcement
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def receiver_failure(remote: Address, error: Exception) -> RemoteProtocolError |
     """Return the error for ``connection_lost`` after a receiver raised ``error``."""
     if isinstance(error, RemoteProtocolError):
         return error
-    reason = f"pccl failed to process data from {remote}; this is a bug: {error!r}"
+    reason = f"pccl failed to process data from {remote}; please report this bug: {error!r}"
     bug = LocalProtocolError(func="connection", reason=reason)
     bug.__cause__ = error
     return bug
@@ -175,8 +176,99 @@ class Listener(Protocol):
         ...
 
 
+class Lease(Protocol):
+    """Lets other processes of this machine pull memory of this process, until it is revoked."""
+
+    def announce(self, views: Sequence[memoryview]) -> bytes:
+        """Return the payload of an ANNOUNCE for a segment in ``views``, at most ``PARTS_MAX``.
+
+        The memory must stay valid and unchanged until it was pulled, or the lease is revoked.
+        """
+        ...
+
+    def revoke(self) -> None:
+        """Withdraw all announcements: a pull that ends after this call counts nothing."""
+        ...
+
+    def release(self) -> None:
+        """Revoke the lease, and give it back; it must not be used again."""
+        ...
+
+
+class LocalMemory(Protocol):
+    """The memory of this process, for others to pull, and the memory of others, to pull from."""
+
+    @property
+    def ancestry(self) -> Sequence[int]:
+        """Id of this process, of its parent, and so on."""
+        ...
+
+    @property
+    def pull_bytes_min(self) -> int:
+        """Length of the shortest segment that is pulled: a shorter one is sent in less time."""
+        ...
+
+    def reaches(self, connection: Connection) -> bool:
+        """Whether the other side of ``connection`` may be a process of this machine."""
+        ...
+
+    def lease(self) -> Lease:
+        """Return a lease for the memory of one operation."""
+        ...
+
+    def show(self, proof: bytes) -> Shown:
+        """Store ``proof`` in the memory of this process, where the reader can find it."""
+        ...
+
+    @property
+    def scope(self) -> int | None:
+        """The ptrace scope of Linux's security module Yama; None: the system has no Yama."""
+        ...
+
+    @property
+    def named(self) -> int | None:
+        """The process that may read the memory of this one under Yama; None: no process."""
+        ...
+
+    def name(self, pid: int) -> None:
+        """Let this process and its descendants read the memory of this one under Yama.
+
+        It replaces the process named before. ``pid`` may be ``pccl.topology.tracer.ANYONE``.
+        """
+        ...
+
+    def prove(self, pid: int, address: int, proof: bytes) -> bool:
+        """Whether ``proof`` is at ``address`` in process ``pid``, whose memory can be read."""
+        ...
+
+    def pull(self, pid: int, announcement: Announcement, into: Sequence[memoryview]) -> bool:
+        """Copy an announced segment of process ``pid`` into memory of the same total length.
+
+        Returns:
+            False if the segment was withdrawn; ``into`` then has undefined bytes.
+
+        Raises:
+            OSError: the memory cannot be read.
+        """
+        ...
+
+
+class Shown(Protocol):
+    """Bytes that :meth:`LocalMemory.show` keeps in memory for as long as this object exists."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Id of this process, and address of the bytes."""
+        ...
+
+
 class Transport(Protocol):
     """The network as one host uses it: it listens and dials."""
+
+    @property
+    def memory(self) -> LocalMemory | None:
+        """The memory that processes of this machine share; None: they use connections only."""
+        ...
 
     @property
     def port_limits(self) -> PortLimits:
@@ -217,11 +309,14 @@ class Transport(Protocol):
 __all__ = [
     "Address",
     "Connection",
+    "Lease",
     "LinkError",
     "Listener",
+    "LocalMemory",
     "PathMeasure",
     "PortLimits",
     "Receiver",
+    "Shown",
     "Transport",
     "receiver_failure",
 ]

@@ -138,6 +138,12 @@ class Lane:
             else:
                 self._current = None
 
+    def pulled(self, nbytes: int) -> None:
+        """Count ``nbytes`` of a segment that was announced on this lane, and pulled."""
+        self.payload_bytes += nbytes
+        self.intact_bytes += nbytes
+        self.moved_bytes += nbytes
+
     def say(self, header: FrameHeader, payload: bytes = b"") -> None:
         """Send a frame on this lane, before segments.
 
@@ -183,19 +189,18 @@ class Lane:
 
     def carry(self, frame: Frame) -> None:
         """Send a segment at once. The lane must be ready."""
-        self._begin(frame)
+        self._current = frame
+        if frame.number >= 0:
+            self.carried.setdefault(frame.header.operation, []).append(frame.number)
         self.pump()
 
     def _next_frame(self) -> Frame:
         first = next(iter(self._own), None)
         frame = self.link.next_frame() if first is None else self._own.pop(first)
-        self._begin(frame)
-        return frame
-
-    def _begin(self, frame: Frame) -> None:
         self._current = frame
         if frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
+        return frame
 
     # -- callbacks of the connection -------------------------------------------------------------
 
@@ -282,6 +287,8 @@ class Link:
         peer: the peer at the other end.
         near: whether that peer is on this machine.
         told: number of lanes that the dialling side announced; 0: no lane was connected yet.
+        process: id of the peer's process, if this one can pull segments from its memory.
+        pulls: whether the peer pulls segments that this process announces.
     """
 
     def __init__(self, peer: PeerId) -> None:
@@ -290,6 +297,8 @@ class Link:
         """Lanes in the order in which they are offered the next segment."""
         self.near = False
         self.told = 0
+        self.process: int | None = None
+        self.pulls = False
         self.queues: dict[OperationId, deque[Frame]] = {}
         """Queued segments by operation; the operation whose turn is next comes first."""
 
@@ -364,10 +373,16 @@ class Link:
             self.queues[operation] = queue
         return frame
 
+    def stop_pulling(self) -> None:
+        """Tell the peer that its memory cannot be read, so that it sends what it announced."""
+        if self.process is not None:
+            self.process = None
+            self.lanes[0].say(FrameHeader(FrameKind.PULL_FAILED, NO_OPERATION, 0, 0, 0))
+
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; the link no longer reads its memory."""
         self.queues.pop(operation, None)
-        for lane in self.lanes:
+        for lane in self._lanes:
             lane.revoke(operation)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
@@ -397,6 +412,8 @@ class Link:
         if lane not in self._lanes:
             return False
         self._lanes.remove(lane)
+        if not self._lanes:
+            self.process, self.pulls = None, False
         return True
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pccl.protocol.checksum import payload_hash
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader, encode_header
+from pccl.protocol.checksum import bytes_hash, payload_hash
+from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 
 Payload = memoryview | bytes | list[memoryview] | Callable[[], memoryview]
 """Bytes, in one or several pieces; or a function that makes them just before sending."""
@@ -41,8 +41,8 @@ class Frame:
         self._head = b""
 
     def detach(self, tensor: memoryview) -> None:
-        """If this frame is a segment, send its payload from ``tensor`` instead."""
-        if self.number >= 0:
+        """If this frame has a segment, send its payload from ``tensor`` instead."""
+        if self.header.kind is FrameKind.DATA:
             self._payload = tensor[self.header.offset : self.header.offset + self.header.length]
 
     def keep(self) -> None:
@@ -56,9 +56,7 @@ class Frame:
         if not self._head:
             check = self._check
             if check is None and self.header.length:
-                check = (
-                    payload_hash(*payload) if isinstance(payload, list) else payload_hash(payload)
-                )
+                check = payload_hash(*payload) if isinstance(payload, list) else bytes_hash(payload)
             self._head = encode_header(self.header, check or 0)
         if self.sent >= HEADER_BYTES:
             if isinstance(payload, list):

@@ -250,7 +250,7 @@ class JointCaller:
         if why:
             _log.warning(
                 "DiLoCo waits for the run's outer parameters: %s. If all peers that had them have "
-                "left for good, start another master",
+                "left and will not return, start another master",
                 why,
             )
         else:

@@ -1,7 +1,7 @@
 """The ``Ledger`` records the position of the run, and the contributors of its last rounds.
 
 It is part of the shared state. A peer that was cut off during a reduce cannot know whether the run
-applied its pseudo-gradient. When it has joined again, it reads that here.
+applied its pseudo-gradient. It finds the answer here when it has joined again.
 """
 
 from __future__ import annotations

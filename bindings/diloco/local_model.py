@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
+from pccl.checks import shown
 
 SPARES_MAX = 2
 """Most buffers that a fragment keeps for reuse."""
@@ -34,7 +35,7 @@ def named_parameters(
     if not isinstance(cast("object", inner), torch.optim.Optimizer):
         raise TypeError(
             "inner must be a torch.optim.Optimizer, such as torch.optim.AdamW(model.parameters()), "
-            f"not {inner!r}"
+            f"not {shown(inner)}"
         )
     named: dict[int, tuple[str, torch.Tensor]] = {}
     if isinstance(params, torch.nn.Module):

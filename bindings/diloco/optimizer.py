@@ -27,6 +27,7 @@ from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
+from pccl.checks import shown
 from pccl.config import resolve_min_peers
 
 _log = logging.getLogger("pccl.diloco")
@@ -190,7 +191,7 @@ class DiLoCo(torch.optim.Optimizer):
         if self._is_made:
             raise RuntimeError(
                 "a DiLoCo cannot get new parameters, because the members have agreed on them; make "
-                "the inner optimizer with all param groups, and a new DiLoCo of it"
+                "the inner optimizer with all param groups, then a new DiLoCo from it"
             )
         super().add_param_group(param_group)
 
@@ -239,7 +240,7 @@ class DiLoCo(torch.optim.Optimizer):
         check_amount("weight", weight, WEIGHT_MAX)
         if closure is not None and not callable(closure):
             raise TypeError(
-                f"closure must be a function, not {closure!r}; pass a weight as weight=..."
+                f"closure must be a function, not {shown(closure)}; pass a weight as weight=..."
             )
         if self.join() and closure is None:
             return None
@@ -337,7 +338,8 @@ class DiLoCo(torch.optim.Optimizer):
             )
         if saved["layout"] != [list(part.names) for part in self._model.parts]:
             raise ValueError(
-                "the saved state has other parameters, fragments or fragment_order; use the same"
+                "the saved state has other parameters, fragments or fragment_order than this "
+                "DiLoCo; make one with the same values"
             )
         self.inner.load_state_dict(saved["inner"])
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -15,6 +15,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco.ledger import Ledger
+from pccl.checks import shown
 
 _linalg: Any = torch.linalg  # without types
 OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -36,7 +37,7 @@ def outer_factory(outer: object) -> OuterFactory:
     if not callable(outer):
         raise TypeError(
             "outer must be a function that makes an optimizer for a list of tensors, as in "
-            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {outer!r}"
+            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {shown(outer)}"
         )
     return cast("OuterFactory", outer)
 
@@ -245,7 +246,7 @@ class _FirstValues(dict[str, Any]):
 def _check_covers(optimizer: object, parameters: Sequence[torch.Tensor]) -> None:
     """Raise unless ``optimizer`` is an optimizer of exactly ``parameters``."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"outer must make a torch.optim.Optimizer, not {optimizer!r}")
+        raise TypeError(f"outer must make a torch.optim.Optimizer, not {shown(optimizer)}")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held != {id(parameter) for parameter in parameters}:
         raise ValueError(

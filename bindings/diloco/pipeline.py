@@ -37,7 +37,7 @@ class Merge:
         number: number of the round.
         fragment: fragment of the round.
         is_taken: whether a pseudo-gradient was taken for the round; otherwise this merge must keep
-            all work since the previous one.
+            all work since the previous merge.
     """
 
     number: int
@@ -188,8 +188,8 @@ class Pipeline:
         """Number of the first round that ``finish`` does not launch.
 
         A replica that stops right after a launch of the last fragment launches one round for each
-        other fragment, and leaves no work out. The result depends only on ``number``, so members
-        that were cut off or joined meanwhile end at the same round.
+        other fragment, so that all its work is averaged. The result depends only on ``number``, so
+        members that were cut off or joined meanwhile end at the same round.
         """
         last = self._schedule.fragments - 1
         return self.number + (last - self.number) % self._schedule.fragments

@@ -28,11 +28,11 @@ WAITS_MAX = 1200
 parameters. Then StateUnavailable ends their training."""
 
 LOSSES_MAX = 3
-"""Number of losses in a row that end the training. A loss is a lost master, or its refusal
+"""Number of consecutive losses that end the training. A loss is a lost master, or its refusal
 of a replica that was cut off."""
 
 STARVED_MAX = 40
-"""Number of synchronizations in a row without a usable source that end the training. Each makes
+"""Number of consecutive synchronizations without a usable source that end the training. Each makes
 three attempts of some seconds, so training survives a link that is down for five minutes."""
 
 

@@ -25,8 +25,8 @@ def averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tupl
     for name, module in whole.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(
-                f"{name or type(module).__name__!r} makes sparse gradients, and buckets hold dense "
-                "ones; make it with sparse=False"
+                f"{name or type(module).__name__!r} makes sparse gradients, but buckets hold only "
+                "dense ones; create it with sparse=False"
             )
     named: list[tuple[str, Tensor]] = [
         (name, p) for name, p in model.named_parameters() if p.requires_grad
@@ -47,6 +47,7 @@ def averageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tupl
         if not parameter.dtype.is_floating_point or parameter.element_size() < 2:
             raise ValueError(
                 f"{name!r} is {parameter.dtype}; gradients can be averaged in float16, bfloat16, "
-                "float32 and float64. Complex parameters: torch.view_as_real in the forward pass"
+                "float32 and float64. For a complex one, keep a real parameter, and use "
+                "torch.view_as_complex in the forward pass"
             )
     return named

@@ -394,7 +394,7 @@ class GradientAverager:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Call it before the first ``update``.
 
-        If several peers of a new run load checkpoints, the checkpoint with the most steps wins.
+        If several peers of a new run load checkpoints, the checkpoint with the most steps counts.
 
         Raises:
             RuntimeError: this peer is in the run already.

@@ -89,8 +89,8 @@ class Bucket:
             view.zero_()
         elif gradient.layout is not torch.strided:
             raise TypeError(
-                f"the gradient of {self._names[place]!r} is sparse, and buckets hold dense ones; "
-                "make the embedding with sparse=False"
+                f"the gradient of {self._names[place]!r} is sparse, but buckets hold only dense "
+                "ones; create the embedding with sparse=False"
             )
         elif gradient is not view:
             view.copy_(gradient.detach(), non_blocking=self._is_cuda)

@@ -93,8 +93,8 @@ class AveragedReplica:
         if numbers.shape != self._numbers.shape:
             if self.state.lineage is not None:
                 raise RuntimeError(
-                    f"optimizer and schedulers had {len(self._numbers)} numbers to share, but now "
-                    f"have {len(numbers)}; create all of them before the first update()"
+                    f"the optimizer and schedulers had {len(self._numbers)} numbers to share, but "
+                    f"now have {len(numbers)}; create all of them before the first update()"
                 )
             self.begin_anew()
         self._numbers.copy_(numbers)

@@ -15,13 +15,13 @@ from pccl.config import (
     resolve_group,
     resolve_lanes,
     resolve_listen,
+    resolve_local,
     resolve_masters,
     resolve_token,
 )
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
-from pccl.runtime.engine import PeerEngine
 
 
 class CommunicatorBase:
@@ -68,21 +68,21 @@ class CommunicatorBase:
         master, *others = resolve_masters(address)
         group = resolve_group(peer_group)
         reachable = reachable_at(master, resolve_advertise(advertise), resolve_listen(listen))
+        local = resolve_local()
         options = replace(
             reachable,
             timing=check_timing(timing),
             lanes=self.p2p_connection_pool_size,
             other_masters=tuple(others),
             token=resolve_token(token),
+            pulls=local != "tcp",
+            pulled_by_anyone=local == "any",
         )
         drains = resolve_drain()
         self._session = Session(self, master, group, options)
+        self._engine = self._session.engine
         if drains:
             drain(self._session)
-
-    @property
-    def _engine(self) -> PeerEngine:
-        return self._session.engine
 
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"

@@ -47,7 +47,7 @@ class PlainView:
 
     def trouble(self, text: str) -> None:
         """Print why there is no status."""
-        click.echo(json.dumps({"error": text}) if self._as_json else f"trouble: {text}")
+        click.echo(json.dumps({"error": text}) if self._as_json else f"error: {text}")
 
     def close(self) -> None:
         """Do nothing: this view has nothing to close."""

@@ -2,8 +2,8 @@
 
 Members that pass the same list in the same order keep the same operations in flight. Each operation
 has its own outcome. If a reduce cannot succeed, the call waits for started reduces and withdraws
-the others. The error names the tags whose tensors were reduced. Of several errors the call raises
-the most urgent one.
+the other reduces. The error names the tags whose tensors were reduced. Of several errors the call
+raises the most urgent one.
 """
 
 from __future__ import annotations

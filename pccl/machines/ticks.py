@@ -41,7 +41,7 @@ class Ticks:
     def note(self, now_ns: int, busy_ns: int) -> Wakefulness:
         """Record a tick; return whether the process slept, and whether it may judge silence.
 
-        After a late tick, the process first reads what has arrived, before its next tick. So it
+        After a late tick, the process reads all arrived data before its next tick. So it
         judges at that tick, even if that tick is late too. A load that makes every tick late
         therefore does not postpone judgement.
 

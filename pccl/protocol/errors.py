@@ -166,7 +166,7 @@ class StateUnavailable(PCCLError):
 
 
 class PendingOperations(PCCLError):
-    """The program made a joint call while operations of this peer were open. Await them first."""
+    """The program made a joint call while operations of this peer were open. Wait for them."""
 
     default_result = Result.PENDING_ASYNC_OPS
 

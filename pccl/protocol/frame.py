@@ -54,6 +54,16 @@ class FrameKind(enum.IntEnum):
     PONG = 5
     """Answer to PING: bytes arrive on this lane. A receiver of segments also sends PONG at
     intervals."""
+    ANNOUNCE = 6
+    """A segment in the sender's memory, as ``announcement`` packs it: the receiver pulls it."""
+    PULL_ASK = 7
+    """The sender wants to pull segments from the receiver's memory."""
+    PULL_AT = 8
+    """Answer to PULL_ASK: a place in the sender's memory, which proves whose memory it is."""
+    PULL_READY = 9
+    """The sender has verified the place: it pulls announced segments from now on."""
+    PULL_FAILED = 10
+    """The sender cannot pull any more: announced segments have to be sent."""
     MAP_ASK = 16
     """The sender asks for the digests of all pieces."""
     MAP = 17
@@ -95,6 +105,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 _BARE = (
     *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG),
+    *(FrameKind.PULL_READY, FrameKind.PULL_FAILED),
     *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.WATCH),
 )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8
@@ -50,7 +50,7 @@ MESSAGE_COST_BYTES = 64
 """Bytes that each message adds to the cost of its sender."""
 
 TURN_BYTES_MAX = 8 << 10
-"""Bytes that the master reads from one connection before all others have their turn.
+"""Bytes that the master reads from one connection before all other connections have their turn.
 
 That is at most some 700 messages, which take about 20 ms."""
 
@@ -223,8 +223,8 @@ Each newcomer dials all older ones, so the cost grows with the square of their n
 TESTS_AT_ONCE_MAX = 64
 """Newcomers whose addresses are tested at once. The master admits the rest without a test.
 
-That is enough for a crowd that joins together. Each test makes up to three dials to an address that
-a holder of the token has chosen."""
+That is enough for many newcomers that join together. Each test makes up to three dials to an
+address that a holder of the token has chosen."""
 
 TESTS_PER_S = 8
 """Further tests of addresses.
@@ -268,7 +268,7 @@ For a larger one, the time of one message hardly matters, and a few would fill a
 # -- reports and acknowledgements ------------------------------------------------------------------
 
 OWED_MAX = 65536
-"""Unacknowledged outcomes and answers of a member. The master disconnects it for good."""
+"""Unacknowledged outcomes and answers of a member. The master disconnects it, and refuses it."""
 
 REPORT_BYTES_MAX = 32 << 20
 """The report of a returning peer.
@@ -326,7 +326,7 @@ class Timing:
     connect_retry_s: float = 1.0
     """Pause between attempts of ``connect`` to find a master."""
     hold_s: float = 30.0
-    """Time that outdated members may delay a synchronization. Then they join again."""
+    """Time that outdated members may delay a synchronization, before the master evicts them."""
     lockstep_s: float = 1.0
     """Wait for different calls, before ``LockstepError``."""
     waiting_report_s: float = 5.0

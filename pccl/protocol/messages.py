@@ -4,10 +4,10 @@ Field order is the wire order. The codec enforces the range of each integer type
 bound. A peer may repeat requests and done reports after a reconnect. They name their round or
 operation, so that the master can answer a second copy from its memory.
 
-These fields mean the same everywhere: ``incumbent`` is the id of a master, ``roster_version`` the
-newest roster that the sender knows (0: none), ``ratified`` the newest roster that a majority of the
-previous members has, ``sequence`` the place among all decisions of the run, and ``now_ms`` the time
-by the master's clock.
+These fields mean the same everywhere. ``incumbent`` is the id of a master. ``roster_version`` is
+the newest roster that the sender knows; 0: none. ``ratified`` is the newest roster that a majority
+of the previous members has. ``sequence`` is the place among all decisions of the run, and
+``now_ms`` the time by the master's clock.
 
 The docstrings are the texts of ``docs/protocol/messages.md``: after a change run
 ``python -m pccl.stress reference``.
@@ -71,7 +71,7 @@ class Register:
     """If empty, the address that the master sees."""
     port: U16
     min_peers: U16 = 1
-    """The master admits it to no smaller run."""
+    """The smallest run, in members, to which the master admits it."""
     masters: U16 = 1
     """Number of master addresses that it knows."""
     prefetches: bool = False
@@ -183,7 +183,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sign of life, with progress, and the operations and rounds whose end has arrived."""
+    """The peer lives, and reports progress, and operations and rounds whose end has arrived."""
 
     progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
@@ -363,7 +363,7 @@ class OperationStarted:
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    """The elected state, which members that lack it fetch. The master repeats it if it changes."""
+    """The elected state; members that lack it fetch it. The master sends each change."""
 
     operation: OperationId
     elected: Elected
@@ -429,7 +429,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class HoldingsQuery:
-    """Members of this ring are lost, some right before this peer: can it continue?"""
+    """Members of this ring are lost, some right before this peer. Can the operation continue?"""
 
     operation: OperationId
     lost: Peers
@@ -455,7 +455,7 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Which members the longest-waiting operation waits for, and what they do."""
+    """Which members the operation with the longest wait waits for, and what they do."""
 
     operation: OperationId
     waited_s: U32
@@ -482,7 +482,7 @@ class BlockedQuery:
 
 @dataclass(frozen=True, slots=True)
 class MasterHeartbeat:
-    """Sign of life of the master."""
+    """The master lives, and reports which decisions all members have."""
 
     now_ms: int = 0
     settled: int = field(default=0, compare=False)

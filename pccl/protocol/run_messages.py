@@ -39,7 +39,7 @@ class RunIs:
     """Zeros if the master coordinates none."""
     term: Annotated[int, Below(1 << 32)]
     settled: bool
-    """The master no longer gives way to an older run."""
+    """The master no longer ends this run in favour of an older one."""
     version: int = 0
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
     """Members of the newest roster; nil if the standby knows them, or the master does not."""

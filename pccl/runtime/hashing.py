@@ -149,7 +149,7 @@ class _Work:
         self._error: BaseException | None = None
 
     async def done_by(self, threads: _Threads, step_count: int) -> None:
-        """Do the work on ``threads``; return or raise when no thread works on it any more."""
+        """Do the work on ``threads``; return or raise when no thread works on it."""
         self._thread_count = min(threads.count, step_count)
         for _ in range(self._thread_count):
             self._take_turn(threads)

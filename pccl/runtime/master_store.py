@@ -150,7 +150,7 @@ def _members_of(version: Any, proofs: Any) -> Vouched:
     """Return the members of the run from their stored form.
 
     Raises:
-        ValueError: the stored form is no list of members.
+        ValueError: the stored form is not a list of members.
         TypeError: likewise.
     """
     if version is None:
@@ -161,7 +161,7 @@ def _members_of(version: Any, proofs: Any) -> Vouched:
         and len(digest) == TOKEN_DIGEST_BYTES
         for peer, digest in digests.items()
     ):  # fmt: skip
-        raise ValueError("this is no list of members")
+        raise ValueError("this is not a list of members")
     return Vouched(version, digests)
 
 

@@ -11,7 +11,6 @@ from pccl.collectives.weighting import total_weight
 from pccl.machines.peer.events import ReduceCall, ReduceResult, SyncResult
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import RoundKind
-from pccl.runtime.collective.memory import Range
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.running_prefetch import PrefetchRequest
@@ -41,6 +40,10 @@ class PeerOptions:
     """Fixed segment size for tests, equal on all members; None: chosen by tensor and world size."""
     eager_bytes_max: int = EAGER_BYTES_MAX
     """Largest tensor whose data the peer sends before its operation starts; 0: none."""
+    pulls: bool = True
+    """Whether to pull segments from processes of this machine, and to let them pull."""
+    pulled_by_anyone: bool = False
+    """Whether every process of the same user may read this one's memory, if the system asks."""
     callers_blocked: Callable[[], bool] | None = None
     """Whether every caller of this peer is inside a call; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom
@@ -97,11 +100,6 @@ class ReduceRequest:
     def tag(self) -> int:
         """Tag of the operation."""
         return self.asks.tag
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """Memory that the call borrows."""
-        return self.operand.ranges if self.operand is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ def checkpoint_of(header: bytes) -> Checkpoint:
     if _HEADER_KEY not in header or len(digest) < len(_NO_DIGEST):
         raise ValueError(
             "SharedState.save did not write it, or its header was altered; to use another "
-            "safetensors file, load its tensors with safetensors and make a SharedState of them"
+            "safetensors file, load its tensors with safetensors and make a SharedState from them"
         )
     if digest != _header_digest(header[:at] + _NO_DIGEST + header[at + len(digest) :]):
         raise ValueError("its header was altered since it was written")

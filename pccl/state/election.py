@@ -6,26 +6,26 @@
    outvote them.
 2. **Verify.** ``verify`` compares contents, whatever the revisions and strategies. If they differ,
    all members fail.
-3. **Revision.** Contents are *valid* if they have the revision that the group expects, come from
-   its last synchronization (their lineage), and lack nothing that the group has committed since.
-   All other contents are *outdated*: their holder receives the elected ones, and does not fail. A
-   group that has not synchronized yet expects the highest revision on offer, of any lineage.
+3. **Revision.** Contents are *valid* if they have the expected revision, come from the group's last
+   synchronization (their lineage), and lack nothing that the group has committed since. All other
+   contents are *outdated*: their holder receives the elected ones, and does not fail. A group that
+   has not synchronized yet expects the highest revision on offer, of any lineage.
 4. **Lost revision.** If no member offers valid contents, the call fails, with three exceptions:
 
    * All members whose contents come from the last synchronization lack a committed result. So
      no member has it, and the contents from before it count. These members must offer the same
-     contents and the same revision: the expected one, or that of the last synchronization (with
-     ``resume="advanced"``: any from there on that is in reach).
+     contents and the same revision. This is the expected one or that of the last synchronization;
+     with ``resume="advanced"``, also a later one in reach.
    * ``resume="highest"``: the highest revision on offer counts, of any lineage. Contents that lack
      a committed result count only if there are no others.
    * ``resume="advanced"``: the same, but revisions in reach come first. Revision 0, a beginning,
      counts only if nothing else is offered and the group has synchronized nothing higher.
 
-   With ``resume="advanced"`` a higher revision also replaces the expected one in rule 3, if its
-   contents come from the last synchronization, lack nothing committed and are *in reach*. Their
-   holder got further in a call that other members missed. A revision is in reach if it exceeds the
-   expected one by at most the number of collectives that the master has seen the group commit
-   since, or if more than half of the members have got as far.
+   With ``resume="advanced"`` a higher revision also replaces the expected one in rule 3. Its
+   contents must come from the last synchronization, lack nothing committed and be *in reach*. Their
+   holder completed a call that other members missed. A revision is in reach in two cases:
+   it exceeds the expected one by at most the number of collectives that the master has seen the
+   group commit since, or more than half of the members have reached it.
 5. **Election.** RECEIVE_ONLY members offer nothing. Of the contents with a valid holder, those that
    most members offer win; outdated members vote too. In a tie, the valid holder that comes first in
    the ring wins.

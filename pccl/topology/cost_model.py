@@ -39,7 +39,8 @@ from pccl.topology.link_measures import LinkMatrix
 from pccl.topology.ring_order import Pair
 
 IMPLEMENTED = (Algorithm.RING, Algorithm.STAR, Algorithm.MESH)
-"""Algorithms that a table may name. At equal times the first wins: a ring can be repaired."""
+"""Algorithms that a table may name. At equal times the first one is chosen: a ring can be
+repaired."""
 
 MESSAGE_S = 25e-6
 """Time to send or receive one message at one end: frame, placement and a turn of the loop."""
@@ -91,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class AssumedLinks:
-    """The measured links, and assumptions about all others.
+    """The measured links, and assumptions about all other links.
 
     Attributes:
         measured: (the peer that measured, the peer at the other end) -> its measure.
@@ -228,7 +229,7 @@ def _port(speeds: list[float]) -> float:
     """Return the seconds in which a port sends one byte over each of its links.
 
     The links share the port, whose speed the fastest link shows. A slow link may take longer than
-    all others together.
+    all other links together.
     """
     streams = len(speeds)
     shared = streams / max(speeds) * (1 + STREAM_COST * (streams - 1))

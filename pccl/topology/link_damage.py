@@ -2,15 +2,15 @@
 
 A damaged frame closes its lane, and the peer opens the next one at once. So one flipped bit costs
 little. But some lines pass greetings and damage all large frames. Such a link would go up and down
-forever, and would never be avoided. So after two damaged lanes in a row a link counts as down, even
-if it has lanes. It is up again once one lane has delivered as many intact bytes as the failed frame
-had, or after a time without damage. This time doubles with each relapse, up to a limit.
+forever, and would never be avoided. So after two consecutive damaged lanes a link counts as down,
+even if it has lanes. It is up again once one lane has delivered as many intact bytes as the failed
+frame had, or after a time without damage. This time doubles with each relapse, up to a limit.
 """
 
 from __future__ import annotations
 
 FREE = 1
-"""How many damaged lanes in a row are forgiven."""
+"""Number of consecutive damaged lanes after which a link still counts as up."""
 
 DOUBLINGS_MAX = 5
 

@@ -134,7 +134,7 @@ class LinkUpkeep:
     def want(
         self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, tuple[int, bool]]
     ) -> list[LinkStep]:
-        """Keep links to these peers, and drop links to all others that were wanted before.
+        """Keep links to these peers, and drop links to all other peers that were wanted before.
 
         ``up``: the links that are up, with the number of lanes that the other side was configured
         with, and whether it is on this machine.
@@ -157,10 +157,12 @@ class LinkUpkeep:
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
         """Dial all lanes of the links to ``peers``, as these are about to carry a collective."""
-        links = self._links
-        first = [links[peer] for peer in peers if peer in links and not links[peer].used]
-        for link in first:  # all links share the connections
-            link.used = True
+        first: list[_WantedLink] = []
+        for peer in peers:
+            link = self._links.get(peer)
+            if link is not None and not link.used:
+                link.used = True  # all of them before the first dials: links share the connections
+                first.append(link)
         steps: list[LinkStep] = []
         for link in first:
             if link.keeps:

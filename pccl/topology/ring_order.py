@@ -2,8 +2,8 @@
 
 Such an order is a Hamiltonian cycle in the graph of working links. Finding it is hard in general
 (Karp, "Reducibility among combinatorial problems", 1972), and easy if few links are broken. If each
-of n members has links to n/2 others or more, a cycle always exists (Dirac 1952). So the search is
-bounded, and it tries the present order first.
+of n members has links to n/2 other members or more, a cycle always exists (Dirac 1952). So the
+search is bounded, and it tries the present order first.
 """
 
 from __future__ import annotations

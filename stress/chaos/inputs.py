@@ -61,7 +61,7 @@ class Iteration:
 
 
 def iteration(seed: int, number: int) -> Iteration:
-    """Return iteration ``number``: the same for all members."""
+    """Return the reduces of iteration ``number``, equal for all members."""
     random = Random(f"iteration {seed} {number}")
     reduces: list[PlannedReduce] = []
     for tag in range(random.randrange(1, TAGS_MAX + 1)):

@@ -18,6 +18,9 @@ from pccl.stress.timeline import MASTER
 
 LOOPBACK = "127.0.0.1"
 
+PROCESSES_MAX = 250
+"""Largest number of processes with a namespace: each has an address of one /24 network."""
+
 
 class NamespacesRefused(Exception):
     """The system does not allow namespaces; the message says why and what to do."""
@@ -95,8 +98,10 @@ class Namespaces:
     def host(self, index: int) -> str:
         """Return the address of a process in its namespace; create the namespace if necessary."""
         if index not in self._made:
-            if len(self._made) > 250:
-                raise NamespacesRefused("--netns has room for 250 processes; plan fewer joiners")
+            if len(self._made) == PROCESSES_MAX:
+                raise NamespacesRefused(
+                    f"--netns has room for {PROCESSES_MAX} processes; plan fewer joiners"
+                )
             self._made[index] = f"{self._network}.{2 + len(self._made)}"
             self._make(index, self._made[index])
         return self._made[index]

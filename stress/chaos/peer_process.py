@@ -1,6 +1,6 @@
 """A peer of a chaos run: reduces in a loop, checks every bit, and reports to the harness.
 
-This is the loop of a user who expects churn. It admits newcomers, copies the eldest member's
+This is the loop of a program that expects churn. It admits newcomers, copies the eldest member's
 position in the series, and reduces. It retries after an abort, and joins again after an eviction.
 It ends when the eldest member has seen the stop file, or when the harness is gone. At SIGTERM it
 calls ``close()``, even in the middle of a call.

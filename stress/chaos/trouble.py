@@ -17,7 +17,7 @@ SLOW_PERIOD_S = 0.1
 """A slow process runs for its share of each of these periods, and is stopped for the rest."""
 
 LAST_WORDS_S = 30.0
-"""How long the last bytes of an ended process may be on their way, over slow or stalled links."""
+"""How long the last bytes of an ended process may take to arrive, over slow or stalled links."""
 
 
 class Trouble:

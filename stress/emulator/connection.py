@@ -348,7 +348,7 @@ class RelayedConnection:
         self._finish(with_reset=True)
 
     def half_open(self, gone: Side) -> None:
-        """Reset one side. The other side does not learn it, and its bytes are discarded."""
+        """Reset one side. The other side does not notice, and its bytes are discarded."""
         for pipe in self.pipes.values():
             pipe.swallow()
         end, other = (self._near, self._far) if gone is Side.DIALLER else (self._far, self._near)

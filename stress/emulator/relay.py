@@ -227,10 +227,10 @@ class Relay:
                 self._dismiss(newcomer)
 
     def half_open(self, gone: Side, *, link: Hashable = None, flow: int | None = None) -> None:
-        """Reset the side ``gone`` of each connection. The other side does not learn it.
+        """Reset the side ``gone`` of each connection. The other side does not notice.
 
         The relay discards the bytes of the other side at the link's rate, and delivers nothing to
-        that side, not even bytes in transit. There is no way to undo this.
+        that side, not even bytes in transit. Nothing undoes this.
 
         Raises:
             LookupError: no open connection has the number ``flow``.

@@ -54,7 +54,7 @@ class ShapedFlow:
     Attributes:
         queued_bytes: bytes offered, but not yet serialised.
         flight_bytes: bytes offered, but not yet acknowledged.
-        arrived_bytes: bytes arrived, but not yet taken by the receiver.
+        arrived_bytes: bytes arrived, but not yet read by the receiver.
         has_ended: whether the sender's end has arrived, after all bytes.
         ending: whether the sender's end is queued, behind the bytes.
         transit: arrival time and number of bytes (0: the end) of each chunk in transit, in order. A

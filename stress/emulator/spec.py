@@ -53,7 +53,7 @@ class LinkSpec:
         window_bytes: largest number of unacknowledged bytes of one connection in one direction, as
             with a receive window; None: enough to fill the link.
         corrupt: share of packets that arrive with one flipped bit, from 0 to 1, as damage that
-            TCP's checksum misses, or that a box on the way hides with a new checksum.
+            TCP's checksum misses, or that a middlebox hides with a new checksum.
 
     Raises:
         ValueError: a value is out of range; the message says what is allowed.

@@ -87,6 +87,9 @@ class Builder:
             lanes=0 if index % 2 else scenario.lanes,
             eager_bytes_max=EAGER_BYTES_MAX if index % 2 else scenario.eager_bytes_max,
         )
+        if scenario.machine_size > 1:
+            machine = f"m{index // scenario.machine_size}"
+            self._network.memories.machines[f"p{index}"] = machine
         return PeerProcess(
             self._parts,
             self._network.host(f"p{index}"),

@@ -136,6 +136,7 @@ class Stage:
             bytes_per_s=scenario.bytes_per_s,
             window_bytes=scenario.window_bytes,
         )
+        self.network.memories.done = checkers.done
         self._build = Builder(parts, self.network, rng, self._on_event)
         self.master = self._build.master(MASTER_NAME)
         self.standby = self._build.master(STANDBY_NAME) if scenario.standby else None
@@ -200,7 +201,7 @@ class Stage:
         return [name for name in self.names() if name != self.name(index)]
 
     def routes(self, index: int, other: int | None) -> list[HostRoute]:
-        """Return both directions between a process and another one (None: all others)."""
+        """Return both directions between a process and ``other`` (None: all other processes)."""
         name, route = self.name(index), self.network.route
         pairs = [(route(name, far), route(far, name)) for far in self.others(index, other)]
         return [each for pair in pairs for each in pair]
@@ -373,7 +374,7 @@ class Stage:
                     self.checkers.posted(posted, process.peer, None)
                     session = process.engine.exchange.sessions[operation]
                     contents = tuple(bytes(view) for view in session.memory.views)
-                    caller = process.engine.calls.get(call)
+                    caller = process.engine.calls.open.get(call)
                     assert caller is not None
                     assert isinstance(caller.event, SyncCall)
                     if state is not None:
@@ -422,6 +423,6 @@ class Stage:
         )
 
     def crash(self) -> None:
-        """Crash all hosts at the end of the run, so that no callback runs any more."""
+        """Crash all hosts at the end of the run, so that no more callbacks run."""
         for host in list(self.network.hosts.values()):
             host.crash()

@@ -224,7 +224,8 @@ def losses(peers: int) -> Iterator[Loss]:
 def resend(as_json: bool) -> None:
     """Measure what a member's death in a reduce costs the survivors, in simulation.
 
-    4 MiB of float32, links of 5 MB/s with a round trip of 20 ms. The middle rank dies.
+    The tensor has 4 MiB of float32. Links carry 5 MB/s with a round trip of 20 ms. The middle
+    rank dies.
     """
     found = [loss for peers in WORLD_SIZES for loss in losses(peers)]
     with writing():

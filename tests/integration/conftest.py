@@ -175,6 +175,12 @@ def run_of() -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes of tensors travel over connections, as between machines."""
+    monkeypatch.setenv("PCCL_LOCAL", "tcp")
+
+
+@pytest.fixture
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """What strangers do is no error of ours; the loop's exception handler logs errors, too."""
     yield

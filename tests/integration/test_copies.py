@@ -129,7 +129,7 @@ class RecordingTransport:
     def __init__(self, inner: Transport, master: Address) -> None:
         self.lanes = Ledger()
         self.control = Ledger()
-        self.port_limits = inner.port_limits
+        self.port_limits, self.memory = inner.port_limits, inner.memory
         self._inner = inner
         self._master = master
 

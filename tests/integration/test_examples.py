@@ -52,7 +52,7 @@ def check_training(printed: list[str], steps: list[str]) -> None:
 def test_all_examples_are_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(names) == 8
+    assert len(names) == 9
     assert [name for name in names if f'"{name}"' not in tested] == []
 
 
@@ -82,6 +82,14 @@ def test_with_torch() -> None:
     printed = run_example("with_torch.py", 2)
     assert printed[0] == printed[1]
     check_training(printed[0], [f"outer step {number}" for number in range(8)])
+
+
+def test_diloco_one_step_late() -> None:
+    """Ten outer steps, after which both have the same weights."""
+    pytest.importorskip("torch")
+    printed = run_example("diloco_one_step_late.py", 2)
+    assert printed[0] == printed[1]
+    assert re.fullmatch(r"10 steps: \[ *-?\d.*\]", printed[0][0])
 
 
 def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ TIMING = Timing(
     heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, redial_min_s=0.002, redial_max_s=0.02
 )
 LANES = 4
+pytestmark = pytest.mark.usefixtures("over_tcp")
 NUMBERS = tuple(range(LANES))
 
 Cut = Callable[[Lane], None]

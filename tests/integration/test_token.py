@@ -297,7 +297,7 @@ def test_a_master_that_has_kept_another_run(tmp_path: Path) -> None:
         member,
         pccl.MasterNode(address, timing=QUICK, token=TOKEN, state=tmp_path),
         pytest.raises(
-            MasterLost, match="does not continue with this peer: this master coordinates another"
+            MasterLost, match="does not accept this peer: this master coordinates another"
         ),
     ):
         member.update_topology()

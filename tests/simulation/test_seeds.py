@@ -41,6 +41,7 @@ WORKLOADS = (
     "lie",
     "not repaired",
     "of several",
+    "pulled",
     "removed alive",
     "repaired",
     "state mismatch",
@@ -51,6 +52,7 @@ WORKLOADS = (
     "sync under a restarted master",
     "verified",
     "weighted",
+    "withdrawn before the pull",
     "wrong piece",
 )
 """What calls of every kind have come to, and operations that lost a member while data moved: what
@@ -58,6 +60,7 @@ the seeds must not miss."""
 
 CAUGHT_BY = {
     "ahead_in_unknown_views": 19,
+    "announced_segments_forgotten": 29,
     "busy_is_asleep": 749,
     "commit_before_all_reported": 0,
     "done_ahead_ignored": 115,
@@ -75,11 +78,13 @@ CAUGHT_BY = {
     "no_restore_after_completion": 37,
     "nothing_for_others_after_leaving": 704,
     "outcome_not_kept": 107,
+    "lease_not_revoked": 1289,
     "outdated_elected": 18,
     "partial_taken_for_final": 896,
     "partly_sent_forgotten": 75,
     "second_copy_added": 2,
     "staging_skipped": 6,
+    "stale_plan": 0,
     "starving_forgotten": 789,
     "pieces_forgotten": 27,
     "unverified_piece_accepted": 18,

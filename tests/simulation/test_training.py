@@ -224,7 +224,7 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
     with planted("residual_paid_twice"):
         verdict = run_scenario(scenario)
     assert verdict.violation is not None
-    assert "residual may have been paid" in verdict.violation
+    assert "residual may have been added already" in verdict.violation
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))

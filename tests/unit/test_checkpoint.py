@@ -343,13 +343,13 @@ def test_foreign_files(tmp_path: Path) -> None:
     OF_NUMPY.save_file({"a": np.ones(3)}, path)
     said = refusal_of(path)
     assert "SharedState.save did not write it" in said
-    assert said.endswith("load its tensors with safetensors and make a SharedState of them")
+    assert said.endswith("load its tensors with safetensors and make a SharedState from them")
     path.write_bytes(b"")
-    assert "no safetensors file, or it is cut off" in refusal_of(path)
+    assert "not a safetensors file, or it is cut off" in refusal_of(path)
     path.write_bytes(b"PK\3\4" + bytes(100))
     assert "not a valid checkpoint" in refusal_of(path)
     path.write_bytes(b"\xff" * 64)
-    assert "no safetensors file" in refusal_of(path)
+    assert "not a safetensors file" in refusal_of(path)
 
 
 def forged(path: Path, **changes: Any) -> None:

@@ -164,10 +164,11 @@ def test_foreign_floats_are_no_residuals(array: Any) -> None:
         ErrorFeedback().load_state_dict({"x": array})
 
 
-def test_a_state_is_a_mapping() -> None:
-    state: Any = None
-    with pytest.raises(TypeError, match="state_dict"):
+@pytest.mark.parametrize("state", [None, list(range(10_000))])
+def test_a_state_is_a_mapping(state: Any) -> None:
+    with pytest.raises(TypeError, match="state_dict") as caught:
         ErrorFeedback().load_state_dict(state)
+    assert len(str(caught.value)) < 300  # it does not show all of a large argument
 
 
 def test_what_begin_would_refuse_is_told_before() -> None:

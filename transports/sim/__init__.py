@@ -6,5 +6,6 @@
 * ``receive_buffer``: holds data that has arrived at a process, until the process reads it.
 * ``pipe``: one direction of a connection.
 * ``connection``: one end of a connection, as its process sees it.
+* ``memory``: processes of one machine that pull segments from each other's memory.
 * ``network``: many hosts in one process; one seed determines all that happens.
 """

@@ -27,6 +27,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PortLimits
 from pccl.transports.sim.connection import SimConnection, Wires, report_bug
 from pccl.transports.sim.events import Action, Events, Trace, VirtualClock
+from pccl.transports.sim.memory import SimMemories
 from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
 
@@ -130,6 +131,7 @@ class SimHost:
         listeners: open listeners, by port number.
         run_queue: decides when the process runs.
         port_limits: see ``Transport``; set it before opening ports.
+        memory: see ``Transport``; None if the machine has no other host.
     """
 
     def __init__(self, network: SimNetwork, name: str, boots: int) -> None:
@@ -138,6 +140,7 @@ class SimHost:
         self.listeners: dict[int, _SimListener] = {}
         self.run_queue = RunQueue(network.events)
         self.port_limits = PortLimits()
+        self.memory = network.memories.boot(name, lambda: self.alive)
         self._next_port = _FIRST_PORT + boots % 250 * _PORTS_PER_PROCESS
         self._dials: dict[_Dial, None] = {}
 
@@ -265,6 +268,7 @@ class SimNetwork:
         wires: state that all connections share.
         ends: ends of open connections, from which fault plans choose.
         noises: applied to all arriving data, in order.
+        memories: machines on which several hosts share memory; fill it before booting hosts.
         shut: undialable hosts, by name; True: they refuse connections, False: they do not answer.
     """
 
@@ -283,6 +287,7 @@ class SimNetwork:
         self.hosts: dict[str, SimHost] = {}
         self.wires = Wires(self.events, window_bytes)
         self.ends, self.noises = self.wires.ends, self.wires.noises
+        self.memories = SimMemories()
         self.shut: dict[str, bool] = {}
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s

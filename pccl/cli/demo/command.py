@@ -96,7 +96,7 @@ def carry_out(crew: Crew, record: DemoRecord, victim: Worker | None, now: float)
 def demo(
     peers: int, steps: int, seed: int, kill: bool, join: bool, out: Path, as_json: bool
 ) -> None:
-    """Train one network with several processes; half-way, kill one and let another one join.
+    """Train one network with several processes; half-way, kill one process and add another.
 
     Starts a master and a few peers on this machine. The peers learn handwritten digits, each from
     its own shard of the data, and average their gradients at every step. The demo kills one peer
@@ -104,7 +104,8 @@ def demo(
     without data. It downloads data, weights, momentum and step counter, and trains with them. All
     peers end with the same weights, bit for bit. For comparison, one more process trains alone.
 
-    The exit code is 0 only if all of this happens, and the peers reach the accuracy.
+    The exit code is 0 only if all of this happens, and the peers reach the
+    required accuracy.
     """
     started_s = time.monotonic()
     if out.suffix.lower() != ".png":

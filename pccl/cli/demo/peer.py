@@ -33,7 +33,7 @@ from pccl.progress import SyncProgress, describe, size
 
 DIGIT_COUNT = 1797
 HELD_OUT_COUNT = 597
-"""Digits for the accuracy test. The other 1200 are for training, a number with many divisors."""
+"""Digits for the accuracy test. The other 1200, a number with many divisors, are for training."""
 
 BATCH_SIZE = 64
 POLL_S = 0.05

@@ -60,7 +60,7 @@ def summary(record: DemoRecord, found: dict[str, Any], picture: Path) -> dict[st
 
 
 def draw(record: DemoRecord, path: Path) -> None:
-    """Draw loss and world size over time, with kill and join marked. Needs at least one point."""
+    """Draw loss and world size over time, with kill and join marked, from at least one point."""
     # Imported here: takes half a second, and only the end of a demo needs it. Typed in part only.
     from matplotlib.figure import Figure
 

@@ -344,7 +344,7 @@ class Membership:
                 peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, now_ns)
 
     def sort_peers(self) -> None:
-        """Put the peers in order of id, after an older peer has come back."""
+        """Put the peers in order of id, after an older peer has returned."""
         self.peers = dict(sorted(self.peers.items()))
 
     # -- changes -------------------------------------------------------------------------------

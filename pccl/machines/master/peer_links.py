@@ -76,7 +76,7 @@ class PeerLinks:
     # -- which peers can be dialled ------------------------------------------------------------
 
     def test_addresses(self, newcomer: RegisteredPeer) -> None:
-        """Start tests whether a newcomer can be dialled: by the master, and by a member."""
+        """Start tests of whether a newcomer can be dialled: by the master, and by a member."""
         if self._reachability is None:
             return
         tester = self._membership.tester_of(newcomer)
@@ -135,7 +135,7 @@ class PeerLinks:
     # -- links ---------------------------------------------------------------------------------
 
     def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        """Record that a link is up (None), or why not. If a newcomer cannot dial, ask its elder."""
+        """Record why a link is down; None: it is up. If a newcomer cannot dial, ask its elder."""
         self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
         elder = self._membership.peers.get(other)
         if why is None:

@@ -33,7 +33,7 @@ from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundKin
 
 
 class Registration:
-    """Gives ids and tokens to newcomers, and recognizes peers that come back."""
+    """Gives ids and tokens to newcomers, and recognizes peers that return."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The removal of peers from the run, and its causes, which are kept for peers that come back."""
+"""Removes peers from the run, and keeps the causes for peers that return."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SAY_AFTER_S, SAY_EVERY_S = 1, 10
 
 
 class MasterTurns:
-    """Which master a peer dials: the last master that knew this peer, then the others in turn.
+    """Which master a peer dials: the last one that knew this peer, then the other masters in turn.
 
     Args:
         masters: addresses at which a master may listen, the first choice first.
@@ -229,6 +229,6 @@ class PeerOutbox:
         self._effects.append(ev.RaiseCall(call, error))
 
     def report_wait(self, text: str, waited_s: int) -> None:
-        """Report that a call has been waiting for others; an empty ``text`` reports nothing."""
+        """Report that a call has been waiting for other members; an empty ``text``: no report."""
         if text:
             self._effects.append(ev.ReportWait(text, waited_s))

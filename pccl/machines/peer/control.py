@@ -239,14 +239,14 @@ class ControlConnection:
         if registered and not (contact.connected and contact.resumed):
             reason = self._why_closed
             if contact.connected:
-                reason = "the master that answers waits for more members"
+                reason = "the master that answered waits for more members"
             loss = self._give_up(reason, now_ns)
             if loss is not None:
                 return loss
         waits = waits or self.join is not None
         if contact.connected and waits and contact.is_silent(now_ns, known=registered):
             self._out.add(ev.CloseControl("the master is silent"))
-            reason = "the connection is open, but no message of a master arrives"
+            reason = "the connection is open, but the master sends nothing"
             return self.closed(reason, now_ns)
         return None
 

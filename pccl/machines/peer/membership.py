@@ -42,7 +42,7 @@ _NEXT = {
     Standing.LOST: (Standing.LOST, Standing.CLOSED),
     Standing.CLOSED: (),
 }
-"""A ``LOST`` machine never comes back: the peer rejoins with a new machine."""
+"""The allowed changes. A ``LOST`` machine is never used again: the peer rejoins with a new one."""
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class PeerIdentity:
     """The identity of one peer in its run, and the master that it follows."""
 
     standing: Standing = Standing.OUTSIDE
+    takes_part: bool = False
+    """Whether this process is joining, or pending, or a member."""
     peer: PeerId = NOBODY
     """Id of this peer, once registered."""
     group: int = 0
@@ -68,11 +70,7 @@ class PeerIdentity:
         """Change the state of this process; assert that the change is allowed."""
         assert standing in _NEXT[self.standing], f"{self.standing} -> {standing}"
         self.standing = standing
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this process is joining, or pending, or a member."""
-        return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
+        self.takes_part = standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
 
 
 class KnownMembership:
@@ -243,7 +241,7 @@ class OwnLinks:
             self._elders.pop(peer, None)
 
     def forget_plans(self) -> None:
-        """Forget the plan of the former connection; the master resends it, the elders last."""
+        """Forget the former connection's plan; the master resends it, with the elders last."""
         self._elders.clear()
         self._newcomers = ()
         self._awaits_plan = True

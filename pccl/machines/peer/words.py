@@ -27,7 +27,7 @@ def undialable(reason: str) -> str:
 
 def connected_already() -> errors.PCCLError:
     """Return the error of ``connect`` on a connected communicator."""
-    reason = "this communicator is connected already"
+    reason = "this communicator is connected already; call connect() only once"
     return errors.PCCLError(errors.Result.INVALID_USAGE, reason=reason)
 
 
@@ -56,7 +56,7 @@ def operations_open() -> errors.PendingOperations:
 
 def same_call_twice(call_name: str) -> errors.PendingOperations:
     """Return the error of a second thread in the same joint call."""
-    return errors.PendingOperations(reason=f"another thread is in {call_name} already")
+    return errors.PendingOperations(reason=f"another thread is in {call_name} already; wait for it")
 
 
 def tag_in_use(tag: int) -> errors.PCCLError:
@@ -212,7 +212,7 @@ def refused(
             reason=f"the master refused this peer: {reason}; to try again, call connect()"
         )
     if cause is None:
-        text = f"the master that answered does not continue with this peer: {reason}"
+        text = f"the master that answered does not accept this peer: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins its run")
     what_to_do = "update_topology() or connect() rejoins it"
     if cause is RemovalCause.STATE_CONFLICT:
@@ -225,7 +225,7 @@ def refused(
 
 
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
-    """Return the error after no master came back within the deadline."""
+    """Return the error after no master returned within the deadline."""
     return errors.MasterLost(
         reason=f"no message from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
         "update_topology() or connect() rejoins once the master is back"

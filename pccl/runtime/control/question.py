@@ -112,7 +112,7 @@ class _MasterQuestion(Generic[_Answer]):
                 if not self._answer.done():
                     self._answer.set_result(message)
             case _:
-                reason = f"the master sent {type(message).__name__}, and not the {self._name}"
+                reason = f"the master sent {type(message).__name__} instead of the {self._name}"
                 raise RemoteProtocolError(func="control", reason=reason)
 
     def _on_closed(self, reason: str) -> None:

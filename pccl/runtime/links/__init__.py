@@ -3,5 +3,6 @@
 * ``listening``: opens the one port of a peer.
 * ``keeper``: dials, accepts and closes lanes as ``LinkUpkeep`` decides.
 * ``meter``: measures the links from the traffic that they carry. It sends nothing itself.
-* ``frame_router``: passes the frames of all lanes to the collectives or to the shared state.
+* ``pulls``: finds out with which peers this process can share memory, and proves it.
+* ``frame_router``: passes the frames of all lanes to whoever understands them.
 """

@@ -9,27 +9,32 @@ from __future__ import annotations
 from pccl.protocol.frame import FrameHeader
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.links.pulls import PULL_KINDS, Pulls
 from pccl.runtime.state.exchange import KINDS, StateExchange
 from pccl.transports.link import Lane
 from pccl.transports.sinks import Sink
 
 
 class FrameRouter:
-    """Passes frames and lane changes to the collectives and to the shared state."""
+    """Passes frames and lane changes to the collectives, the shared state and the pulls."""
 
-    def __init__(self, data_plane: DataPlane, exchange: StateExchange) -> None:
+    def __init__(self, data_plane: DataPlane, exchange: StateExchange, pulls: Pulls) -> None:
         self._data_plane = data_plane
         self._exchange = exchange
+        self._pulls = pulls
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """Return the sink for the payload of a frame whose header has arrived."""
         if header.kind in KINDS:
             return self._exchange.frame_started(lane, header)
+        if header.kind in PULL_KINDS:
+            return self._pulls.frame_started(lane, header)
         return self._data_plane.frame_started(lane, header)
 
-    def lane_up(self, peer: PeerId) -> None:
-        """Report that there is one more lane to ``peer``."""
-        self._data_plane.lane_up(peer)
+    def lane_up(self, lane: Lane) -> None:
+        """Report that a link has one more lane."""
+        self._pulls.lane_up(lane)
+        self._data_plane.lane_up(lane.link.peer)
 
     def lane_failed(self, peer: PeerId) -> None:
         """Report a lane that failed before it was up here. The other side may have used it."""
@@ -39,6 +44,8 @@ class FrameRouter:
         """Report that a lane is lost. Frames that it carried may be lost too."""
         self._data_plane.lane_lost(lane)
         self._exchange.lane_lost(lane)
+        if not lane.link.up:
+            self._pulls.link_down(lane.link.peer)
 
     def uses(self, peer: PeerId) -> bool:
         """Whether a collective or a synchronization needs the link to ``peer``."""

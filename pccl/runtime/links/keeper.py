@@ -260,7 +260,7 @@ class LinkKeeper:
             del self._watches[superseded]
             superseded.abort()
             self._frames.lane_lost(superseded)
-        self._frames.lane_up(peer)
+        self._frames.lane_up(lane)
         steps = self._upkeep.attached(
             peer, number, link.told, now_ns, near=link.near, ours=ours, more=more
         )

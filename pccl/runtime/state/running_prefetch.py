@@ -22,7 +22,7 @@ from pccl.runtime.waiting import cancelled_and_settled, settled
 
 SETTLE_NS = 10 * NS_PER_S
 """Time for which an admitted newcomer may replay, while the members wait for its next call. The
-synchronization fetches what the missing results would change."""
+synchronization fetches the pieces that the remaining results would change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class PieceFetch:
     def arrived(self, source: PeerId, piece: int, now_ns: int, *, sound: bool) -> list[Ask]:
         """Record that a requested piece arrived.
 
-        A piece that was not requested, or is not missing any more, changes nothing.
+        A piece that was not requested, or is no longer missing, changes nothing.
 
         Args:
             source: the sender.
@@ -343,8 +343,8 @@ class PieceFetch:
     def _left_to_others(self, source: Source, slot: int) -> bool:
         """Whether other sources would send all missing pieces before ``source`` sends this one.
 
-        One of the others must also send this piece sooner. So the fastest source for a piece never
-        leaves it to others.
+        Another source must also send this piece sooner. So the fastest source for a piece never
+        leaves it to another source.
         """
         if source.rate is None or not source.good:
             return False
@@ -413,12 +413,12 @@ class PieceFetch:
         return passed
 
     def _release(self, source: Source) -> None:
-        """Expect no slot from ``source`` any more; its pieces may still arrive."""
+        """No longer expect a slot from ``source``; its pieces may still arrive."""
         for slot in list(source.outstanding):
             self._drop(source, slot)
 
     def _drop(self, source: Source, slot: int) -> None:
-        """Do not expect ``slot`` from ``source`` any more; its piece may still arrive."""
+        """No longer expect ``slot`` from ``source``; its piece may still arrive."""
         source.drop(slot, self._now_ns)
         source.late[slot] = None
         others = tuple(other for other in self._asked.pop(slot) if other is not source)

@@ -143,7 +143,7 @@ class Board:
                 self.rare.add(slot)
 
     def occupy(self, slot: int) -> None:
-        """Make ``slot`` not free, because a source is expected to send it."""
+        """Remove ``slot`` from the free slots, because a source is expected to send it."""
         if slot in self.free:
             self.free.discard(slot)
             self.free_bytes -= self.sizes[slot]

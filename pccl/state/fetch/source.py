@@ -12,7 +12,7 @@ WINDOW_MAX_BYTES = 64 << 20
 source sends in a second. This covers the round trip of any link, and a lost source costs little."""
 
 OUTSTANDING_MAX = 4096
-"""Limit of outstanding pieces of one source; a window could hold tens of thousands."""
+"""Limit of outstanding pieces of one source; a window has room for many thousands of tiny ones."""
 
 ASK_PIECES_MAX = 64
 """Largest number of pieces in one request."""

@@ -246,7 +246,7 @@ class ShownTarget:
         """Do nothing: the next refresh asks ``peer`` again."""
 
     def withdrew(self, peer: PeerId) -> None:
-        """Forget the map of a peer that sends nothing any more."""
+        """Forget the map of a peer that sends nothing."""
         self._shown.pop(peer, None)
 
     def ticked(self, present: Present, *, looks_again: bool) -> None:

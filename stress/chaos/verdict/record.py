@@ -188,7 +188,7 @@ class RunRecord:
         return None
 
     def finish(self, now: float) -> None:
-        """End the record, because the harness will hear nothing more."""
+        """End the record, because the harness will receive nothing more."""
         self.ended_s = self.ended_s or now
         for each, known in self._announced:
             cause = each.text.partition(":")[0]

@@ -72,8 +72,9 @@ class Excuses:
         self.majority_died = False
         """Whether, in a run with a standby, half of the members or more were lost."""
         self.masters_divided = False
-        """Whether some members may follow the standby while others still follow the first master.
-        The others wait without a fault of their own, and the run may continue without them."""
+        """Whether some members may follow the standby while other members still follow the first
+        master. These other members wait without a fault of their own, and the run may continue
+        without them."""
         self.master_restarted = False
         """Whether the master was restarted; the new one plans the links again."""
         self.master_blank = False

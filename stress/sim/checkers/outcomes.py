@@ -69,7 +69,7 @@ class _Returned:
 
 
 class Checkers:
-    """Checks everything that the processes of one run do and see."""
+    """Checks all calls and results of the processes of one run."""
 
     def __init__(self, scenario: Scenario, excuses: Excuses) -> None:
         self.reduces = 0
@@ -356,7 +356,7 @@ class Checkers:
 
     @property
     def nobody_to_join(self) -> bool:
-        """Whether the run may have no master any more that admits newcomers."""
+        """Whether the run may no longer have a master that admits newcomers."""
         return self._excuses.may_stay_without_master
 
     def handles_told(self, who: str, failures: list[PCCLError]) -> None:

@@ -70,7 +70,7 @@ class ResidualCheckers:
         is_void = account.is_void or (account.may_be_void and owed is None)
         expected = None if is_void else account.owed
         if not _are_equal(owed, expected):
-            words = "may have been paid" if account.is_void else "is wrong"
+            words = "may have been added already" if account.is_void else "is wrong"
             raise Violation(f"{who}: residual {words} in round {number}: {owed}, not {expected}")
         account.owed, account.is_void, account.may_be_void = owed, False, False
 

@@ -86,7 +86,7 @@ class Election:
 
 
 class StateCheckers:
-    """Checks everything that the processes of one run do with shared state.
+    """Checks all uses of shared state by the processes of one run.
 
     Args:
         syncs: the shared state, and how members synchronize it.

@@ -10,7 +10,7 @@
 * A process that ends with a period, and was not cut off since its last step, has no work left.
 * Every inner step of a live process counts once in each fragment. It is in the outer parameters
   that the process merged, in its work in flight, or in the difference of base and parameters. Or
-  the process gave it up by merging a round that was under way during the step, as the mode allows.
+  the process dropped it by merging a round that was in flight during the step, as the mode allows.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _drawn(fault: type[Fault]) -> Mapping[str, Drawn]:
 
 @dataclass(frozen=True)
 class Fault(ABC):
-    """One thing that goes wrong in a run."""
+    """One fault in a run."""
 
     kind: ClassVar[str] = ""
     """Name in scenarios, summaries and files; empty for a base class."""

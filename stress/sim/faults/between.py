@@ -1,4 +1,4 @@
-"""Faults of all connections between one process and another, or all others."""
+"""Faults of all connections between one process and another one, or between it and all others."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class PairStall(PairFault, kind="pair_stall"):
 
 @dataclass(frozen=True)
 class PairHalfOpen(PairFault, kind="pair_half_open"):
-    """``other`` loses the connections, and ``peer`` does not learn that until it sends."""
+    """``other`` loses the connections, and ``peer`` does not notice that until it sends."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)

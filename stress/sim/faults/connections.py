@@ -86,7 +86,7 @@ class HalfOpen(ConnectionFault, kind="half_open"):
 class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
     """A firewall or NAT forgets a lane, and drops all packets of the lane.
 
-    One end drops the lane. The other end never learns of the loss, even if it sends.
+    One end drops the lane. The other end never notices the loss, even if it sends.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
@@ -108,7 +108,7 @@ class StreamStall(ConnectionFault, kind="stall"):
 
 
 def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
-    """Draw the peers; often a single peer, which can still dial all other processes."""
+    """Draw the peers: in half of the runs one peer, which can still dial all other processes."""
     count = 1 if rng.random() < 0.5 else rng.randint(1, ground.peers)
     return tuple(sorted(rng.sample(range(ground.peers), count)))
 

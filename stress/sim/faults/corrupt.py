@@ -1,4 +1,4 @@
-"""Flips bits on the way: in one portion of arriving data, or in many for a while.
+"""Flips bits in transit: in one portion of arriving data, or in many for a while.
 
 A TCP checksum misses some flips, and a relay that changes bytes computes a new checksum. A flipped
 bit may end a connection, which is then made again. It damages no value, and removes no member.

@@ -1,4 +1,4 @@
-"""Cuts a living first master off from some members, in a phase of their work.
+"""Cuts the first master, which still runs, off from some members, in a phase of their work.
 
 These members look for another master, and the standby may take over the run. Meanwhile the first
 master still has the other members. One member may lag: data reaches it late, and after the cut not

@@ -45,6 +45,7 @@ PLAIN: Draws = {
     between.OneWayPartition: (0,) * 8 + (1, 2),
     processes.Freeze: (0,) * 5 + (1, 2),
     processes.ClockPause: (0,) * 9 + (1, 2),
+    processes.PullsRefused: (0,) * 5 + (1, 2),
     processes.Load: (0,) * 10 + (1,),
     master.MasterDeath: (0,) * 24 + (1,),
     master.MasterRestart: (0,) * 10 + (1, 2),
@@ -73,7 +74,7 @@ OF_BITS: Draws = {
     corrupt.Corrupt: (1, 2, 4, 8),
     corrupt.CorruptLine: (0, 0, 1, 2),
 }
-"""Faults that damage data on the way; each run has at least one."""
+"""Faults that damage data in transit; each run has at least one."""
 
 KINDS: dict[str, type[Fault]] = {
     fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS)

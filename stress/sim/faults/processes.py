@@ -74,6 +74,24 @@ class ClockPause(TimedFault, kind="clock_pause"):
 
 
 @dataclass(frozen=True)
+class PullsRefused(TimedFault, kind="pulls_refused", calm=True, keeps_majority=True):
+    """The system refuses a process to read other processes' memory, from now on.
+
+    Nothing else changes: segments that others announce to it must come over the links.
+    """
+
+    peer: Peer
+
+    def strike(self, stage: Stage) -> Iterator[int]:
+        """Refuse all further pulls of the process, if it shares its machine."""
+        host = stage.host(self.peer)
+        if host.alive and host.memory is not None:
+            stage.struck(self)
+            host.memory.forbidden = True
+        yield from ()
+
+
+@dataclass(frozen=True)
 class Slow(TimedFault, kind="slow", calm=True, keeps_majority=True):
     """A process gets little CPU: everything in it happens up to ``lag_ns`` late."""
 

@@ -124,6 +124,8 @@ class Scenario:
     """Whether each iteration launches a reduce and drops its handle at once."""
     lanes: int = 1
     """Lanes of a link that every second process wants; the other processes have the default."""
+    machine_size: int = 1
+    """How many processes are on each machine, where they pull segments from each other's memory."""
     timing: Timing
     settles_ns: int = 0
     """How long members continue after the last fault; then all must be together (0: unchecked)."""
@@ -251,7 +253,8 @@ def draw(seed: int) -> Scenario:
         settles_ns=_settling_ns(timing) if rng.random() < 0.3 else 0,
     )
     eager = Random(f"{seed}/eager").choice((0, 256, EAGER_BYTES_MAX, EAGER_BYTES_MAX))
-    scenario = replace(scenario, eager_bytes_max=eager)
+    machine_size = Random(f"{seed}/machines").choice((1,) * 7 + (2, 3, peers))
+    scenario = replace(scenario, eager_bytes_max=eager, machine_size=machine_size)
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
@@ -326,7 +329,7 @@ def draw_to_train(seed: int) -> Scenario:
 def draw_two_masters(seed: int) -> Scenario:
     """Draw the scenario of ``seed`` in which a living first master is cut off from some members.
 
-    Everything else is drawn as in ``draw``, but callers often have little time.
+    Everything else is drawn as in ``draw``, but callers often have short time limits.
     """
     plain = draw(seed)
     rng = Random(f"{seed}/two masters")
@@ -354,7 +357,7 @@ def draw_two_masters(seed: int) -> Scenario:
 
 
 def draw_corrupted(seed: int) -> Scenario:
-    """Draw the scenario of ``seed`` in which bits flip on the way, in addition to other faults."""
+    """Draw the scenario of ``seed`` in which bits flip in transit, in addition to other faults."""
     plain = draw(seed)
     ground = Ground(plain.peers, plain.stop_ns, plain.latency_ns, plain.timing)
     flips = draw_faults(OF_BITS, seed, ground, also_if_calm=True)

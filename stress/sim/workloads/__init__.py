@@ -3,7 +3,7 @@
 * ``application``: the base class of applications, from their start to their end.
 * ``calls``: makes the calls of one process: with interruptions, time limits and repeats.
 * ``inputs``: draws inputs of collectives from seed, peer, iteration and tag only.
-* ``collectives``: the application of a simulated peer: the loop of a user who expects churn.
+* ``collectives``: the application of a simulated peer: the loop of a program that expects churn.
 * ``syncs``: the shared state of an application: what a seed draws, what a process holds.
 * ``state``: how an application synchronizes and changes its shared state.
 * ``toy_model``: a minimal model whose parameters show every inner step.

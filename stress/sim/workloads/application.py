@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 
 
 class Application(ABC):
-    """The application of one process; a process that loses its place in the run begins again.
+    """The application of one process; a process that loses its membership begins again.
 
     Attributes:
         ended_with: why it stopped; None while it runs.

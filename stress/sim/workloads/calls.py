@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 ATTEMPTS_MAX = 200
 _HASTY_MAX = 20
 _PAUSE_NS = NS_PER_S // 4
-"""Pause before each attempt after ``_HASTY_MAX`` failures in a row; then calls have no time limit.
-Faults may last a minute, and with time limits one of many members would always leave."""
+"""Pause before each attempt after ``_HASTY_MAX`` consecutive failures; then calls have no time
+limit. Faults may last a minute, and with time limits one of many members would always leave."""
 
 
 class Interrupted(Exception):

@@ -1,4 +1,4 @@
-"""The application of a simulated peer: the loop of a user who expects churn.
+"""The application of a simulated peer: the loop of a program that expects churn.
 
 Each iteration admits newcomers, votes on the end, and then makes the scenario's collectives. It
 repeats each collective until it succeeds, or the peer is alone. In the vote each member contributes

@@ -168,7 +168,7 @@ class StateWork:
     async def _verify(self, synchronized: SharedStateSyncInfo) -> None:
         """Compare with all other members, after a random share of the synchronizations.
 
-        No member leaves early, because then it could not know whether the others continue.
+        No member leaves early, because then it could not know whether the other members continue.
         """
         operation = outcome_of(synchronized).operation
         rng = Random(f"{self._seed}/verify/{operation}")

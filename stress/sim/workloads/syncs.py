@@ -75,7 +75,7 @@ class Syncs:
     verifies: float = 0.0
     """All members compare their states after a synchronization."""
     spoils: float = 0.0
-    """One member changes a byte before that comparison."""
+    """One member changes a byte before the members compare their states."""
     prefetches: float = 0.0
     """A newcomer fetches the state before its admission."""
 

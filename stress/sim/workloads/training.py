@@ -175,7 +175,7 @@ class _Life:
 
     @property
     def _is_at_end_of_period(self) -> bool:
-        """Whether the last fragment's round has just begun, so an end now leaves no work over."""
+        """Whether the last fragment's round has just begun. Then an end now loses no work."""
         position = self._trainer.pipeline.position()
         return not position["since"] and position["number"] % self._training.fragments == 0
 

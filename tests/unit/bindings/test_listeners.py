@@ -32,8 +32,8 @@ def test_a_full_disk_is_said_once_with_the_name_of_the_file(
     assert record.levelno == logging.ERROR
     assert record.exc_info is None
     assert record.getMessage() == (
-        "the on_event consumer JsonlWriter('/dev/full') failed, and will not be called again; "
-        "training continues: OSError: [Errno 28] No space left on device: '/dev/full'"
+        "the on_event consumer JsonlWriter('/dev/full') failed, and is not called again; "
+        "training continues. OSError: [Errno 28] No space left on device: '/dev/full'"
     )
 
 

@@ -97,7 +97,7 @@ class Ballot(ABC):
         operation: its id.
         members: all members of its view, in ring order.
         opener: the member that sent the first message about it.
-        now_ns: the present.
+        now_ns: current time.
         inherited: whether an earlier master may have started it.
     """
 

@@ -3,8 +3,8 @@
 After a loss, ``repair`` continues with the data that the remaining members have.
 
 Members send the data of a small all-reduce before its start (``eager``). A member can complete the
-result only if all members have made the same request. So a done report proves the start, even
-while another member's request is on its way to the master.
+result only if all members have made the same request. So a done report proves the start, even while
+another member's request has not reached the master.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CollectiveBallot(Ballot):
         Args:
             peer: the member.
             descriptor: what the member requests.
-            now_ns: the present.
+            now_ns: current time.
             eager: whether the member sends its data before the start.
             weight: the weight of its contribution to a weighted average.
         """

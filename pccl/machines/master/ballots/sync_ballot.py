@@ -43,7 +43,7 @@ class SyncBallot(Ballot):
         operation: its id.
         members: all members of its view, in ring order.
         opener: the member that sent the first message about it.
-        now_ns: the present.
+        now_ns: current time.
         expected: returns the group's expected shared state, and how many collectives the group has
             committed since its last synchronization.
         inherited: whether an earlier master may have started it.

@@ -12,9 +12,9 @@ master sends them once such a majority has also stored them (``proposals``).
 
 With exactly half of the members the *incumbent* may continue: the master that sent them this
 membership. So a run of two survives the loss of one member, or of its master, but not of both at
-once. A run of one ends with its member, because that member may follow the other master. A
-goodbye is no loss, because its sender follows no master any more. (Vertical Paxos II, Lamport,
-Malkhi & Zhou, PODC 2009, section 4, is the general case; the term is the ballot.)
+once. A run of one ends with its member, because that member may follow the other master. A goodbye
+is no loss, because its sender no longer follows a master. (Vertical Paxos II, Lamport, Malkhi &
+Zhou, PODC 2009, section 4, is the general case; the term is the ballot.)
 
 Pure state: ``Ratification`` holds messages back and sends them.
 """
@@ -89,7 +89,7 @@ class Majority:
         return all(basis.consents(agreed) for basis in self._bases)
 
     def leave(self, peer: PeerId) -> None:
-        """Stop counting a member that said goodbye, because it follows no master any more."""
+        """Stop counting a member that said goodbye, because it no longer follows a master."""
         self._bases = tuple(basis.without({peer}) for basis in self._bases)
 
     def hold(self, peer: PeerId, message: msg.MasterMessage) -> None:

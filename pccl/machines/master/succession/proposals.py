@@ -17,7 +17,7 @@ So there is only one outcome, as in Viewstamped Replication (Liskov & Cowling, 2
 * A final needs no proposal if it follows from the members' own state. One such final is the commit
   of a collective that all members of its view have reported done, because done reports are final.
   The other one is an abort in a view that a ratified roster has closed. Once a roster closes a
-  view, done reports prove nothing any more. So the master proposes unsettled commits before it
+  view, done reports no longer prove anything. So the master proposes unsettled commits before it
   sends that roster.
 
 State only: ``Ratification`` sends and counts.

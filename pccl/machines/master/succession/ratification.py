@@ -73,7 +73,7 @@ class Ratification:
         return None if self.has_consent else self._majority.lacks_for_ns(self._outbox.now_ns)
 
     def leave(self, peer: PeerId) -> None:
-        """Stop counting a member that said goodbye, because it follows no master any more."""
+        """Stop counting a member that said goodbye, because it no longer follows a master."""
         self._majority.leave(peer)
 
     def note_masters(self, newcomers: Sequence[RegisteredPeer]) -> None:

@@ -44,7 +44,7 @@ class Recovery:
         timing: the master waits ``recovery_s`` for all members.
         run: the run's id; None: the run of the first peer that returns.
         incumbent: id of this master.
-        now_ns: the present.
+        now_ns: current time.
         ratified: the newest roster that a majority acknowledged to this master; 0: none is known.
         vouched: the members of the run, as its master has named them.
     """
@@ -71,7 +71,7 @@ class Recovery:
         """The reports of peers that the run's master has named."""
         self._by_connection: dict[int, Report] = {}
         self._said_goodbye: set[tuple[bytes, PeerId, bytes]] = set()
-        """(run, peer, digest of its token); a standby may hear members of several runs."""
+        """(run, peer, digest of its token); members of several runs may return to a standby."""
         self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
         """The rosters in all reports; equal rosters are stored once."""
         self._nbytes = 0

@@ -150,7 +150,7 @@ class Succession:
 
     @property
     def _is_young(self) -> bool:
-        """Whether a run that this master began may still give way to an older run."""
+        """Whether a run that this master began may still end in favour of an older run."""
         if self._origin is not Origin.BLANK:
             return False
         first_ns = self._registration.first_ns

@@ -19,7 +19,7 @@ def revive(
         host: the host from which the peer returned.
         connection: the peer's connection; None if it is closed already.
         member: the peer as a roster names it; None for a newcomer.
-        now_ns: the present.
+        now_ns: current time.
     """
     registration = header.registration
     seen_as = Member(header.peer, dialled_at(registration.host, host), registration.port)

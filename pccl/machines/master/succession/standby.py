@@ -38,7 +38,7 @@ class StandbyWatch:
     Args:
         timing: the standby asks each master every ``heartbeat_s``. Without a run, it asks at every
             tick, because a master that dies before it has named its run has no successor.
-        masters: the addresses of its masters, for logs; the first choice first.
+        masters: the addresses of its masters, for logs, in order of preference.
         run: a run that the standby learnt before a restart; None if there is none.
         term: the term that it learnt with this run.
         vouched: the members that it learnt with this run.

@@ -134,7 +134,7 @@ class StateMemory:
         """Check that each tensor still has the memory that it had when this object was made.
 
         Raises:
-            ValueError: a tensor has got other memory, by ``tensor.data = ...`` or a resize.
+            ValueError: a tensor has other memory now, after ``tensor.data = ...`` or a resize.
         """
         for one in self._tensors:
             if one.tensor is not None and one.numel and _address_of(one.tensor) != one.data_ptr:

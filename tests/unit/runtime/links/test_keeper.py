@@ -58,8 +58,8 @@ class Frames(FrameRouter):
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         raise AssertionError(f"nobody sends {header}")
 
-    def lane_up(self, peer: PeerId) -> None:
-        self.came.append(peer)
+    def lane_up(self, lane: Lane) -> None:
+        self.came.append(lane.link.peer)
 
     def lane_failed(self, peer: PeerId) -> None:
         pass
