@@ -14,13 +14,22 @@ import pytest
 import pccl
 from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
-from tests.support import waiting
+from tests.support import forks, waiting
 from tests.support.insides import machine_of
 from tests.support.members import grow
 from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def ready_python() -> Iterator[tuple[str, ...]]:
+    """A command that runs a script with torch: see :mod:`tests.support.forks`."""
+    pytest.importorskip("torch")
+    with forks.ready_python() as command:
+        yield command
+
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 

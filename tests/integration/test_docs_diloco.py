@@ -55,10 +55,10 @@ def test_there_is_a_test_for_each_program_by_hand() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_by_hand(number: int, tmp_path: Path) -> None:
+def test_by_hand(number: int, tmp_path: Path, ready_python: tuple[str, ...]) -> None:
     """Ten outer steps, after which both have the same weights."""
-    pytest.importorskip("torch")
-    lines = sorted(launch_example(BY_HAND[number], tmp_path).stdout.splitlines())
+    ended = launch_example(BY_HAND[number], tmp_path, python=ready_python)
+    lines = sorted(ended.stdout.splitlines())
     (first, mine), (second, theirs) = (line.split("] ", 1) for line in lines)
     assert (first, second) == ("[0", "[1")
     assert re.match(r"10 tensor\(\[ ?-?\d", mine)
