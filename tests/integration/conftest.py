@@ -35,7 +35,11 @@ def ready_python() -> Iterator[tuple[str, ...]]:
 @pytest.fixture
 def all_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """No quota for log lines, so that each test of a run finds its line at once."""
-    monkeypatch.setattr(LogQuota, "admit", lambda quota, now_ns: True)
+
+    def admit(quota: LogQuota, now_ns: int) -> bool:
+        return True
+
+    monkeypatch.setattr(LogQuota, "admit", admit)
 
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
