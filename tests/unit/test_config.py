@@ -14,6 +14,7 @@ from pccl.config import (
     resolve_group,
     resolve_lanes,
     resolve_listen,
+    resolve_local,
     resolve_masters,
     resolve_min_peers,
     resolve_progress,
@@ -23,7 +24,7 @@ from pccl.transports.base import Address
 from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
-PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN")
+PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL")
 VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE")
 
 
@@ -111,6 +112,7 @@ def test_nothing_is_set() -> None:
     assert resolve_min_peers(None) == 1
     assert resolve_advertise(None) == Advertised("", None)
     assert resolve_token(None) is None
+    assert resolve_local() == "auto"
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +122,8 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MIN_PEERS", "4")
     monkeypatch.setenv("PCCL_ADVERTISE", "host:5000-5001")
     monkeypatch.setenv("PCCL_LISTEN", ":6000")
+    monkeypatch.setenv("PCCL_LOCAL", " any ")
+    assert resolve_local() == "any"
     assert resolve_masters(None) == (Address("::1", 48148),)
     assert resolve_group(None) == 3
     assert resolve_lanes(None, None) == 16
@@ -166,6 +170,10 @@ def _drain(drain: None) -> bool:
     return resolve_drain()
 
 
+def _local(local: None) -> str:
+    return resolve_local()
+
+
 def _progress(progress: None) -> bool:
     return resolve_progress()
 
@@ -185,6 +193,8 @@ def _progress(progress: None) -> bool:
         ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 bytes is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
+        ("PCCL_LOCAL", "TCP", _local, "PCCL_LOCAL must be auto, tcp or any, not 'TCP'"),
+        ("PCCL_LOCAL", "x" * 99, _local, f"not '{'x' * 32}'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],
