@@ -100,7 +100,7 @@ class _Lease:
 
     def announce(self, views: Sequence[memoryview]) -> bytes:
         self._used = True
-        parts = [(address_of(view), view.nbytes) for view in views]
+        parts = list(zip(map(address_of, views), map(len, views), strict=True))
         return encode_announcement(self._word.address, self._word.value, parts)
 
     def revoke(self) -> None:

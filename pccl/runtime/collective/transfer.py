@@ -295,8 +295,8 @@ class Transfer(ABC):
         if placement is None:
             return 0
         placement.check = None
-        into: list[memoryview] = []
-        received = 0
+        into = [placement.view] if placement.view is not None else []
+        received = length if into else 0
         while received < length:
             into.append(placement.memory(received))
             received += len(into[-1])
