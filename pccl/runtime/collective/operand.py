@@ -19,9 +19,12 @@ import numpy.typing as npt
 
 from pccl.protocol.data_type import DataType, numpy_dtypes
 from pccl.protocol.types import ReduceOp
+from pccl.runtime.collective.buffers import Backups
 from pccl.runtime.collective.memory import Memory, Range, clash
 
 Array = npt.NDArray[Any]
+
+_BACKUPS = Backups()
 
 _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 
@@ -164,7 +167,7 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
                 f"recv[{numbers[same.index(True)]}] is the memory of its tensor, and "
                 f"recv[{numbers[same.index(False)]}] is not; reduce all of them in place, or none"
             )
-    saved = Memory([np.empty(source.size, source.dtype)]) if in_place else source
+    saved = Memory([_BACKUPS.take(source.size, source.dtype)]) if in_place else source
     operand = Operand(source, target, saved, _DATA_TYPES[source.dtype], in_place)
     if clash(operand.ranges) is not None:
         raise ValueError(_overlap(operand, numbers))
@@ -227,7 +230,7 @@ def _operand(source: Array, target: Array, data_type: DataType) -> Operand:
     in_place = given.addresses == result.addresses
     if not in_place and np.may_share_memory(source, target):  # exact: both are contiguous
         raise ValueError("send and recv overlap; use the same buffer or two separate ones")
-    saved = Memory([np.empty(given.size, given.dtype)]) if in_place else given
+    saved = Memory([_BACKUPS.take(given.size, given.dtype)]) if in_place else given
     return Operand(given, result, saved, data_type, in_place)
 
 
