@@ -32,6 +32,9 @@ ANCESTRY_MAX = 64
 PROOF_BYTES = 16
 """Length of the random bytes of a PULL_ASK."""
 
+PID_MAX = (1 << 31) - 1
+"""Largest process id. To prctl(2), greater numbers may stand for every process."""
+
 _PAIR = struct.Struct("<QQ")
 _PID = struct.Struct("<I")
 _AT = struct.Struct("<IQ")
@@ -99,12 +102,14 @@ def decode_ask(payload: bytes | bytearray) -> tuple[bytes, tuple[int, ...]]:
     """Return the random bytes and the process ids of a PULL_ASK.
 
     Raises:
-        RemoteProtocolError: the payload is malformed.
+        RemoteProtocolError: the payload is malformed, or a number is no process id.
     """
     ids = len(payload) - PROOF_BYTES
     if ids % _PID.size or not _PID.size <= ids <= ANCESTRY_MAX * _PID.size:
         raise _malformed("a question for memory", payload)
     ancestry = tuple(pid for (pid,) in _PID.iter_unpack(payload[PROOF_BYTES:]))
+    if not all(map(_is_pid, ancestry)):
+        raise _malformed("a question for memory", payload)
     return bytes(payload[:PROOF_BYTES]), ancestry
 
 
@@ -117,11 +122,18 @@ def decode_at(payload: bytes | bytearray) -> tuple[int, int]:
     """Return process id and address of a PULL_AT.
 
     Raises:
-        RemoteProtocolError: the payload is malformed.
+        RemoteProtocolError: the payload is malformed, or the number is no process id.
     """
     if len(payload) != AT_BYTES:
         raise _malformed("a place in memory", payload)
-    return _AT.unpack(payload)
+    pid, address = _AT.unpack(payload)
+    if not _is_pid(pid):
+        raise _malformed("a place in memory", payload)
+    return pid, address
+
+
+def _is_pid(number: int) -> bool:
+    return 0 < number <= PID_MAX
 
 
 def _malformed(what: str, payload: bytes | bytearray) -> RemoteProtocolError:

@@ -374,10 +374,13 @@ class Link:
         return frame
 
     def stop_pulling(self) -> None:
-        """Tell the peer that its memory cannot be read, so that it sends what it announced."""
-        if self.process is not None:
-            self.process = None
-            self.lanes[0].say(FrameHeader(FrameKind.PULL_FAILED, NO_OPERATION, 0, 0, 0))
+        """Tell the peer that its memory cannot be read, so that it sends what it announced.
+
+        Every lane carries this, because a lane may fail unnoticed.
+        """
+        self.process = None
+        for lane in self.lanes:
+            lane.say(FrameHeader(FrameKind.PULL_FAILED, NO_OPERATION, 0, 0, 0))
 
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; the link no longer reads its memory."""

@@ -186,8 +186,8 @@ class ProcessMemory:
 
     def name(self, pid: int) -> None:
         """Call prctl(2) with PR_SET_PTRACER; -1 stands for every process, there as here."""
-        self.named = pid
-        self._libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), *[ctypes.c_ulong()] * 3)
+        if self._libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), *[ctypes.c_ulong()] * 3) == 0:
+            self.named = pid
 
     def prove(self, pid: int, address: int, proof: bytes) -> bool:
         """Whether ``proof`` is at ``address`` in process ``pid``, whose memory can be read."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pccl._api.draining import drain
+from pccl._api.listening import reachable_at
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.addresses import reachable_at
 from pccl.checks import check_member, check_timing
 from pccl.config import (
     resolve_advertise,

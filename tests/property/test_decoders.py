@@ -61,6 +61,14 @@ from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoin
 from pccl.state.layout import Entry, StateLayout
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
+from pccl.transports.announcement import (
+    decode_announcement,
+    decode_ask,
+    decode_at,
+    encode_announcement,
+    encode_ask,
+    encode_at,
+)
 from tests.property import test_hostile_frames
 from tests.property.protocol import test_codec
 from tests.support.paths import ROOT
@@ -259,9 +267,9 @@ def lane_after(data: bytes, splitting: Splitting) -> object:
 
 
 def streams_of_frames() -> tuple[bytes, ...]:
-    drawn = Random(1)
+    drawn, liar = Random(1), test_hostile_frames.Port(in_place=False).liar
     return tuple(
-        b"".join(test_hostile_frames.draw_frame(drawn) for _ in range(4)) for _ in range(40)
+        b"".join(test_hostile_frames.draw_frame(drawn, liar) for _ in range(4)) for _ in range(40)
     )
 
 
@@ -423,6 +431,30 @@ DECODERS: dict[str, Decoder] = {
         (),
         streams_of_frames(),
         byte_by_byte=lambda data: lane_after(data, Splitting()),
+    ),
+    "transports/announcement.py decode_announcement": Decoder(
+        decode_announcement,
+        RemoteProtocolError,
+        (
+            encode_announcement(1 << 40, 99, [(1 << 41, 1 << 20)]),
+            encode_announcement(8, 0, [(1 << 41, 8)] * 64),
+        ),
+        write=lambda where: encode_announcement(where.word, where.generation, where.parts),
+        canonical=True,
+    ),
+    "transports/announcement.py decode_ask": Decoder(
+        decode_ask,
+        RemoteProtocolError,
+        (encode_ask(bytes(16), (77, 76, 1)), encode_ask(bytes(16), range(1, 65))),
+        write=lambda asked: encode_ask(*asked),
+        canonical=True,
+    ),
+    "transports/announcement.py decode_at": Decoder(
+        decode_at,
+        RemoteProtocolError,
+        (encode_at(77, 1 << 41),),
+        write=lambda place: encode_at(*place),
+        canonical=True,
     ),
     "pccl/runtime/state/results.py ResultNews.unpack": Decoder(
         ResultNews.unpack,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
+from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
@@ -26,10 +26,14 @@ from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceO
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.control.greeting import Credentials
+from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
+from pccl.runtime.links.pulls import Pulls
+from pccl.transports.announcement import encode_ask, encode_at
 from pccl.transports.base import Connection
 from pccl.transports.link import Lane, Links
-from pccl.transports.sinks import Sink
+from pccl.transports.sim.memory import SimMemories, SimMemory
+from pccl.transports.sinks import Drain, Sink
 from tests.support.frames import encode_frame
 from tests.support.wires import FakeClock, Wire
 
@@ -58,25 +62,78 @@ class FakeNetwork:
     port_limits = PortLimits()
 
 
+class NoExchange:
+    """Of shared state: there is none."""
+
+    def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        return Drain(header.length)
+
+    def lane_failed(self, peer: PeerId) -> None:
+        pass
+
+    def lane_lost(self, lane: Lane) -> None:
+        pass
+
+
+class Liar:
+    """A process of the same machine. It announces some memory, and withdraws some of it."""
+
+    def __init__(self, memories: SimMemories) -> None:
+        memory = memories.boot("elsewhere", lambda: True)
+        assert memory is not None
+        self.place = memory.show(bytes(16)).place
+        self._lease = memory.lease()
+
+    @property
+    def answer(self) -> bytes:
+        """The frame that answers PULL_ASK."""
+        payload = encode_at(*self.place)
+        header = FrameHeader(FrameKind.PULL_AT, NO_OPERATION, 0, 0, len(payload))
+        return encode_frame(header, payload)
+
+    def draw(self, kind: FrameKind, length: int, rng: Random) -> bytes:
+        """The payload of a frame that may fit; of an announcement, mostly of so many bytes."""
+        if kind is FrameKind.PULL_AT:
+            pid, address = self.place
+            return encode_at(pid, address + (rng.random() < 0.2))
+        if kind is FrameKind.PULL_ASK:
+            return encode_ask(rng.randbytes(16), [rng.randrange(1, 1 << 31)] * rng.randint(1, 64))
+        if rng.random() < 0.1:
+            self._lease.revoke()
+        fitting = ((length,), (1, length - 1), (1,) * length) if 1 < length <= 16 else ()
+        lengths = rng.choice((*fitting, *fitting, (1,) * 64, (24,)))
+        views = [memoryview(rng.randbytes(length)) for length in lengths]
+        payload = bytearray(self._lease.announce(views))
+        if rng.random() < 0.2:
+            payload[rng.randrange(len(payload))] ^= 1 << rng.randrange(8)
+        return bytes(payload)
+
+
 class Port:
     """Peer 1 of three: its port, its data plane, and one operation in guarded memory."""
 
     def __init__(self, *, in_place: bool) -> None:
         self.goes_on = True
         self.links = Links()
+        memories = SimMemories()
+        memories.machines = {"here": "m", "elsewhere": "m"}
+        memory = memories.boot("here", lambda: True)
+        self.liar = Liar(memories)
         self.plane = DataPlane(
             self.links.to,
             lambda operation: self.goes_on and operation.n > 0 and operation.view == 1,
             lambda operation, digest: None,
             SEGMENT_BYTES,
+            memory,
         )
+        pulls = Pulls(memory, bytes, self.plane.pulls_failed)
         self._keeper = LinkKeeper(
             FakeClock(),
             typing.cast("Any", FakeNetwork()),
             Timing(),
             Identity(),
             self.links,
-            typing.cast("Any", self.plane),
+            FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls),
             lambda peer, reason: None,
             typing.cast("Any", None),
             Credentials(None, lambda count: bytes(count)),
@@ -114,22 +171,29 @@ def opening_of(source: PeerId, lane: int = 0) -> bytes:
     return Opening(Channel.LANE, bytes(32), RUN, 1, source, ME, lane).encode()
 
 
-def draw_frame(rng: Random) -> bytes:
+PULLING = (FrameKind.ANNOUNCE, FrameKind.PULL_ASK, FrameKind.PULL_AT)
+
+
+def draw_frame(rng: Random, liar: Liar) -> bytes:
     """One that may fit, or differs in something, or is noise."""
-    kind = rng.choice([FrameKind.DATA] * 4 + list(FrameKind))
+    kind = rng.choice([FrameKind.DATA] * 4 + [FrameKind.ANNOUNCE] * 4 + list(FrameKind))
     step = rng.choice((0, 1, 2, 3, rng.randrange(1 << 16)))
     offset = rng.choice((*range(0, 4 * COUNT, 4), 40 * rng.randrange(3), rng.randrange(1 << 64)))
     length = rng.choice((16, 16, 8, 8, 0, 1, 24, rng.randrange(1 << 12), rng.randrange(1 << 32)))
     if rng.random() < 0.3:  # it does fit
         step, part = rng.randrange(4), rng.randrange(3)
         offset, length = 40 * ((2 - step) % 3) + 16 * part, (16, 16, 8)[part]
-    if kind in (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG) and rng.random() < 0.9:
+    bare = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.PULL_READY)
+    if kind in (*bare, FrameKind.PULL_FAILED) and rng.random() < 0.9:
         length = 0
     if kind is FrameKind.HAVE and rng.random() < 0.5:
         offset, length = rng.randrange(3), 2
     n = rng.choice((0, 0, 0, 1, 2))
     operation = OperationId(rng.choice((1, 1, 1, 2)), 0, rng.choice((1, 1, 1, 2)), 0, n)
     payload = rng.randbytes(min(length, rng.choice((1 << 12, 5))))
+    if kind in PULLING and rng.random() < 0.9:
+        payload = liar.draw(kind, length, rng)
+        length = len(payload)
     check = payload_hash(payload)
     header = bytearray(encode_header(FrameHeader(kind, operation, step, offset, length), check))
     match rng.randrange(60):
@@ -157,12 +221,16 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
             case 0 | 1:
                 wire = port.accept(rng.choice((None, lambda data: None)))
                 lane = rng.choice((0, 0, 1, 7, rng.randrange(1 << 16)))
-                wire.feed(opening_of(rng.choice(sources), lane), rng)
+                source = rng.choice(sources)
+                wire.feed(opening_of(source, lane), rng)
+                link = port.links.find(source)
+                if link is not None and len(link.lanes) == 1 and rng.random() < 0.7:
+                    wire.feed(port.liar.answer, rng)  # an honest answer
                 wires.append(wire)
             case 2 if wires and rng.random() < 0.1:
                 rng.choice(wires).feed(rng.randbytes(rng.randrange(200)), rng)
             case _ if wires:
-                rng.choice(wires).feed(b"".join(draw_frame(rng) for _ in range(3)), rng)
+                rng.choice(wires).feed(b"".join(draw_frame(rng, port.liar) for _ in range(3)), rng)
             case _:
                 pass
         port.check()
@@ -177,7 +245,7 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
     port.plane.end(OPERATION, committed=False)
     received = port.recv.tolist()
     for wire in wires:
-        wire.feed(b"".join(draw_frame(rng) for _ in range(10)), rng)
+        wire.feed(b"".join(draw_frame(rng, port.liar) for _ in range(10)), rng)
         wire.end()
     port.check()
     assert port.send.tolist() == list(range(COUNT))
@@ -227,15 +295,18 @@ def test_the_answer_that_waits_is_the_newest() -> None:
 class Peer:
     """One of three whose data planes talk to each other over wires."""
 
-    def __init__(self, own: PeerId, ring: Ring) -> None:
+    def __init__(self, own: PeerId, ring: Ring, memory: SimMemory | None) -> None:
         self.own = own
         self.links = Links()
         self.digest: bytes | None = None
-        self.plane = DataPlane(self.links.to, lambda operation: False, self._on_done, SEGMENT_BYTES)
+        self.plane = DataPlane(
+            self.links.to, lambda operation: False, self._on_done, SEGMENT_BYTES, memory
+        )
+        pulls = Pulls(memory, ring.rng.randbytes, self.plane.pulls_failed)
+        self.frames = FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls)
         self.memory = np.full(COUNT + 200, -7, np.int64)
         self.result = self.memory[100:-100]
         self.result[:] = np.arange(COUNT) * own
-        self._ring = ring
 
     def post(self) -> None:
         descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, COUNT)
@@ -247,23 +318,30 @@ class Peer:
     # what lanes call
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
-        return self.plane.frame_started(lane, header)
+        return self.frames.frame_started(lane, header)
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         assert self.links.to(lane.link.peer).remove(lane)
-        self.plane.lane_lost(lane)
+        self.frames.lane_lost(lane)
 
 
 class Ring:
     """Three peers; what 3 sends to 1 goes through somebody's hands.
 
     Args:
+        rng: decides what is left to chance; in half of the runs the three pull segments.
         spoil: takes whole frames that are on their way, returns bytes to deliver instead.
     """
 
     def __init__(self, rng: Random, spoil: Callable[[list[bytes]], bytes]) -> None:
-        self.peers = {peer: Peer(peer, self) for peer in RING}
-        self._rng = rng
+        self.rng = rng
+        memories = SimMemories()
+        if rng.random() < 0.5:
+            memories.machines = {"here": "m", "elsewhere": "m"}
+        self.memories = [memories.boot("here", lambda: True) for _ in RING]
+        self.peers = {
+            peer: Peer(peer, self, memory) for peer, memory in zip(RING, self.memories, strict=True)
+        }
         self._spoil = spoil
         self._ends: dict[tuple[PeerId, PeerId], Wire] = {}
         self._under_way: dict[tuple[PeerId, PeerId], bytearray] = {}
@@ -281,7 +359,7 @@ class Ring:
             link = self.peers[here].links.to(there)
             link.add(Lane(typing.cast("Connection", wire), 0, link, self.peers[here]))
         for here, there in ((one, other), (other, one)):
-            self.peers[here].plane.lane_up(there)
+            self.peers[here].frames.lane_up(self.peers[here].links.to(there).lanes[0])
 
     def run(self, reconnects_max: int = 20) -> None:
         """Deliver until nothing moves; lost connections are made anew."""
@@ -292,7 +370,7 @@ class Ring:
                 taken, data[:] = bytes(data), b""
                 if (here, there) == (UPSTREAM, ME):
                     taken = self._spoil(split(taken))
-                self._ends[there, here].feed(taken, self._rng)
+                self._ends[there, here].feed(taken, self.rng)
             for here, there in ((UPSTREAM, ME), (DOWNSTREAM, UPSTREAM), (ME, DOWNSTREAM)):
                 ends = self._ends[here, there], self._ends[there, here]
                 if not all(end.open for end in ends) and reconnects_max:
@@ -343,14 +421,19 @@ UNFIT = encode_frame(FrameHeader(FrameKind.DATA, OPERATION, 9, 80, 16), b"x" * 1
 @settings(max_examples=200)
 @given(SEEDS)
 def test_frames_lost_doubled_swapped_and_cut_change_no_result(seed: int) -> None:
-    """Whole frames arrive in any order, twice, late, among others, or the connection ends."""
+    """Whole frames arrive in any order, twice, late, among others, or the connection ends.
+
+    From some moment on, the system may refuse to read memory.
+    """
     rng = Random(seed)
-    mischief = rng.choice((0.0, 0.1, 0.5))
+    mischief, refusing = rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1))
 
     def spoil(frames: list[bytes]) -> bytes:
         spoilt: list[bytes] = []
+        if rng.random() < refusing and (memory := rng.choice(ring.memories)) is not None:
+            memory.forbidden = True
         for frame in frames:
-            if frame[0] != FrameKind.DATA or rng.random() >= mischief:
+            if frame[0] not in (FrameKind.DATA, FrameKind.ANNOUNCE) or rng.random() >= mischief:
                 spoilt.append(frame)
                 continue
             match rng.randrange(6):

@@ -15,7 +15,7 @@ from pccl.collectives.residual import Residual
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
-from pccl.protocol.frame import FrameHeader
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import (
     UNQUANTIZED,
     Algorithm,
@@ -31,6 +31,7 @@ from pccl.runtime.collective.operand import Operand, borrow, borrow_many
 from pccl.runtime.collective.transfer import Transfer
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
+from pccl.transports.sim.memory import SimMemories, SimMemory
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +41,10 @@ OPERATION = OperationId(term=1, group=0, view=3, tag=5, n=0)
 
 
 class Wire(Link):
-    """Queues references to memory, as a send queue does: it is read when the frame leaves."""
+    """Queues references to memory, as a send queue does: it is read when the frame leaves.
+
+    It is also what a data plane sees of the lane that a frame comes on.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Wire(Link):
         super().__init__(peer)
         self._carry = queue
         self._copy_queued = copy_queued
+        self.link = self
 
     @property
     def up(self) -> bool:
@@ -61,15 +66,17 @@ class Wire(Link):
     ) -> None:
         self._carry(replace(header, check=check or 0), payload)
 
+    def ask(self, header: FrameHeader) -> None:
+        self._carry(header, b"")
+
+    def say(self, header: FrameHeader, payload: bytes = b"") -> None:
+        self._carry(header, payload)
+
+    def pulled(self, nbytes: int) -> None:
+        pass
+
     def detach(self, operation: OperationId, tensor: memoryview) -> None:
         self._copy_queued(tensor)
-
-
-class OneFrame:
-    """What a data plane sees of the lane that a frame comes on."""
-
-    def __init__(self, sender: PeerId) -> None:
-        self.link = Link(sender)
 
 
 @dataclass(slots=True)
@@ -85,9 +92,18 @@ class Travelling:
 
 
 class Ring:
-    """One data plane per rank. Peer ids are not ranks."""
+    """One data plane per rank. Peer ids are not ranks.
 
-    def __init__(self, world_size: int, segment_bytes: int, rng: random.Random) -> None:
+    Args:
+        world_size: number of ranks.
+        segment_bytes: size of a segment.
+        rng: decides what is left to chance.
+        local: whether all ranks are on one machine, and pull; None: left to chance.
+    """
+
+    def __init__(
+        self, world_size: int, segment_bytes: int, rng: random.Random, *, local: bool | None = None
+    ) -> None:
         self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
         self.frames: list[Travelling] = []
         self.done: dict[int, bytes] = {}
@@ -98,11 +114,21 @@ class Ring:
         self._rng = rng
         memory.PART_BYTES_MIN = rng.choice((0, 4, 1 << 20))  # never, if they are tiny, always
         self._to_begin = list(range(world_size))
+        self._memories: list[SimMemory] = []
+        if local or (local is None and rng.random() < 0.5):
+            shared = SimMemories()
+            shared.machines = {"here": "m"}
+            booted = [shared.boot("here", lambda: True) for _ in self.peers]
+            self._memories = [memory for memory in booted if memory is not None]
+        self._wires: dict[tuple[int, PeerId], Wire] = {}
+        self._link_to: list[Callable[[PeerId], Link]] = []
         self.planes = [self._plane(rank, segment_bytes) for rank in range(world_size)]
 
     def _plane(self, rank: int, segment_bytes: int) -> DataPlane:
         def link_to(peer: PeerId) -> Link:
             target = self.peers.index(peer)
+            if (rank, peer) in self._wires:
+                return self._wires[rank, peer]
 
             def queue(header: FrameHeader, payload: Payload) -> None:
                 if callable(payload) and self._rng.random() < 0.5:  # a lane was idle
@@ -111,11 +137,14 @@ class Ring:
 
             def copy_queued(tensor: memoryview) -> None:
                 for frame in self.frames:
-                    if frame.source == rank:
+                    if frame.source == rank and frame.header.kind is FrameKind.DATA:
                         first = frame.header.offset
                         frame.payload = tensor[first : first + frame.header.length]
 
-            return Wire(peer, queue, copy_queued)
+            wire = self._wires[rank, peer] = Wire(peer, queue, copy_queued)
+            if self._memories:
+                wire.process, wire.pulls = self._memories[target].ancestry[0], True
+            return wire
 
         def on_done(operation: OperationId, digest: bytes) -> None:
             assert operation == OPERATION
@@ -123,7 +152,9 @@ class Ring:
             assert rank not in self._to_begin  # never before it has begun
             self.done[rank] = digest
 
-        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes)
+        memory = self._memories[rank] if self._memories else None
+        self._link_to.append(link_to)
+        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes, memory)
 
     def post(
         self,
@@ -191,7 +222,7 @@ class Ring:
         assert [recv.tobytes() for _, recv in buffers] == results
 
     def _deliver(self, frame: Travelling) -> None:
-        lane: Any = OneFrame(self.peers[frame.source])
+        lane: Any = self._link_to[frame.target](self.peers[frame.source])
         received, payload = 0, frame.read()
         check = payload_hash(payload)
         header = replace(frame.header, check=check)

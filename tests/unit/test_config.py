@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from pccl.addresses import Advertised, parse_address, parse_advertised, reachable_at
+from pccl.addresses import Advertised, parse_address, parse_advertised
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
     resolve_group,
     resolve_lanes,
     resolve_listen,
+    resolve_local,
     resolve_masters,
     resolve_min_peers,
     resolve_progress,
@@ -23,7 +24,7 @@ from pccl.transports.base import Address
 from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
-PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN")
+PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL")
 VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE")
 
 
@@ -99,66 +100,6 @@ def test_wrong_advertised(text: str) -> None:
         parse_advertised(5000, "listen")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("master", "advertised", "listens"),
-    [
-        ("127.0.0.1", "", "127.0.0.1"),
-        ("::1", "", "::1"),
-        ("10.0.0.1", "", "0.0.0.0"),
-        ("2001:db8::1", "", "::"),
-        ("name", "", "::"),
-        ("127.0.0.1", "10.0.0.7", "0.0.0.0"),
-        ("127.0.0.1", "name", "::"),
-        ("10.0.0.1", "127.0.0.1", "127.0.0.1"),
-    ],
-)
-def test_where_a_peer_listens(master: str, advertised: str, listens: str) -> None:
-    found = reachable_at(Address(master, 48148), Advertised(advertised, None), None)
-    assert found.listen == Address(listens, 0)
-    assert (found.ports, found.advertise_host, found.advertise_port) == (None, advertised, 0)
-
-
-@pytest.mark.parametrize(
-    ("advertised", "bound", "listens", "ports", "told"),
-    [
-        # without ``bound``, the port that is advertised is the one where it listens
-        ("", None, "127.0.0.1", None, ("", 0)),
-        (":5000-5010", None, "127.0.0.1", (5000, 5010), ("", 0)),
-        ("10.0.0.7:5000", None, "0.0.0.0", (5000, 5000), ("10.0.0.7", 0)),
-        # a host that is bound is bound; the others dial what is advertised, and the port with it
-        ("10.0.0.7:5000", "127.0.0.1:6000", "127.0.0.1", (6000, 6000), ("10.0.0.7", 5000)),
-        ("10.0.0.7:5000", "0.0.0.0:6000-6009", "0.0.0.0", (6000, 6009), ("10.0.0.7", 5000)),
-        ("10.0.0.7", "127.0.0.1", "127.0.0.1", None, ("10.0.0.7", 0)),
-        (":5000", "127.0.0.1", "127.0.0.1", (5000, 5000), ("", 5000)),
-        # a port only: bound where the host that is advertised is reached
-        ("10.0.0.7:5000", ":6000", "0.0.0.0", (6000, 6000), ("10.0.0.7", 5000)),
-        (":5000", ":6000", "127.0.0.1", (6000, 6000), ("", 5000)),
-        ("", ":6000", "127.0.0.1", (6000, 6000), ("", 0)),
-    ],
-)
-def test_listening_elsewhere_than_others_are_told(
-    advertised: str,
-    bound: str | None,
-    listens: str,
-    ports: tuple[int, int] | None,
-    told: tuple[str, int],
-) -> None:
-    found = reachable_at(
-        Address("127.0.0.1", 48148),
-        parse_advertised(advertised) if advertised else Advertised(),
-        None if bound is None else parse_advertised(bound, "listen"),
-    )
-    assert found.listen == Address(listens, 0)
-    assert found.ports == ports
-    assert (found.advertise_host, found.advertise_port) == told
-
-
-def test_a_range_cannot_be_told_to_others_when_it_listens_elsewhere() -> None:
-    master, bound = Address("127.0.0.1", 48148), parse_advertised(":6000", "listen")
-    with pytest.raises(ValueError, match=r"advertise: with listen, give one port .*not 5000-5001"):
-        reachable_at(master, parse_advertised("host:5000-5001"), bound)
-
-
 # -- the environment -----------------------------------------------------------------------------
 
 
@@ -171,6 +112,7 @@ def test_nothing_is_set() -> None:
     assert resolve_min_peers(None) == 1
     assert resolve_advertise(None) == Advertised("", None)
     assert resolve_token(None) is None
+    assert resolve_local() == "auto"
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +122,8 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MIN_PEERS", "4")
     monkeypatch.setenv("PCCL_ADVERTISE", "host:5000-5001")
     monkeypatch.setenv("PCCL_LISTEN", ":6000")
+    monkeypatch.setenv("PCCL_LOCAL", " any ")
+    assert resolve_local() == "any"
     assert resolve_masters(None) == (Address("::1", 48148),)
     assert resolve_group(None) == 3
     assert resolve_lanes(None, None) == 16
@@ -226,6 +170,10 @@ def _drain(drain: None) -> bool:
     return resolve_drain()
 
 
+def _local(local: None) -> str:
+    return resolve_local()
+
+
 def _progress(progress: None) -> bool:
     return resolve_progress()
 
@@ -245,6 +193,8 @@ def _progress(progress: None) -> bool:
         ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 bytes is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
+        ("PCCL_LOCAL", "TCP", _local, "PCCL_LOCAL must be auto, tcp or any, not 'TCP'"),
+        ("PCCL_LOCAL", "x" * 99, _local, f"not '{'x' * 32}'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],

@@ -306,11 +306,12 @@ class DataPlane:
     def _pull(self, transfer: Transfer, link: Link, header: FrameHeader, payload: bytearray) -> int:
         """Pull an announced segment; return the number of bytes that counted.
 
-        Announcements that are in transit when the peer learns that pulls fail are ignored: the peer
-        then asks which segments arrived.
+        An announcement that this peer cannot pull gets PULL_FAILED: the sender then asks which
+        segments arrived. The sender may not know that the link was down here.
         """
         where = decode_announcement(payload)
         if self._memory is None or link.process is None:
+            link.stop_pulling()
             return 0
         try:
             return transfer.pull(self._memory, link, header, where)

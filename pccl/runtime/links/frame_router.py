@@ -44,8 +44,7 @@ class FrameRouter:
         """Report that a lane is lost. Frames that it carried may be lost too."""
         self._data_plane.lane_lost(lane)
         self._exchange.lane_lost(lane)
-        if not lane.link.up:
-            self._pulls.link_down(lane.link.peer)
+        self._pulls.lane_lost(lane)
 
     def uses(self, peer: PeerId) -> bool:
         """Whether a collective or a synchronization needs the link to ``peer``."""

@@ -56,27 +56,33 @@ class Pulls:
         self._random_bytes = random_bytes
         self._on_failed = on_failed
         self._anyone = anyone
-        self._proofs: dict[PeerId, bytes] = {}
-        """Random bytes of the questions to links that are up; empty: answered."""
+        self._questions: dict[PeerId, tuple[Lane, bytes]] = {}
+        """Lane and random bytes of the question to each link that is up; no bytes: answered."""
         self._shown: dict[PeerId, Shown] = {}
         """Answers that the peers have not verified yet."""
 
     def lane_up(self, lane: Lane) -> None:
-        """Ask to pull from the peer if it may be on this machine, once for each link that is up."""
+        """Ask to pull from the peer if it may be on this machine, unless another lane has asked."""
         peer = lane.link.peer
         if (
             self._memory is None
-            or peer in self._proofs
+            or peer in self._questions
             or not self._memory.reaches(lane.connection)
         ):
             return
-        proof = self._proofs[peer] = self._random_bytes(PROOF_BYTES)
+        proof = self._random_bytes(PROOF_BYTES)
+        self._questions[peer] = lane, proof
         self._say(lane, FrameKind.PULL_ASK, encode_ask(proof, self._memory.ancestry))
 
-    def link_down(self, peer: PeerId) -> None:
-        """Forget a peer whose link has no lane."""
-        self._proofs.pop(peer, None)
-        self._shown.pop(peer, None)
+    def lane_lost(self, lane: Lane) -> None:
+        """If ``lane`` has asked, its frames may be lost: ask again on another lane of the link."""
+        link = lane.link
+        if self._questions.get(link.peer, (None,))[0] is lane:
+            del self._questions[link.peer]
+            if link.up:
+                self.lane_up(link.lanes[0])
+        if not link.up:
+            self._shown.pop(link.peer, None)
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         """Return the sink for the payload of a frame of ``PULL_KINDS``.
@@ -111,11 +117,11 @@ class Pulls:
 
     def _answered(self, memory: LocalMemory, lane: Lane, payload: bytearray) -> None:
         pid, address = decode_at(payload)
-        proof = self._proofs.get(lane.link.peer)
-        if not proof:
+        asked, proof = self._questions.get(lane.link.peer, (lane, b""))
+        if not proof or asked is not lane:
             reason = "the peer answered a question for its memory that was not asked"
             raise RemoteProtocolError(func="lane", reason=reason)
-        self._proofs[lane.link.peer] = b""  # one answer: no process tries many addresses
+        self._questions[lane.link.peer] = lane, b""  # one answer: no process tries many addresses
         if memory.prove(pid, address, proof):
             lane.link.process = pid
             self._say(lane, FrameKind.PULL_READY)
@@ -124,9 +130,8 @@ class Pulls:
         lane.link.pulls = self._shown.pop(lane.link.peer, None) is not None
 
     def _failed(self, memory: LocalMemory, lane: Lane, payload: bytearray) -> None:
-        if lane.link.pulls:
-            lane.link.pulls = False
-            self._on_failed(lane.link.peer)
+        lane.link.pulls = False
+        self._on_failed(lane.link.peer)
 
     def _say(self, lane: Lane, kind: FrameKind, payload: bytes = b"") -> None:
         lane.say(FrameHeader(kind, NO_OPERATION, 0, 0, len(payload)), payload)

@@ -479,11 +479,16 @@ BARE = (
     FrameKind.QUERY,
     FrameKind.PING,
     FrameKind.PONG,
+    FrameKind.PULL_READY,
+    FrameKind.PULL_FAILED,
     FrameKind.MAP_ASK,
     FrameKind.LAYOUT_ASK,
     FrameKind.WATCH,
 )
-WIRE_KINDS = {"QUERY": 2, "PING": 4, "PONG": 5, "MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24}
+WIRE_KINDS = {
+    **{"QUERY": 2, "PING": 4, "PONG": 5, "PULL_READY": 9, "PULL_FAILED": 10},
+    **{"MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24},
+}
 HEADERS = st.sampled_from(FrameKind).flatmap(
     lambda kind: st.builds(
         FrameHeader,
@@ -552,7 +557,7 @@ def test_a_damaged_length_is_not_waited_for() -> None:
         list(StreamDecoder().feed(wire[:PREFIX_BYTES]))
 
 
-@pytest.mark.parametrize("kind", [0, 7, 255])
+@pytest.mark.parametrize("kind", [0, 11, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"kind={kind}"):
         decode_header(seal(bytes([kind]) + bytes(51)))

@@ -330,6 +330,37 @@ def test_a_question_goes_out_on_every_lane() -> None:
         assert connection.frames == [(question(1), b"")]
 
 
+def test_that_pulls_fail_is_said_on_every_lane_and_each_time() -> None:
+    """The peer may not know that the link was down here; then no process is known, either."""
+    failed = FrameHeader(FrameKind.PULL_FAILED, NO_OPERATION, 0, 0, 0)
+    bench = Bench(PLENTY, 0, PLENTY)
+    bench.link.process = 1000
+    for count in (1, 2):
+        bench.link.stop_pulling()
+        assert bench.link.process is None
+        bench.connections[1].grant(PLENTY)
+        for connection in bench.connections:
+            assert connection.frames == count * [(failed, b"")]
+    Bench().link.stop_pulling()
+
+
+def test_without_a_lane_no_process_is_known() -> None:
+    bench = Bench(PLENTY, PLENTY)
+    link: Any = bench.link
+    link.process, link.pulls = 1000, True
+    bench.connections[0].lose()
+    assert (link.process, link.pulls) == (1000, True)
+    bench.connections[1].lose()
+    assert (link.process, link.pulls) == (None, False)
+
+
+def test_pulled_bytes_count_like_those_that_arrive() -> None:
+    (lane,) = Bench(PLENTY).lanes
+    lane.pulled(1000)
+    assert (lane.payload_bytes, lane.intact_bytes, lane.moved_bytes) == (1000, 1000, 1000)
+    assert lane.received_bytes == 0
+
+
 @pytest.mark.parametrize("portion", [1, 55, 56, PLENTY])
 def test_a_ping_is_answered(portion: int) -> None:
     bench = Bench(PLENTY, PLENTY)
@@ -492,6 +523,17 @@ def test_a_detached_operation_is_sent_from_a_copy() -> None:
     }
     assert contents == dict.fromkeys(range(4), b"\7" * 44) | {9: b"\6" * 44}
     assert sorted(chain(*(lane.carried[OPERATION] for lane in bench.lanes))) == [0, 1, 2, 3]
+
+
+def test_an_announcement_is_sent_as_it_is_after_a_detach() -> None:
+    """It is withdrawn; what it announced is announced again, in the copy."""
+    bench = Bench(0)
+    header = FrameHeader(FrameKind.ANNOUNCE, OPERATION, 0, 0, 32)
+    for number in range(2):
+        bench.link.send(header, bytes(range(32)), number)
+    bench.link.detach(OPERATION, memoryview(bytes(100)))
+    bench.connections[0].grant(PLENTY)
+    assert bench.connections[0].frames == 2 * [(header, bytes(range(32)))]
 
 
 # -- lost lanes ----------------------------------------------------------------------------------
