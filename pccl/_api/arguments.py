@@ -291,10 +291,10 @@ def _asked(
     is_weighted = weight is not None
     what = (operand.data_type, operand.count, op, tag, quantization, algorithm, is_weighted)
     try:
-        asks = _call(*what)
+        asks = reduce_call(*what)
     except TypeError:  # perhaps an argument that cannot be hashed
         asks = None
-    asks = asks or _call.__wrapped__(*what)  # the checks name the argument
+    asks = asks or reduce_call.__wrapped__(*what)  # the checks name the argument
     if weight is not None:
         asks = replace(asks, weight=check_weight(weight))
     if options is None or options.error_feedback is None or not quantization.active:
@@ -306,7 +306,7 @@ def _asked(
 
 
 @lru_cache(maxsize=CALLS_KEPT_MAX, typed=True)
-def _call(
+def reduce_call(
     data_type: DataType,
     count: int,
     op: ReduceOp,
