@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-SEGMENT_BYTES_MIN = 64 << 10
+SEGMENT_BYTES_MIN = 128 << 10
 SEGMENT_BYTES_MAX = 896 << 10
 """Large enough to keep the work per segment small in Python and in the kernel. Small enough that a
 segment stays in the cache while it is received, added, hashed and forwarded."""

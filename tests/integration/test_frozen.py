@@ -254,6 +254,7 @@ else:
         victim.thaw()
         comes_back(crew, victim, 0.5)
 
+    @pytest.mark.usefixtures("over_tcp")
     @pytest.mark.parametrize("fault", ["stall", "half_open"])
     def test_a_machine_that_falls_off_the_network(
         crew_of: Callable[[str], Crew], fault: str
