@@ -71,10 +71,11 @@ class Announcement:
 
 def encode_announcement(word: int, generation: int, parts: Sequence[Part]) -> bytes:
     """Return the payload of an ANNOUNCE of at most ``PARTS_MAX`` parts."""
-    lease = _PAIR.pack(word, generation)
-    if len(parts) == 1:
-        return lease + _PAIR.pack(*parts[0])
-    return lease + b"".join(_PAIR.pack(*part) for part in parts)
+    return _PAIR.pack(word, generation) + b"".join(_PAIR.pack(*part) for part in parts)
+
+
+encode_one_part = struct.Struct("<QQQQ").pack
+"""Returns the same for a segment of one part: word, generation, address, length."""
 
 
 def decode_announcement(payload: bytes | bytearray) -> Announcement:

@@ -32,7 +32,7 @@ from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Transfer
-from pccl.transports.announcement import ANNOUNCE_BYTES_MAX, decode_announcement
+from pccl.transports.announcement import ANNOUNCE_BYTES_MAX
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Collect, Drain, Sink
@@ -272,7 +272,8 @@ class DataPlane:
                 reason = f"an announcement has {header.length} bytes"
                 raise RemoteProtocolError(func="lane", reason=reason)
             case FrameKind.ANNOUNCE if transfer is not None:
-                return Collect(bytearray(header.length), partial(self._announced, lane, header))
+                take = partial(self._announced, transfer, lane, header)
+                return Collect(bytearray(header.length), take)
             case FrameKind.DATA | FrameKind.ANNOUNCE if self._may_come(header.operation):
                 store = self._early_of(peer, header)
                 take = partial(self._came_early, store, header)
@@ -297,28 +298,12 @@ class DataPlane:
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
 
-    def _announced(self, lane: Lane, header: FrameHeader, payload: bytearray) -> None:
+    def _announced(
+        self, transfer: Transfer, lane: Lane, header: FrameHeader, payload: bytearray
+    ) -> None:
         """Pull an announced segment, unless its operation has ended meanwhile."""
-        transfer = self.transfers.get(header.operation)
-        if transfer is not None:
-            lane.pulled(self._pull(transfer, lane.link, header, payload))
-
-    def _pull(self, transfer: Transfer, link: Link, header: FrameHeader, payload: bytearray) -> int:
-        """Pull an announced segment; return the number of bytes that counted.
-
-        An announcement that this peer cannot pull gets PULL_FAILED: the sender then asks which
-        segments arrived. The sender may not know that the link was down here.
-        """
-        where = decode_announcement(payload)
-        if self._memory is None or link.process is None:
-            link.stop_pulling()
-            return 0
-        try:
-            return transfer.pull(self._memory, link, header, where)
-        except OSError as error:
-            _log.debug("cannot read the memory of peer %d: %s; using TCP", link.peer, error)
-            link.stop_pulling()
-            return 0
+        if self.transfers.get(header.operation) is transfer:
+            lane.pulled(transfer.pull(self._memory, lane.link, header, payload))
 
     def _answer(
         self, transfer: Transfer, lane: Lane, asked: FrameHeader, _: bytearray | None = None
@@ -366,7 +351,7 @@ class DataPlane:
                     if not transfer.accepts(header.what):
                         continue
                     if header.kind is FrameKind.ANNOUNCE:
-                        self._pull(transfer, self._link_to(peer), header, payload)
+                        transfer.pull(self._memory, self._link_to(peer), header, payload)
                     else:
                         transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:

@@ -22,6 +22,7 @@ After :meth:`Transfer.end` nothing reads or writes the caller's memory any more.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,11 +46,13 @@ from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
-from pccl.transports.announcement import Announcement
+from pccl.transports.announcement import decode_announcement
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
+
+_log = logging.getLogger("pccl.link")
 
 OnDone = Callable[[OperationId, bytes], None]
 
@@ -272,23 +275,32 @@ class Transfer(ABC):
     def arrived(self, placement: Placement) -> None:
         """Process a segment that has arrived for the first time."""
 
-    def pull(self, memory: LocalMemory, link: Link, at: FrameHeader, where: Announcement) -> int:
-        """Copy a segment from the memory of its sender, and count it.
+    def pull(
+        self, memory: LocalMemory | None, link: Link, at: FrameHeader, payload: bytearray
+    ) -> int:
+        """Copy an announced segment from the memory of its sender, and count it.
+
+        If this peer cannot read that memory, it sends PULL_FAILED: the sender then asks which
+        segments arrived. The sender may not know that the link was down here.
 
         Args:
-            memory: copies it.
-            link: link to the sender, whose process is known.
+            memory: copies the segment; None: this peer pulls nothing.
+            link: link to the sender.
             at: header of the announcement.
-            where: the announcement.
+            payload: payload of the announcement.
 
         Returns:
-            Number of bytes that counted: 0 if the segment has arrived before, or was withdrawn.
+            Number of bytes that counted: 0 if the segment has arrived before, was withdrawn, or
+            cannot be read.
 
         Raises:
-            RemoteProtocolError: the schedule expects no such segment from the sender.
-            OSError: the memory of the sender cannot be read.
+            RemoteProtocolError: the schedule expects no such segment from the sender, or the
+                announcement is malformed.
         """
-        assert link.process is not None
+        where = decode_announcement(payload)
+        if memory is None or link.process is None:
+            link.stop_pulling()
+            return 0
         length = where.length
         header = FrameHeader(FrameKind.DATA, at.operation, at.step, at.offset, length)
         placement = self.place(link.peer, header)
@@ -303,14 +315,16 @@ class Transfer(ABC):
         arrived = False
         try:
             arrived = memory.pull(link.process, where, into)
-        finally:
-            if not arrived:
-                del placement.inlet.claims[placement.hop.number]
-                if placement.buffer is not None:
-                    self._buffers.give(placement.buffer)
+        except OSError as error:
+            _log.debug("cannot read the memory of peer %d: %s; using TCP", link.peer, error)
+            link.stop_pulling()
         if arrived:
             placement.complete()
-        return length if arrived else 0
+            return length
+        del placement.inlet.claims[placement.hop.number]
+        if placement.buffer is not None:
+            self._buffers.give(placement.buffer)
+        return 0
 
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """Copy a segment that arrived before the buffers were posted to its place, and count it.
