@@ -178,6 +178,7 @@ def test_generations_count_modulo_two_to_the_64(memory: ProcessMemory) -> None:
     first = decode_announcement(lease.announce([view]))
     assert first.generation == 0
     assert memory.pull(OWN, first, [room(1)])
+    last = Announcement(word, (1 << 64) - 1, first.parts)
     assert not memory.pull(OWN, last, [room(1)])
 
 
