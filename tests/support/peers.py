@@ -36,10 +36,16 @@ class PeerProcess:
         arguments: of the program.
         limit_s: for an answer.
         with_torch: whether it is a fork of a process that has imported torch.
+        prefix: command that starts it; not with torch.
     """
 
     def __init__(
-        self, module: str, *arguments: str, limit_s: float = LIMIT_S, with_torch: bool = False
+        self,
+        module: str,
+        *arguments: str,
+        limit_s: float = LIMIT_S,
+        with_torch: bool = False,
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.id = 0
         """Of the peer, when the test has learned it."""
@@ -47,7 +53,7 @@ class PeerProcess:
         if with_torch:
             self.process = ForkedProgram(module, *arguments)
         else:
-            command = [sys.executable, "-m", module, *arguments]
+            command = [*prefix, sys.executable, "-m", module, *arguments]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         self._limit_s = limit_s
