@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from pccl.protocol.limits import HOST_CHARACTERS_MAX
-from pccl.runtime.requests import PeerOptions
 from pccl.transports.base import Address
 
 DEFAULT_PORT = 48148
@@ -94,48 +93,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(_canonical(host)).is_loopback
     except ValueError:
         return False
-
-
-def reachable_at(master: Address, advertised: Advertised, bound: Advertised | None) -> PeerOptions:
-    """Return the address at which a peer listens, and the address that it announces.
-
-    With a master on this machine, only this machine can reach the peer, unless an argument says
-    otherwise.
-
-    Args:
-        master: address of the master.
-        advertised: announced address; the peer also listens there, unless ``bound`` is given.
-        bound: address to listen at.
-
-    Raises:
-        ValueError: ``bound`` is given, and ``advertised`` has a range of ports.
-    """
-    if bound is None:
-        listen = _any_port(advertised.host or master.host)
-        return PeerOptions(listen=listen, ports=advertised.ports, advertise_host=advertised.host)
-    first, last = advertised.ports or (0, 0)
-    if first != last:
-        raise ValueError(
-            f"advertise: with listen, give one port for other peers to dial, not {first}-{last}"
-        )
-    listen = Address(bound.host, 0) if bound.host else _any_port(advertised.host or master.host)
-    return PeerOptions(
-        listen=listen,
-        ports=bound.ports or advertised.ports,
-        advertise_host=advertised.host,
-        advertise_port=first,
-    )
-
-
-def _any_port(host: str) -> Address:
-    """Return the address to listen at if other peers reach this one as ``host``."""
-    try:
-        literal = ip_address(host)
-    except ValueError:  # a name may have IPv4 or IPv6 addresses
-        return Address("::", 0)
-    if literal.is_loopback:
-        return Address(host, 0)
-    return Address("::" if literal.version == 6 else "0.0.0.0", 0)
 
 
 def _canonical(host: str) -> str:

@@ -5,6 +5,7 @@ A test may be a coroutine function. Of its fixtures the one with a method ``run_
 """
 
 import asyncio
+import gc
 import inspect
 import logging
 import signal
@@ -36,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header() -> str:
     return f"limits on real time: {PATIENCE:g} times the usual ones ({VARIABLE}=... says otherwise)"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live to the end; a garbage collection need not visit them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX
@@ -42,6 +43,8 @@ ANNOUNCE_BYTES_MAX = (1 + PARTS_MAX) * _PAIR.size
 ASK_BYTES_MAX = PROOF_BYTES + ANCESTRY_MAX * _PID.size
 AT_BYTES = _AT.size
 
+_length_of = itemgetter(1)
+
 Part = tuple[int, int]
 """Address and length in bytes of a contiguous range of memory."""
 
@@ -54,24 +57,25 @@ class Announcement:
         word: address of the generation.
         generation: value of the word for as long as the segment is there.
         parts: the segment's ranges of memory, in order.
+        length: length of the segment in bytes.
     """
 
     word: int
     generation: int
     parts: Sequence[Part]
+    length: int = field(init=False)
 
-    @property
-    def length(self) -> int:
-        """Length of the segment in bytes."""
-        return sum(length for _, length in self.parts)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "length", sum(map(_length_of, self.parts)))
 
 
 def encode_announcement(word: int, generation: int, parts: Sequence[Part]) -> bytes:
     """Return the payload of an ANNOUNCE of at most ``PARTS_MAX`` parts."""
-    lease = _PAIR.pack(word, generation)
-    if len(parts) == 1:
-        return lease + _PAIR.pack(*parts[0])
-    return lease + b"".join(_PAIR.pack(*part) for part in parts)
+    return _PAIR.pack(word, generation) + b"".join(_PAIR.pack(*part) for part in parts)
+
+
+encode_one_part = struct.Struct("<QQQQ").pack
+"""Returns the same for a segment of one part: word, generation, address, length."""
 
 
 def decode_announcement(payload: bytes | bytearray) -> Announcement:
@@ -84,7 +88,7 @@ def decode_announcement(payload: bytes | bytearray) -> Announcement:
         raise _malformed("an announcement", payload)
     (word, generation), *parts = _PAIR.iter_unpack(payload)
     announcement = Announcement(word, generation, parts)
-    if not all(length for _, length in parts) or announcement.length > PAYLOAD_BYTES_MAX:
+    if not all(map(_length_of, parts)) or announcement.length > PAYLOAD_BYTES_MAX:
         reason = f"announced a segment with parts of {[length for _, length in parts]} bytes"
         raise RemoteProtocolError(func="lane", reason=reason)
     return announcement

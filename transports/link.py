@@ -189,19 +189,18 @@ class Lane:
 
     def carry(self, frame: Frame) -> None:
         """Send a segment at once. The lane must be ready."""
-        self._begin(frame)
+        self._current = frame
+        if frame.number >= 0:
+            self.carried.setdefault(frame.header.operation, []).append(frame.number)
         self.pump()
 
     def _next_frame(self) -> Frame:
         first = next(iter(self._own), None)
         frame = self.link.next_frame() if first is None else self._own.pop(first)
-        self._begin(frame)
-        return frame
-
-    def _begin(self, frame: Frame) -> None:
         self._current = frame
         if frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
+        return frame
 
     # -- callbacks of the connection -------------------------------------------------------------
 
@@ -386,7 +385,7 @@ class Link:
     def revoke(self, operation: OperationId) -> None:
         """Drop the frames of ``operation``; the link no longer reads its memory."""
         self.queues.pop(operation, None)
-        for lane in self.lanes:
+        for lane in self._lanes:
             lane.revoke(operation)
 
     def detach(self, operation: OperationId, tensor: memoryview) -> None:

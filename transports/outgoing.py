@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pccl.protocol.checksum import payload_hash
+from pccl.protocol.checksum import bytes_hash, payload_hash
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 
 Payload = memoryview | bytes | list[memoryview] | Callable[[], memoryview]
@@ -56,9 +56,7 @@ class Frame:
         if not self._head:
             check = self._check
             if check is None and self.header.length:
-                check = (
-                    payload_hash(*payload) if isinstance(payload, list) else payload_hash(payload)
-                )
+                check = payload_hash(*payload) if isinstance(payload, list) else bytes_hash(payload)
             self._head = encode_header(self.header, check or 0)
         if self.sent >= HEADER_BYTES:
             if isinstance(payload, list):

@@ -34,6 +34,7 @@ from pccl.transports.announcement import (
     PROOF_BYTES,
     Announcement,
     encode_announcement,
+    encode_one_part,
 )
 from pccl.transports.base import Connection
 from pccl.transports.socket_owner import holds_other_end
@@ -74,19 +75,17 @@ class _Words:
 class _Word:
     """One generation: a number in memory that other processes can read."""
 
-    __slots__ = ("_number", "_page", "address")
+    __slots__ = ("_number", "_page", "address", "value")
 
     def __init__(self, page: ctypes.Array[c_uint64], number: int) -> None:
         self._page = page
         self._number = number
         self.address = addressof(page) + 8 * number
-
-    @property
-    def value(self) -> int:
-        return self._page[self._number]
+        self.value: int = page[number]
 
     def change(self) -> None:
         self._page[self._number] += 1  # modulo 2**64
+        self.value = self._page[self._number]
 
 
 class _Lease:
@@ -101,8 +100,13 @@ class _Lease:
 
     def announce(self, views: Sequence[memoryview]) -> bytes:
         self._used = True
-        parts = [(address_of(view), view.nbytes) for view in views]
-        return encode_announcement(self._word.address, self._word.value, parts)
+        word, first = self._word, views[0]
+        if len(views) == 1 and not first.readonly:
+            return encode_one_part(
+                word.address, word.value, addressof(_writable(first)), len(first)
+            )
+        parts = list(zip(map(address_of, views), map(len, views), strict=True))
+        return encode_announcement(word.address, word.value, parts)
 
     def revoke(self) -> None:
         if self._used:
@@ -210,7 +214,7 @@ class ProcessMemory:
         word, parts = announcement.word, announcement.parts
         if len(into) == len(parts) == 1:
             ours, theirs = self._ours, self._theirs
-            ours[2], ours[3] = address_of(into[0]), into[0].nbytes
+            ours[2], ours[3] = addressof(_writable(into[0])), len(into[0])
             theirs[0] = theirs[4] = word
             theirs[2], theirs[3] = parts[0]
         else:

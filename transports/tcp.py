@@ -119,7 +119,7 @@ class _TcpConnection:
         if self._open:
             self._receiver = receiver
             if not self._started and not self._paused:
-                self._loop.add_reader(self._sock, self._on_readable)
+                self._loop.add_reader(self._sock, self._read)
         self._started = True
 
     def pause_reading(self) -> None:
@@ -132,7 +132,7 @@ class _TcpConnection:
         if self._open and self._paused:
             self._paused = False
             if self._started:
-                self._loop.add_reader(self._sock, self._on_readable)
+                self._loop.add_reader(self._sock, self._read)
                 self._read_soon()
 
     def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
@@ -171,18 +171,19 @@ class _TcpConnection:
     def abort(self) -> None:
         self._reset(None)
 
-    def _on_readable(self) -> None:
-        if not self._reads_soon:
-            self._read()
-
     def _read_soon(self) -> None:
         """Read in the next turn of the loop, even if the loop does not report data."""
         if not self._reads_soon:
             self._reads_soon = True
-            self._loop.call_soon(self._read)
+            self._loop.call_soon(self._read_now)
+
+    def _read_now(self) -> None:
+        self._reads_soon = False
+        self._read()
 
     def _read(self) -> None:
-        self._reads_soon = False
+        if self._reads_soon:
+            return
         budget = READ_BUDGET_BYTES
         try:
             while self._open and not self._paused and budget > 0:

@@ -105,15 +105,44 @@ def tune_path(sock: socket.socket, *, is_local: bool) -> None:
     Between machines, the system chooses the congestion control. Inside a machine nothing can be
     congested, and pacing only delays. There BBR costs a third of the speed, so Reno replaces it if
     the kernel allows that, and a small send buffer keeps unread bytes in the CPU cache.
+
+    A connection that began with BBR stays paced. So listeners, and sockets that dial this machine,
+    have Reno from the start, and what a listener accepts from another machine gets BBR back.
     """
     if not is_local:
+        if congestion_of(sock).encode() == _UNPACED and _system_congestion().startswith(_PACED):
+            _set_congestion(sock, _system_congestion().encode())
         return
-    if congestion_of(sock).startswith(_PACED):
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
+    _unpace(sock)
     if _grants_send_buffer():
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER_BYTES)
+
+
+def _unpace(sock: socket.socket) -> None:
+    """Replace a congestion control that paces."""
+    if congestion_of(sock).startswith(_PACED):
+        _set_congestion(sock, _UNPACED)
+
+
+def _set_congestion(sock: socket.socket, name: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+
+
+@cache
+def _system_congestion() -> str:
+    """Return the congestion control of new sockets."""
+    with socket.socket() as sock:
+        return congestion_of(sock)
+
+
+def _is_own(family: int, to: SocketAddress) -> bool:
+    """Whether an address belongs to this machine, which then sends from the same address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(to)
+        return bool(probe.getsockname()[0] == to[0])
+    return False
 
 
 @cache
@@ -209,6 +238,7 @@ def listening_socket(resolved: Resolved) -> socket.socket:
     try:
         sock.setblocking(False)
         set_options(sock, listener=True)
+        _unpace(sock)
         sock.bind(resolved[4])
         sock.listen(BACKLOG)
     except BaseException:
@@ -227,6 +257,8 @@ async def connect(
     """
     sock.setblocking(False)
     set_options(sock)
+    if _is_own(sock.family, to):
+        _unpace(sock)
     try:
         sock.connect(to)
     except BlockingIOError:

@@ -6,6 +6,7 @@
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
 * ``reports``: the reports of a peer to its program: members, and the status.
 * ``handles``: the outcome of a reduce that runs in the background.
+* ``listening``: where a peer listens, and the address that it announces.
 * ``base``: base class of both communicators: construction, and calls that do not wait.
 * ``draining``: on SIGTERM this peer leaves the run before the program ends.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from pccl.checks import (
     ATTEMPTS_MAX,
@@ -20,6 +20,7 @@ from pccl.checks import (
     check_type,
     check_weight,
 )
+from pccl.collectives.residual import Residual
 from pccl.config import resolve_min_peers
 from pccl.descriptors import (
     QuantizationOptions,
@@ -57,6 +58,9 @@ from pccl.shared_state import SharedState
 
 COUNT_MAX = 2**63 - 1
 STAGING_BYTES_MAX = 2**63 - 1
+
+CALLS_KEPT_MAX = 1024
+"""Number of checked reduces that are kept for later calls with the same arguments."""
 
 _FLOATS = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE})
 _HALVES = {DataType.FLOAT16: WireFormat.FLOAT16, DataType.BFLOAT16: WireFormat.BFLOAT16}
@@ -113,16 +117,16 @@ def reduce_request(
     operand = borrow(send, recv)
     if operand_descriptor is not None:
         check_operand_descriptor(operand_descriptor, operand.data_type)
-    request = _request(
+    return ReduceRequest(
         operand,
-        op=op,
-        tag=tag,
-        options=quantization_options,
-        algorithm=check_algorithm(algorithm),
-        weight=weight,
-    )
-    return replace(
-        request,
+        *_asked(
+            operand,
+            op=op,
+            tag=tag,
+            options=quantization_options,
+            algorithm=algorithm,
+            weight=weight,
+        ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
         timeout_s=check_timeout(timeout_s),
@@ -144,16 +148,16 @@ def list_request(
 ) -> ReduceRequest:
     """Check the arguments of ``all_reduce_many``."""
     operand = borrow_many(tensors, recv)
-    request = _request(
+    return ReduceRequest(
         operand,
-        op=op,
-        tag=tag,
-        options=quantization_options,
-        algorithm=check_algorithm(algorithm),
-        weight=weight,
-    )
-    return replace(
-        request,
+        *_asked(
+            operand,
+            op=op,
+            tag=tag,
+            options=quantization_options,
+            algorithm=algorithm,
+            weight=weight,
+        ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
         timeout_s=check_timeout(timeout_s),
@@ -263,35 +267,60 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         check_type("operand_descriptor", held, ReduceOperandDescriptor)
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
-    return _request(
-        operand, op=what.op, tag=tag, options=what.quantization_options, weight=what.weight
-    )
+    options = what.quantization_options
+    asked = _asked(operand, op=what.op, tag=tag, options=options, weight=what.weight)
+    return ReduceRequest(operand, *asked)
 
 
-def _request(
+def _asked(
     operand: Operand,
     *,
     op: ReduceOp,
     tag: int,
     options: QuantizationOptions | None,
-    algorithm: Algorithm = Algorithm.AUTO,
+    algorithm: Algorithm | str = Algorithm.AUTO,
     weight: float | None,
-) -> ReduceRequest:
+) -> tuple[ReduceCall, Callable[[], Residual] | None]:
+    """Return the event for the machine, and what opens the residual of error feedback."""
+    quantization = UNQUANTIZED
+    if options is not None:
+        op = check_member("op", op, ReduceOp)
+        check_type("quantization_options", options, QuantizationOptions)
+        quantization = _quantization(operand.data_type, options)
+        _check_error_feedback(op, options)
+    is_weighted = weight is not None
+    what = (operand.data_type, operand.count, op, tag, quantization, algorithm, is_weighted)
+    try:
+        asks = reduce_call(*what)
+    except TypeError:  # perhaps an argument that cannot be hashed
+        asks = None
+    asks = asks or reduce_call.__wrapped__(*what)  # the checks name the argument
+    if weight is not None:
+        asks = replace(asks, weight=check_weight(weight))
+    if options is None or options.error_feedback is None or not quantization.active:
+        return asks, None
+    assert options.name is not None
+    feedback, name, (dtype, count) = options.error_feedback, options.name, what[:2]
+    feedback.check(name, count, dtype)
+    return asks, partial(feedback.begin, name, count, dtype)
+
+
+@lru_cache(maxsize=CALLS_KEPT_MAX, typed=True)
+def reduce_call(
+    data_type: DataType,
+    count: int,
+    op: ReduceOp,
+    tag: int,
+    quantization: Quantization,
+    algorithm: Algorithm | str,
+    is_weighted: bool,
+) -> ReduceCall:
+    """Return the event for a reduce of equal arguments; programs repeat the same calls."""
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
-    descriptor = _by(algorithm, _descriptor(operand, op, options))
-    own = 0.0
-    if weight is not None:
-        own = check_weight(weight)
-        descriptor = _weighted(descriptor)
-    asks = ReduceCall(0, tag, descriptor, weight=own)
-    if options is None or options.error_feedback is None or not descriptor.quantization.active:
-        return ReduceRequest(operand, asks)
-    assert options.name is not None
-    feedback, name = options.error_feedback, options.name
-    feedback.check(name, descriptor.count, descriptor.dtype)
-    begin = partial(feedback.begin, name, descriptor.count, descriptor.dtype)
-    return ReduceRequest(operand, asks, begin)
+    descriptor = Descriptor(data_type, op, count, quantization=quantization)
+    descriptor = _by(check_algorithm(algorithm), descriptor)
+    return ReduceCall(0, tag, _weighted(descriptor) if is_weighted else descriptor)
 
 
 def _weighted(descriptor: Descriptor) -> Descriptor:
@@ -305,15 +334,6 @@ def _weighted(descriptor: Descriptor) -> Descriptor:
             "out, or reduce a float tensor"
         )
     return replace(descriptor, weighted=True)
-
-
-def _descriptor(operand: Operand, op: ReduceOp, options: QuantizationOptions | None) -> Descriptor:
-    quantization = UNQUANTIZED
-    if options is not None:
-        check_type("quantization_options", options, QuantizationOptions)
-        quantization = _quantization(operand.data_type, options)
-        _check_error_feedback(op, options)
-    return Descriptor(operand.data_type, op, operand.count, quantization=quantization)
 
 
 def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pccl._api.draining import drain
+from pccl._api.listening import reachable_at
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.addresses import reachable_at
 from pccl.checks import check_member, check_timing
 from pccl.config import (
     resolve_advertise,
@@ -22,7 +22,6 @@ from pccl.config import (
 from pccl.errors import NotConnected
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
-from pccl.runtime.engine import PeerEngine
 
 
 class CommunicatorBase:
@@ -81,12 +80,9 @@ class CommunicatorBase:
         )
         drains = resolve_drain()
         self._session = Session(self, master, group, options)
+        self._engine = self._session.engine
         if drains:
             drain(self._session)
-
-    @property
-    def _engine(self) -> PeerEngine:
-        return self._session.engine
 
     def __repr__(self) -> str:
         name = f"{type(self).__module__}.{type(self).__qualname__}"

@@ -186,7 +186,7 @@ def status_of(engine: PeerEngine) -> Status:
         ),
         calls=tuple(
             _call_status(call.event, machine.waits_for(number), now_ns - (call.began_ns or now_ns))
-            for number, call in engine.calls.items()
+            for number, call in engine.calls.open.items()
         ),
         transfers=tuple(
             _transfer_status(operation, engine.data_plane.transfers[operation.id])

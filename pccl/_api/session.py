@@ -121,7 +121,8 @@ class Session:
         if self.closed:
             raise self._closed_error(call.func)
         work = partial(call.work, call.request)
-        return self._io.submit(partial(self.callers.counted, work) if call.joint else work)
+        counted = partial(self.callers.counted, work)
+        return Submission(self._io, counted if call.joint else work)
 
     def inside(self, call: CheckedCall[Any, Any], caller: Caller) -> AbstractContextManager[None]:
         """Return the context in which ``caller`` waits for the call."""

@@ -86,3 +86,25 @@ class ListOf(click.ParamType[tuple[Any, ...]]):
             return value  # pyright: ignore[reportUnknownVariableType]
         parts = [self._kind.convert(part.strip(), param, ctx) for part in str(value).split(",")]
         return tuple(dict.fromkeys(parts))
+
+
+class SizeList(ListOf):
+    """``ListOf(Size())``, in which ``4KiB..1MiB`` is every size from 4 KiB by factors of 4."""
+
+    def __init__(self) -> None:
+        super().__init__(Size())
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Convert each size, and each range to its sizes."""
+        if isinstance(value, tuple):
+            return super().convert(value, param, ctx)
+        sizes: list[int] = []
+        for text in str(value).split(","):
+            ends = [Size().convert(end.strip(), param, ctx) for end in text.split("..", 1)]
+            if ends[0] > ends[-1]:
+                self.fail(f"{text!r} begins above its end", param, ctx)
+            powers = range((ends[-1] // ends[0]).bit_length())
+            sizes += [ends[0] << power for power in powers if power % 2 == 0]
+        return tuple(dict.fromkeys(sizes))

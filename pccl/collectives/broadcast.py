@@ -30,19 +30,20 @@ class BroadcastSchedule:
         if world_size < 2 or not 0 <= rank < world_size or not 0 <= root < world_size:
             raise ValueError(f"invalid broadcast: {rank=} {root=} {world_size=}")
         self.rank = rank
-        self.layout = layout = layout.in_one_chunk()
+        self.layout = layout.in_one_chunk()
         self.world_size = world_size
         self.step_count = world_size - 1
         self.root = root
         self.upstream = (rank - 1) % world_size
         self.downstream = (rank + 1) % world_size
         self._distance = (rank - root) % world_size
-        self._segments = tuple(layout.segments())
+        self._segments = self.layout.chunk(0)
         sends = self._distance < world_size - 1
         came = [(self._distance - 1, self._segments)] if self._distance else []
         goes = [(self._distance, self._segments)] if sends else []
-        self.incoming = Route(layout, came)
-        self.outgoing = Route(layout, goes)
+        self.incoming = Route(came)
+        self.outgoing = Route(goes)
+        self.hop_count = self.incoming.count + self.outgoing.count
         self.first_gather_index = 0
         self.initial_sends = () if self._distance else self._segments
         self.sends_finals = not self._distance

@@ -27,17 +27,14 @@ class ResultDigest:
     """
 
     def __init__(self, segment_count: int) -> None:
-        self._hashes = array("Q", bytes(8 * segment_count))
+        self.hashes = array("Q", bytes(8 * segment_count))
+        """By position: the hash of the segment's final bytes, once it is known."""
 
     def add(self, position: int, *data: memoryview) -> int:
         """Hash the final bytes of the segment at ``position``, given in one or several pieces."""
-        check = self._hashes[position] = payload_hash(*data)
+        check = self.hashes[position] = payload_hash(*data)
         return check
-
-    def take(self, position: int, check: int) -> None:
-        """Record the known hash ``check`` of the segment at ``position``."""
-        self._hashes[position] = check
 
     def value(self) -> bytes:
         """Return the 16-byte digest; valid once the hash of every segment is recorded."""
-        return xxhash.xxh3_128_digest(self._hashes.tobytes())
+        return xxhash.xxh3_128_digest(self.hashes.tobytes())

@@ -57,12 +57,15 @@ class DirectSchedule:
         self.owned = self._owned_by(rank)
         """The segments whose results this rank computes."""
         others = [(rank + distance) % world_size for distance in range(1, world_size)]
+        self._routes: dict[tuple[int, int], Route] = {}
+        """By the owners of the segments at each step: all routes to or from a root are alike."""
         incoming = {other: self._route(other, rank) for other in others}
         outgoing = {other: self._route(rank, other) for other in others}
         self.incoming_from = {other: route for other, route in incoming.items() if route.count}
         """By rank: the segments that this rank receives from that rank; the next rank first."""
         self.outgoing_to = {other: route for other, route in outgoing.items() if route.count}
         """By rank: the segments that this rank sends to that rank."""
+        self.hop_count = sum(route.count for route in self._routes.values())
         self.initial_sends = tuple(self._in_turn())
         """All (rank, segment) to send at step 0, in turn to each owner, the next rank first."""
 
@@ -79,5 +82,9 @@ class DirectSchedule:
         return self._everything if rank == self.root else ()
 
     def _route(self, source: int, target: int) -> Route:
-        contributes, publishes = tuple(self._owned_by(target)), tuple(self._owned_by(source))
-        return Route(self.layout, [(CONTRIBUTE, contributes), (PUBLISH, publishes)])
+        contributes, publishes = self._owned_by(target), self._owned_by(source)
+        alike = (len(contributes), len(publishes)) if self.root is not None else (source, target)
+        route = self._routes.get(alike)
+        if route is None:
+            route = self._routes[alike] = Route([(CONTRIBUTE, contributes), (PUBLISH, publishes)])
+        return route

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 
-SEGMENT_BYTES_MIN = 64 << 10
+SEGMENT_BYTES_MIN = 128 << 10
 SEGMENT_BYTES_MAX = 896 << 10
 """Large enough to keep the work per segment small in Python and in the kernel. Small enough that a
 segment stays in the cache while it is received, added, hashed and forwarded."""
@@ -94,19 +94,13 @@ class SegmentLayout:
                 offset += length
             self._chunks.append(tuple(segments))
         self.segment_count = position
-        self.numbers = self._number()
-        """Offset of each segment -> its index in its chunk."""
 
     def in_one_chunk(self) -> SegmentLayout:
         """Return the same segments as a single chunk, for a chain that sends them all in order."""
         other = copy(self)
         other.world_size = 1
         other._chunks = [tuple(self.segments())]
-        other.numbers = other._number()
         return other
-
-    def _number(self) -> dict[int, int]:
-        return {s.offset: number for chunk in self._chunks for number, s in enumerate(chunk)}
 
     def chunk(self, index: int) -> tuple[Segment, ...]:
         """Return the segments of chunk ``index`` in order (empty for an empty chunk)."""

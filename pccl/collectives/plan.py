@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import assert_never
 
 from pccl.collectives.broadcast import BroadcastSchedule
@@ -12,21 +11,20 @@ from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.types import Algorithm, Collective, Descriptor
 
-Plan = RingSchedule | BroadcastSchedule | DirectSchedule
+Schedule = RingSchedule | BroadcastSchedule | DirectSchedule
 
 STAR_ROOT = 0
 """The eldest member is the root of a star."""
 
 
-@lru_cache(maxsize=256)
-def plan(
+def schedule_of(
     descriptor: Descriptor,
     rank: int,
     world_size: int,
     segment_bytes: int | None,
     wire_bytes: Callable[[int], int] | None = None,
-) -> Plan:
-    """Return the schedule of an operation as ``rank`` sees it, cached for equal arguments.
+) -> Schedule:
+    """Return the schedule of an operation as ``rank`` sees it.
 
     Args:
         descriptor: what all members requested; its algorithm is settled.

@@ -15,6 +15,7 @@ payload of a NaN, or in the sign of the minimum of 0.0 and -0.0.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ class Reduction:
         op: the operation.
         world_size: how many contributions there are.
         scratch: working memory; may be shared by all reductions of a thread.
-        weighted: whether this is a weighted average, which must not combine before ``weigh``.
+        weighted: whether this is a weighted average. It must not combine; ``weigh`` returns the
+            reduction that does.
     """
 
     def __init__(
@@ -81,11 +83,13 @@ class Reduction:
         """Whether the own contribution is multiplied by a factor other than 1."""
         self._scaled: Scratch | None = None
 
-    def weigh(self, weighting: Weighting) -> None:
-        """Set the weights."""
-        self.lacks_weights = False
-        self._factor, self._divisor = weighting.factor, weighting.divisor
-        self.scales = self._factor != 1.0
+    def weigh(self, weighting: Weighting) -> Reduction:
+        """Return the same reduction with weights."""
+        weighed = copy(self)
+        weighed.lacks_weights = False
+        weighed._factor, weighed._divisor = weighting.factor, weighting.divisor
+        weighed.scales = weighting.factor != 1.0
+        return weighed
 
     def contribution(self, own: Array) -> Array:
         """Return the own values times their factor, to be combined; valid until the next call."""

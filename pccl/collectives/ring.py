@@ -46,13 +46,14 @@ class RingSchedule:
         self.initial_sends = self._chunk(0)
         self.sends_finals = False
         self.arrivals = [self._arrival(step) for step in range(self.step_count)]
-        self.incoming = Route(layout, [(k, self._chunk(k + 1)) for k in range(self.step_count)])
-        self.outgoing = Route(layout, [(k, self._chunk(k)) for k in range(self.step_count)])
+        self.incoming = Route((k, self._chunk(k + 1)) for k in range(self.step_count))
+        self.outgoing = Route((k, self._chunk(k)) for k in range(self.step_count))
+        self.hop_count = self.incoming.count + self.outgoing.count
 
     @property
     def first_gather_index(self) -> int:
         """How many incoming segments are partial results; all later ones belong to the gather."""
-        return self.incoming.first(self.world_size - 1)
+        return self.incoming.count_before(self.world_size - 1)
 
     def seen_by(self, rank: int) -> RingSchedule:
         """Return the same ring as another rank sees it (modulo the world size)."""
@@ -65,7 +66,7 @@ class RingSchedule:
         gather begins with the chunk that the rank right before has finished, then that of the rank
         before it, and so on.
         """
-        return self.incoming.first(self.world_size - 1 + gap)
+        return self.incoming.count_before(self.world_size - 1 + gap)
 
     # -- the arithmetic of the ring ------------------------------------------------------------
 

@@ -6,48 +6,52 @@ send a bitmap of the segments that have arrived, and the sender repeats only mis
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from pccl.collectives.layout import Segment, SegmentLayout
+from pccl.collectives.layout import Segment
 
-Leg = tuple[int, tuple[Segment, ...]]
-"""A step, and the segments that one rank sends at it: a whole chunk, or several."""
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One segment on its way from one rank to the other at one step."""
+
+    number: int
+    """Number of the hop in its route, from 0."""
+    step: int
+    segment: Segment
+
+
+NO_HOPS: dict[int, Hop] = {}
+"""The leg of a step at which a route has no segments."""
 
 
 class Route:
-    """The segments of some steps, in order.
+    """The hops of some steps, in order.
 
     Args:
-        layout: the tensor's layout; a leg holds the segments of one of its chunks, or all.
-        legs: the legs in the order of their steps.
+        legs: by step, in ascending order: the segments that the rank sends at the step.
     """
 
-    def __init__(self, layout: SegmentLayout, legs: Sequence[Leg]) -> None:
-        self._numbers = layout.numbers
-        self._legs: dict[int, tuple[int, tuple[Segment, ...]]] = {}
-        first = 0
+    def __init__(self, legs: Iterable[tuple[int, Iterable[Segment]]]) -> None:
+        hops: list[Hop] = []
+        self.legs: dict[int, dict[int, Hop]] = {}
+        """Step -> offset of a segment -> its hop."""
         for step, segments in legs:
-            self._legs[step] = (first, segments)
-            first += len(segments)
-        self.count = first
-        """How many segments the route has."""
-
-    def __iter__(self) -> Iterator[tuple[int, Segment]]:
-        """Iterate over all (step, segment), in the order of their numbers."""
-        for step, (_, segments) in self._legs.items():
+            leg = self.legs[step] = {}
             for segment in segments:
-                yield step, segment
+                hop = leg[segment.offset] = Hop(len(hops), step, segment)
+                hops.append(hop)
+        self.hops = tuple(hops)
+        self.count = len(hops)
+        """How many hops the route has."""
 
-    def first(self, step: int) -> int:
-        """Return the number of the first segment of ``step``; past the last step, the count."""
-        return self._legs[step][0] if step in self._legs else self.count
+    def count_before(self, step: int) -> int:
+        """Return the number of hops before ``step``; for a step past the last one, of all hops."""
+        return sum(len(leg) for earlier, leg in self.legs.items() if earlier < step)
 
-    def number(self, step: int, segment: Segment) -> int:
-        """Return the number of a segment that belongs to ``step``."""
-        return self._legs[step][0] + self._numbers[segment.offset]
-
-    def find(self, step: int, offset: int, length: int) -> tuple[int, Segment] | None:
-        """Find the segment that a frame claims to carry: (number, segment).
+    def find(self, step: int, offset: int, length: int) -> Hop | None:
+        """Find the hop that a frame claims to be.
 
         Args:
             step: step of the schedule.
@@ -57,11 +61,5 @@ class Route:
         Returns:
             None if the route has no such segment at this step: the sender broke the protocol.
         """
-        leg = self._legs.get(step)
-        within = self._numbers.get(offset)
-        if leg is None or within is None or within >= len(leg[1]):
-            return None
-        segment = leg[1][within]
-        if segment.offset != offset or segment.wire_length != length:
-            return None
-        return leg[0] + within, segment
+        hop = self.legs.get(step, NO_HOPS).get(offset)
+        return hop if hop is not None and hop.segment.wire_length == length else None

@@ -29,10 +29,14 @@ class DamagedData(RemoteProtocolError):
     """The received bytes differ from the sent ones. The library makes a new connection."""
 
 
+bytes_hash = xxhash.xxh3_64_intdigest
+"""Returns the 64-bit hash of a payload in one part."""
+
+
 def payload_hash(*parts: Bytes) -> int:
     """Return the 64-bit hash of a payload, given in one or several parts."""
     if len(parts) == 1:
-        return xxhash.xxh3_64_intdigest(parts[0])
+        return bytes_hash(parts[0])
     hasher = PayloadHasher()
     for part in parts:
         hasher.update(part)

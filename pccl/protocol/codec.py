@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any
+from zlib import crc32
 
 import msgpack
 
 from pccl.protocol import messages
-from pccl.protocol.checksum import SEAL_BYTES, DamagedData, payload_hash, seal, unseal
+from pccl.protocol.checksum import SEAL_BYTES, DamagedData, bytes_hash, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.texts import printable
 from pccl.protocol.limits import (
@@ -112,7 +113,8 @@ def encode(message: Message) -> bytes:
 def frame(code: int, body: bytes) -> bytes:
     """Put the prefix in front of a message."""
     word = code << _LENGTH_BITS | len(body)
-    return seal(_PREFIX.pack(word, payload_hash(body))) + body
+    prefix = _PREFIX.pack(word, bytes_hash(body))
+    return prefix + crc32(prefix).to_bytes(SEAL_BYTES, "little") + body
 
 
 def decode(code: int, body: bytes) -> Message:
@@ -169,21 +171,19 @@ class StreamDecoder:
             RemoteProtocolError: the bytes violate the protocol. Close the connection.
         """
         self._buffer += data
-        while (begun := self._begun()) is not None:
-            code, length, check = begun
+        while len(self._buffer) >= PREFIX_BYTES:
+            code, length, check = self._begun()
             end = PREFIX_BYTES + length
             if len(self._buffer) < end:
                 return
             body = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
-            if payload_hash(body) != check:
+            if bytes_hash(body) != check:
                 raise DamagedData(func="control", reason="a message was damaged on the way")
             del self._buffer[:end]
             yield decode(code, body)
 
-    def _begun(self) -> tuple[int, int, int] | None:
-        """Return code, length and hash of the next message; None: its prefix is incomplete."""
-        if len(self._buffer) < PREFIX_BYTES:
-            return None
+    def _begun(self) -> tuple[int, int, int]:
+        """Return code, length and hash of the next message, whose prefix is complete."""
         prefix = self._buffer[:PREFIX_BYTES]
         word, check = _PREFIX.unpack(unseal(prefix, "control", "the prefix of a message"))
         code, length = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
@@ -327,6 +327,10 @@ class _IntegerDecoder:
         return value
 
 
+def _is_optional(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
+
+
 def _bound_of(decoder: _Decoder) -> int:
     return decoder.bound if isinstance(decoder, _IntegerDecoder) else 0
 
@@ -391,12 +395,18 @@ def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
 
 
 def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
+    bound = _bound_of(decode_item)
+
     def decode_tuple(value: Any) -> tuple[Any, ...]:
         if value.__class__ is not list:  # type checkers do not narrow this form
             raise _Invalid(f"{_named(value)} is not a list")
         if len(value) > limit:
             raise _Invalid(f"a list has {len(value)} items, over {limit}")
-        return tuple(map(decode_item, value))
+        items = list[Any]()
+        for item in value:
+            is_fine = type(item) is int and 0 <= item < bound
+            items.append(item if is_fine else decode_item(item))
+        return tuple(items)
 
     return decode_tuple
 
@@ -405,6 +415,7 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
     hints = typing.get_type_hints(kind, include_extras=True)
     decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
     bounds = tuple(map(_bound_of, decoders))
+    optional = tuple(_is_optional(hints[field.name]) for field in fields(kind))
 
     def decode_dataclass(value: Any) -> Any:
         if value.__class__ is not list:  # type checkers do not narrow this form
@@ -412,9 +423,11 @@ def _dataclass_decoder(kind: type[Any]) -> _Decoder:
         if len(value) != len(decoders):
             raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
         items = list[Any]()
-        for decode_item, bound, item in zip(decoders, bounds, value, strict=True):
-            # Most fields are integers: each call of a decoder less counts.
-            is_fine = type(item) is int and 0 <= item < bound
+        for decode_item, bound, is_optional, item in zip(
+            decoders, bounds, optional, value, strict=True
+        ):
+            # Most fields are integers, or nil: each call of a decoder less counts.
+            is_fine = is_optional if item is None else type(item) is int and 0 <= item < bound
             items.append(item if is_fine else decode_item(item))
         return kind(*items)
 

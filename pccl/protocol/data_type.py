@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class DataType(enum.IntEnum):
     FLOAT = 10
     DOUBLE = 11
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Size of one element in bytes."""
         return _ITEM_BYTES[self]

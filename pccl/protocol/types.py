@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Annotated, NewType
 
@@ -82,7 +83,7 @@ class Algorithm(enum.IntEnum):
     MESH = 3
     """From each member to every other member: two steps, and as many bytes as in a ring."""
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name that users write."""
         return self.name.lower()
@@ -405,10 +406,7 @@ class Descriptor:
         """Return the same descriptor with the algorithm that AUTO stands for."""
         if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:
             return self
-        algorithm = table.algorithm_for(self.tensor_bytes)
-        if algorithm is Algorithm.RING and self.quantization.active:
-            algorithm = table.quantized
-        return replace(self, algorithm=algorithm)
+        return _settled(self, table)
 
     def __str__(self) -> str:
         what = f"{self.count} x {self.dtype.label}"
@@ -425,6 +423,14 @@ class Descriptor:
                 return f"{op} of {what}{how}, quantized as {self.quantization}"
             case _:
                 return f"{op} of {what}{how}"
+
+
+@lru_cache(maxsize=1024)
+def _settled(descriptor: Descriptor, table: AlgorithmTable) -> Descriptor:
+    algorithm = table.algorithm_for(descriptor.tensor_bytes)
+    if algorithm is Algorithm.RING and descriptor.quantization.active:
+        algorithm = table.quantized
+    return replace(descriptor, algorithm=algorithm)
 
 
 @dataclass(frozen=True, slots=True)

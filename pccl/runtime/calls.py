@@ -63,6 +63,8 @@ class OpenCall:
     """Memory borrowed from the caller; None once the call has ended."""
     event: CallEvent | None = None
     """Event that began the call at the machine."""
+    lent: tuple[Range, ...] = ()
+    """Memory that a launched call borrows; the waiter of an awaited call lends its memory."""
     operation: OperationId | None = None
     """Operation of the running attempt; None between attempts."""
     began_ns: int | None = None
@@ -75,7 +77,7 @@ class OpenCall:
     """Number of failed attempts."""
     timer: Timer | None = None
     forgotten: bool = False
-    """Whether the program dropped the handle, so that it cannot ask for the outcome."""
+    """Whether the program dropped the handle. Once the call ends, the machine drops its outcome."""
     observable: bool = False
     """Whether newcomers may fetch the result."""
     residual: Residual | None = None
@@ -86,9 +88,10 @@ class OpenCall:
     def take_back(self, transfer: Transfer) -> None:
         """Add the traffic of an ended attempt to the call's totals, and keep its rounding error."""
         self.operation = None
-        self.tx_bytes += transfer.tx_bytes
+        for outlet in transfer.outlets.values():
+            self.tx_bytes += outlet.sent_bytes
+            self.raw_tx_bytes += outlet.raw_bytes
         self.rx_bytes += transfer.rx_bytes
-        self.raw_tx_bytes += transfer.raw_tx_bytes
         self.quantization_error = transfer.quantization_error
 
     def info(self, result: ReduceResult) -> ReduceInfo:
@@ -126,33 +129,24 @@ class Calls:
         self._loop = loop
         self._clock = clock
         self._feed = feed
-        self._open: dict[int, OpenCall] = {}
-        self._lent = LentRanges()
-        """Memory that open calls borrow."""
-        self.held = LentRanges()
-        """Memory of awaited reduces, which hold it between two attempts too."""
+        self.open: dict[int, OpenCall] = {}
+        """Open calls by number."""
+        self.lent = LentRanges()
+        """Memory that open collectives borrow, an awaited reduce also between two attempts."""
         self._launched: dict[int, OpenCall] = {}
         """Launched calls by ticket."""
         self._last = 0
         self.bug: errors.LocalProtocolError | None = None
 
     def __iter__(self) -> Iterator[OpenCall]:
-        return iter(self._open.values())
-
-    def items(self) -> list[tuple[int, OpenCall]]:
-        """Return the open calls with their numbers."""
-        return list(self._open.items())
+        return iter(self.open.values())
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    def get(self, number: int) -> OpenCall | None:
-        """Return the open call with this number, or None."""
-        return self._open.get(number)
+        return len(self.open)
 
     def of_operand(self, operand: Operand) -> tuple[int, OperationId | None]:
         """Return number and operation of the open call that borrows ``operand``, or (0, None)."""
-        for number, call in self._open.items():
+        for number, call in self.open.items():
             if call.operand is operand:
                 return number, call.operation
         return 0, None
@@ -163,7 +157,7 @@ class Calls:
         Raises:
             ValueError: an open collective uses it. Wait for it, or pass a copy.
         """
-        if self._lent.clash(ranges) or self.held.clash(ranges):
+        if self.lent.clash(ranges):
             raise ValueError(
                 "another collective still uses this memory; wait for it, or pass a copy()"
             )
@@ -194,13 +188,14 @@ class Calls:
         try:
             return await call.future
         except asyncio.CancelledError:
-            if number in self._open:
+            if number in self.open:
                 self._feed(LeaveCall(number, LEFT))
             elif not call.future.cancelled():
                 self._left_unnoticed(call, lent)
             raise
         finally:
-            self._end(number)
+            if number in self.open:
+                self._end(number)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
         """Restore the inputs of a caller that missed a committed operation; inform the machine.
@@ -263,6 +258,9 @@ class Calls:
             PCCLError: the call cannot be made now. ``finish`` raises errors of the run.
             ValueError: the group cannot do what the call asks, as in :meth:`wait`.
         """
+        if call.operand is not None:
+            call.lent = call.operand.ranges
+            self.lent.add(call.lent)
         ticket = self._begin(event, deadline, call)
         error = call.future.exception() if call.future.done() else None
         if error is not None and not _is_fate(error):
@@ -320,7 +318,8 @@ class Calls:
         if call is not None:
             result = call.info(value) if isinstance(value, ReduceResult) else value
             call.future.set_result(result)
-            self._forget_again(number, call)
+            if call.forgotten:
+                self._feed(Forget(number))
 
     def reject(self, number: int, error: errors.PCCLError | ValueError) -> None:
         """End the call ``number`` with an error."""
@@ -329,12 +328,13 @@ class Calls:
             # A copy: the machine keeps the error, and must not keep its traceback, whose frames
             # hold the caller's tensors.
             call.future.set_exception(fresh(error))
-            self._forget_again(number, call)
+            if call.forgotten:
+                self._feed(Forget(number))
 
     def break_down(self, bug: errors.LocalProtocolError) -> None:
         """End every open call with ``bug``, and every later one."""
         self.bug = bug
-        for number in list(self._open):
+        for number in list(self.open):
             self.reject(number, bug)
 
     def _answered(self, number: int) -> OpenCall | None:
@@ -349,17 +349,10 @@ class Calls:
             call.future.add_done_callback(lambda future: future.exception())
         return call if call is not None and not call.future.done() else None
 
-    def _forget_again(self, number: int, call: OpenCall) -> None:
-        """Make the machine drop the outcome of a call that was forgotten before it ended."""
-        if call.forgotten:
-            self._feed(Forget(number))
-
     def _begin(self, event: CallEvent, deadline: Deadline | None, call: OpenCall) -> int:
         self._last += 1
         number = self._last
-        self._open[number] = call
-        if call.operand is not None:
-            self._lent.add(call.operand.ranges)
+        self.open[number] = call
         call.event = replace(event, call=number)
         if call.began_ns is None:
             call.began_ns = self._clock.now_ns()
@@ -373,11 +366,11 @@ class Calls:
         return number
 
     def _end(self, number: int) -> OpenCall | None:
-        call = self._open.pop(number, None)
+        call = self.open.pop(number, None)
         if call is not None:
-            if call.operand is not None:
-                self._lent.remove(call.operand.ranges)
-                call.operand = None
+            if call.lent:
+                self.lent.remove(call.lent)
+            call.operand, call.lent = None, ()
             if call.timer is not None:
                 call.timer.cancel()
         return call

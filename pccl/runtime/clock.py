@@ -41,10 +41,7 @@ class LoopClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-
-    def now_ns(self) -> int:
-        """Return the current time."""
-        return time.monotonic_ns()
+        self.now_ns = time.monotonic_ns
 
     def busy_ns(self) -> int:
         """Return the processor time of the calling thread, in ns."""

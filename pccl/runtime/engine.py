@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pccl.machines.batch import may_succeed_again
 from pccl.machines.peer.eager import EagerBudget
@@ -266,14 +267,15 @@ class PeerEngine:
             return False
         return bool(await self.calls.wait(RoundCall(0, request.kind), deadline))
 
-    async def reduce(self, request: ReduceRequest) -> ReduceInfo:
+    def reduce(self, request: ReduceRequest) -> Coroutine[Any, Any, ReduceInfo]:
         """Make a joint call of all members of the group: a reduce, a broadcast or a barrier.
 
         Raises:
             ValueError: another call uses the memory or the residual, or the group has no such root.
         """
-        deadline = self.deadline(request.timeout_s)
-        return await self.reduce_while(request, deadline, lambda: request.retry)
+        timeout_s = request.timeout_s
+        deadline = None if timeout_s is None else self.deadline(timeout_s)
+        return self.reduce_while(request, deadline, lambda: request.retry)
 
     async def reduce_while(
         self, request: ReduceRequest, deadline: Deadline | None, may_retry: Callable[[], bool]
@@ -283,11 +285,12 @@ class PeerEngine:
         residual = request.open_residual() if request.open_residual is not None else None
         call = self.calls.new(request.operand)
         call.residual, call.observable = residual, request.observable
-        event, ranges = request.asks, request.ranges
-        self.calls.held.add(ranges)
+        event = request.asks
+        ranges = request.operand.ranges if request.operand is not None else ()
+        self.calls.lent.add(ranges)
         try:
             while True:
-                peer = self.machine.peer
+                peer = self.machine.own.peer
                 try:
                     info = await self.calls.wait(event, deadline, call)
                 except errors.CollectiveAborted as error:
@@ -295,12 +298,13 @@ class PeerEngine:
                         raise
                     event = replace(event, begun_by=event.begun_by or peer)
                     self.calls.renew(call, request.operand)
-                    self._check_attempt(request)
+                    if request.operand is not None:  # a synchronization may use the memory now
+                        self._state.check_apart(request.operand)
                     continue
                 assert isinstance(info, ReduceInfo)
                 return info
         finally:
-            self.calls.held.remove(ranges)
+            self.calls.lent.remove(ranges)
             if residual is not None:
                 residual.drop()
 
@@ -378,13 +382,9 @@ class PeerEngine:
         return Deadline(self._clock.now_ns() + self._timing.ns(timeout_s), timeout_s)
 
     def _check_request(self, request: ReduceRequest) -> None:
-        self._check_attempt(request)
-        self.calls.check_free(request.ranges)
-
-    def _check_attempt(self, request: ReduceRequest) -> None:
-        """Check, before each attempt, that no synchronization uses the memory."""
         if request.operand is not None:
             self._state.check_apart(request.operand)
+            self.calls.check_free(request.operand.ranges)
 
     async def close(self) -> None:
         """Leave the run and release all resources; idempotent."""
@@ -486,8 +486,8 @@ class PeerEngine:
             case ReportUndialable(text):
                 log_warning(text)
             case ReturnCall(number, value):
-                call = self.calls.get(number)
-                if isinstance(value, ReduceResult) and call is not None:
+                call = self.calls.open.get(number)
+                if isinstance(value, ReduceResult) and call is not None and call.observable:
                     self._state.note_result(call, value)
                 self.calls.resolve(number, value)
             case RaiseCall(number, error):
@@ -501,7 +501,7 @@ class PeerEngine:
                 self.exchange.compare(operation, reference)
 
     def _post(self, post: Post) -> None:
-        call = self.calls.get(post.call)
+        call = self.calls.open.get(post.call)
         assert call is not None
         call.operation = post.operation
         self._posted[post.operation] = post.call
@@ -510,7 +510,7 @@ class PeerEngine:
             post.descriptor,
             call.operand,
             ring=post.ring,
-            own=self.machine.peer,
+            own=self.machine.own.peer,
             residual=call.residual,
         )
         self.keeper.use(partners)
@@ -522,7 +522,7 @@ class PeerEngine:
         if operation.tag == SYNC_TAG:
             self.exchange.end(operation)
             return
-        call = self.calls.get(self._posted.pop(operation))
+        call = self.calls.open.get(self._posted.pop(operation))
         transfer = self.data_plane.end(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)

@@ -84,22 +84,18 @@ class Submission(Generic[_T]):
         """
         try:
             self.start()
-            while not self._ended_within(INTERRUPT_POLL_S):
-                pass
-            return self.finished.result()
+            while True:
+                try:
+                    self.finished.exception(INTERRUPT_POLL_S)
+                except concurrent.futures.TimeoutError:
+                    continue
+                return self.finished.result()
         except BaseException:
             while self._is_under_way():
                 with suppress(BaseException):
                     self.cancel()
                     concurrent.futures.wait([self.finished], INTERRUPT_POLL_S)
             raise
-
-    def _ended_within(self, timeout_s: float) -> bool:
-        try:
-            self.finished.exception(timeout_s)
-        except concurrent.futures.TimeoutError:
-            return False
-        return True
 
     def _is_under_way(self) -> bool:
         """Whether the work has begun and not ended. Ctrl-C may have interrupted ``start``."""

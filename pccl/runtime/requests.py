@@ -11,7 +11,6 @@ from pccl.collectives.weighting import total_weight
 from pccl.machines.peer.events import ReduceCall, ReduceResult, SyncResult
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import RoundKind
-from pccl.runtime.collective.memory import Range
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.running_prefetch import PrefetchRequest
@@ -101,11 +100,6 @@ class ReduceRequest:
     def tag(self) -> int:
         """Tag of the operation."""
         return self.asks.tag
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """Memory that the call borrows."""
-        return self.operand.ranges if self.operand is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,12 @@ class LinkUpkeep:
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
         """Dial all lanes of the links to ``peers``, as these are about to carry a collective."""
-        links = self._links
-        first = [links[peer] for peer in peers if peer in links and not links[peer].used]
-        for link in first:  # all links share the connections
-            link.used = True
+        first: list[_WantedLink] = []
+        for peer in peers:
+            link = self._links.get(peer)
+            if link is not None and not link.used:
+                link.used = True  # all of them before the first dials: links share the connections
+                first.append(link)
         steps: list[LinkStep] = []
         for link in first:
             if link.keeps:

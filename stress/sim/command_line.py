@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -139,6 +140,7 @@ def _verdicts(
         yield _run(bug, _load(scenario))
         return
     run = partial(_run_seed, bug, mix)
+    gc.freeze()  # the modules live to the end: garbage collections need not visit them
     if minutes is None and (jobs == 1 or len(seeds) < 2 * jobs):
         yield from map(run, seeds)
         return

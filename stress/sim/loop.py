@@ -39,21 +39,11 @@ class OutOfTime(Exception):
     """The granted virtual time is over, or callbacks spin without a step in time."""
 
 
-class _Jump:
-    """Replaces the selector of ``BaseEventLoop``: lets virtual time pass instead of waiting."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[object]:
-        self._loop.let_time_pass(idle=timeout is None)
-        return []
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time that starts at 0."""
 
     _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self, *, limit_ns: int | None = None) -> None:
         """Make a loop.
@@ -62,7 +52,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             limit_ns: last instant that the clock may reach, in ns; None: no limit.
         """
         super().__init__()
-        self._selector = _Jump(self)
         self._now_ns = 0
         self._limit_ns = limit_ns
         self._turns = 0
@@ -171,8 +160,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             heapq.heapify(self._timers)
             self._timers_cancelled = 0
 
-    def _process_events(self, event_list: list[object]) -> None:
-        """Do nothing, because the selector watches no files."""
+    def _run_once(self) -> None:
+        """Run the ready callbacks once. Where asyncio would wait, let virtual time pass."""
+        ready = self._ready
+        self.let_time_pass(idle=not (ready or self._stopping))
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # pyright: ignore[reportPrivateUsage]
 
     def _write_to_self(self) -> None:
         """Do nothing, because no other thread has to wake the loop."""

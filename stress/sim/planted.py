@@ -41,9 +41,11 @@ from pccl.protocol.checksum import SEAL_BYTES
 from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
+from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces
@@ -52,6 +54,7 @@ from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.transports.link import Lane
+from pccl.transports.sim.memory import SimLease, SimMemory
 
 Changes = list[tuple[Any, str, Any]]
 """Owner, name and replacement of each changed attribute."""
@@ -256,6 +259,13 @@ def no_restore_after_completion(restore: Any, transfer: Transfer) -> None:
         restore(transfer)
 
 
+@_does(Plans, "find")
+def stale_plan(find: Any, plans: Plans, descriptor: Descriptor, *ring: Any) -> Plan:
+    """A peer uses the plan of an earlier view, with other members or in another order."""
+    made: dict[Descriptor, Plan] = vars(plans).setdefault("made", {})
+    return made.setdefault(descriptor, find(plans, descriptor, *ring))
+
+
 class _AllMissing(set[int]):
     def __contains__(self, index: object) -> bool:
         return True
@@ -271,9 +281,9 @@ def second_copy_added(begin: Any, inlet: Inlet, route: Route) -> None:
 @_does(Placement, "memory")
 def write_after_return(memory: Any, placement: Placement, received: int) -> memoryview:
     """A peer reads a frame that began to arrive into the caller's memory, even after the return."""
-    segment, result = placement.segment, placement.transfer.result
-    if placement.buffer is not None:
-        return placement.buffer[received:]
+    segment, result = placement.hop.segment, placement.transfer.result
+    if placement.view is not None:
+        return placement.view[received:]
     return result.beginning(segment.offset + received, segment.offset + segment.length)
 
 
@@ -313,6 +323,8 @@ _says("holdings_overstated", ChainTransfer, "lacks_irreplaceable", False)
 
 # A peer before a gap sends nothing to the peer behind it.
 _says("gap_not_bridged", ChainTransfer, "send_across")
+_says("announced_segments_forgotten", Outlet, "withdraw")
+_says("lease_not_revoked", SimLease, "revoke")
 
 
 @_does(Reduction, "__init__")
@@ -346,7 +358,7 @@ def damaged_messages_believed(unseal: Any, sealed: Any, func: str, what: str) ->
     return bytes(sealed[:-SEAL_BYTES])
 
 
-_says("damaged_messages_believed", codec, "payload_hash", _AnyNumber())
+_says("damaged_messages_believed", codec, "bytes_hash", _AnyNumber())
 
 
 # -- shared state --------------------------------------------------------------------------------
@@ -454,3 +466,10 @@ def residual_advances_always(drop: Any, residual: Residual) -> None:
 
 # A process keeps a residual that it paid in a round which the ledger shows as applied.
 _says("residual_paid_twice", ErrorFeedback, "forget")
+
+
+@_does(SimMemory, "pull")
+def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
+    """A pull counts although the announcement was withdrawn meanwhile."""
+    pull(*args)
+    return True

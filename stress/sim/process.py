@@ -216,7 +216,7 @@ class _RecordingEngine(PeerEngine):
 
     def _step(self, event: PeerEvent) -> None:
         if isinstance(event, ReduceCall):
-            lender = self.calls.get(event.call)
+            lender = self.calls.open.get(event.call)
             assert lender is not None
             operand = lender.operand
             self.inputs[event.call] = operand.source.copy() if operand is not None else None
@@ -226,7 +226,7 @@ class _RecordingEngine(PeerEngine):
             if error.reason != _OUTDATED:
                 raise Violation(f"a master broke the protocol: {error.reason}") from error
             raise
-        for call in [call for call in self.inputs if self.calls.get(call) is None]:
+        for call in [call for call in self.inputs if self.calls.open.get(call) is None]:
             del self.inputs[call]
 
 
@@ -310,7 +310,7 @@ class PeerProcess:
 
     def weight_of(self, post: Post) -> float | None:
         """Return the weight that the caller gave; None: no weight."""
-        call = self.engine.calls.get(post.call)
+        call = self.engine.calls.open.get(post.call)
         if call is None or not isinstance(call.event, ReduceCall) or not post.descriptor.weighted:
             return None
         return call.event.weight

@@ -136,6 +136,7 @@ class Stage:
             bytes_per_s=scenario.bytes_per_s,
             window_bytes=scenario.window_bytes,
         )
+        self.network.memories.done = checkers.done
         self._build = Builder(parts, self.network, rng, self._on_event)
         self.master = self._build.master(MASTER_NAME)
         self.standby = self._build.master(STANDBY_NAME) if scenario.standby else None
@@ -373,7 +374,7 @@ class Stage:
                     self.checkers.posted(posted, process.peer, None)
                     session = process.engine.exchange.sessions[operation]
                     contents = tuple(bytes(view) for view in session.memory.views)
-                    caller = process.engine.calls.get(call)
+                    caller = process.engine.calls.open.get(call)
                     assert caller is not None
                     assert isinstance(caller.event, SyncCall)
                     if state is not None:

@@ -34,7 +34,8 @@ class Trace:
     def note(self, now_ns: int, who: str, what: object) -> None:
         """Record that ``what``, an event or a line of text, happened to ``who``."""
         self.count += 1
-        self._hash.update(f"{now_ns} {who} {values_of(what)!r}\n".encode())
+        content = what if what.__class__ is str else values_of(what)
+        self._hash.update(f"{now_ns} {who} {content!r}\n".encode())
         if not _is_routine(what):
             self._story.append((now_ns, who, what))
 

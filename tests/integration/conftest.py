@@ -14,13 +14,33 @@ import pytest
 import pccl
 from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
-from tests.support import waiting
+from pccl.protocol.guards.log_quota import LogQuota
+from tests.support import forks, waiting
 from tests.support.insides import machine_of
 from tests.support.members import grow
 from tests.support.patience import LIMIT_S
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def ready_python() -> Iterator[tuple[str, ...]]:
+    """A command that runs a script with torch: see :mod:`tests.support.forks`."""
+    pytest.importorskip("torch")
+    with forks.ready_python() as command:
+        yield command
+
+
+@pytest.fixture
+def all_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No quota for log lines, so that each test of a run finds its line at once."""
+
+    def admit(quota: LogQuota, now_ns: int) -> bool:
+        return True
+
+    monkeypatch.setattr(LogQuota, "admit", admit)
+
 
 QUICK = Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01)
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pccl
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfer import Placement
 from pccl.transports.link import Lane
 from tests.support.insides import engine_of
 from tests.support.members import Call
@@ -159,16 +159,17 @@ class LocalPeer:
 
     def _when(self, fraction: float, number: signal.Signals) -> None:
         """Get a signal, once, when this part of all incoming segments is here."""
-        complete, struck = Transfer.complete, [False]
+        complete, struck = Placement.complete, [False]
 
-        def complete_and_stop(transfer: Transfer, *arguments: Any) -> None:
-            complete(transfer, *arguments)
+        def complete_and_stop(placement: Placement) -> None:
+            complete(placement)
+            transfer = placement.transfer
             received = transfer.progress.received
             if received >= fraction * (received + transfer.lacking) and not struck[0]:
                 struck[0] = True
                 signal.pthread_kill(threading.get_ident(), number)  # no other thread goes first
 
-        mock.patch.object(Transfer, "complete", complete_and_stop).start()
+        mock.patch.object(Placement, "complete", complete_and_stop).start()
 
     def die_after(self, fraction: float) -> None:
         self._when(fraction, signal.SIGKILL)

@@ -32,8 +32,9 @@ FIELDS = {
     *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
     *("quantize", "error", "wire_bytes_per_value"),
     *("cpu_s_per_gib", "extra_mib", "values_ok", "congestion", "seconds"),
+    *("side", "seconds_p95", "seconds_p99", "span_median", "span_p95", "span_p99", "span"),
 }
-THEIR_FIELDS = {"against", "against_seconds_median", "against_cpu_s_per_gib", "ratio"}
+OURS_ALONE = {"extra_mib", "lanes", "wire_bytes_per_value"}
 
 ENVIRONMENT = {
     **os.environ,
@@ -63,7 +64,8 @@ def test_sizes_peers_and_lanes() -> None:
     ]
     for result in results:
         assert set(result) >= FIELDS
-        assert not set(result) & THEIR_FIELDS
+        assert "ratio" not in result
+        assert result["side"] == "pccl"
         assert result["dtype"] == "float32"
         assert result["algorithm_asked"] == "auto"
         assert set(result["algorithm"].split(",")) <= {"ring", "star", "mesh"}
@@ -72,6 +74,8 @@ def test_sizes_peers_and_lanes() -> None:
         assert result["values_ok"] is True
         assert result["faults"] == []
         assert len(result["seconds"]) == 2
+        for mean_s, span_s in zip(result["seconds"], result["span"], strict=True):
+            assert 0 < mean_s <= span_s + 2e-9  # both are rounded
         assert result["seconds_median"] == pytest.approx(sum(result["seconds"]) / 2, abs=2e-9)
         assert result["cpu_s_per_gib"] > 0
         assert 0 <= result["extra_mib"] < 64
@@ -86,17 +90,41 @@ def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
     assert 1.0 <= result["extra_mib"] < 64  # the copy that an abort would need
 
 
-def test_against_gloo() -> None:
+def check_sides(results: list[dict[str, Any]], sides: list[str]) -> None:
+    """Check the rounds of a case that three peers played, of each side."""
+    assert [each["side"] for each in results] == sides
+    ours, *others = results
+    assert "ratio" not in ours
+    for each in others:
+        assert set(each) == set(ours) - OURS_ALONE | {"ratio"}
+        assert each["ratio"] == pytest.approx(each["seconds_median"] / ours["seconds_median"])
+    for each in results:
+        assert (each["peers"], each["values_ok"], each["faults"]) == (3, True, [])
+        assert len(each["seconds"]) == len(each["span"]) == 3
+        assert each["cpu_s_per_gib"] > 0
+
+
+def test_against_a_bare_ring() -> None:
+    sizes = ("--size", "4,1MiB", "--peers", "3", "--in-place", "--dtype", "bfloat16")
+    results = measure(*sizes, "--against", "ring", "--rounds", "3", "--warmup", "0")
+    for case in (results[:2], results[2:]):
+        check_sides(case, ["pccl", "ring"])
+        assert case[0]["congestion"] == case[1]["congestion"]
+        assert case[1]["algorithm"] == "ring"
+        assert case[0]["conditions"]["no_namespace"] == ""
+
+
+def test_against_gloo_also_under_our_congestion_control() -> None:
     pytest.importorskip("torch")
-    [result] = measure(*("--size", "64KiB", "--against", "gloo", "--rounds", "3", "--warmup", "0"))
-    assert set(result) >= FIELDS | THEIR_FIELDS
-    assert result["against"] == "gloo"
-    assert result["values_ok"] is True
-    assert result["against_values_ok"] is True
-    assert len(result["seconds"]) == len(result["against_seconds"]) == 3
-    expected = result["against_seconds_median"] / result["seconds_median"]
-    assert result["ratio"] == pytest.approx(expected, rel=1e-3)
-    assert result["against_cpu_s_per_gib"] > 0
+    ask = ("--size", "64KiB", "--peers", "3", "--against", "gloo,ring")
+    results = measure(*ask, "--rounds", "3", "--warmup", "0")
+    conditions, control = results[0]["conditions"], results[0]["congestion"]
+    default = conditions["congestion_default"]
+    again = [f"gloo-{control}"] if control != default and not conditions["no_namespace"] else []
+    check_sides(results, ["pccl", "gloo", *again, "ring"])
+    controls = {each["side"]: each["congestion"] for each in results}
+    assert controls.pop("gloo") == default
+    assert set(controls.values()) == {control}
 
 
 def test_emulated_link() -> None:
@@ -131,7 +159,8 @@ def peers_when_measuring(pid: int) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("wanted", ["SIGINT", "SIGTERM", "SIGKILL", "death of a peer"])
 def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
-    command = (*COMMAND, "--size", "1MiB", "--rounds", "1000")
+    pytest.importorskip("torch")
+    command = (*COMMAND, "--size", "1MiB", "--rounds", "1000", "--against", "gloo,ring")
     with running(*command, env={**os.environ, "TMPDIR": str(tmp_path)}) as run:
         peers = peers_when_measuring(run.pid)
         everybody = descendants(run.pid)
@@ -163,7 +192,8 @@ def test_no_process_and_no_folder_is_left(wanted: str, tmp_path: Path) -> None:
         (["--peers", "1"], "1 is not in the range 2<=x<=64"),
         (["--peers", "2,65"], "65 is not in the range 2<=x<=64"),
         (["--dtype", "float31"], "'float31' is not one of 'uint8'"),
-        (["--against", "nccl"], "'nccl' is not 'gloo'"),
+        (["--against", "nccl"], "'nccl' is not one of 'gloo', 'ring'"),
+        (["--size", "4KiB..1KiB"], "'4KiB..1KiB' begins above its end"),
         (["--size", "64GiB", "--peers", "64"], "GiB of memory"),
     ],
 )
@@ -217,7 +247,13 @@ def test_a_link_that_relays_do_not_understand() -> None:
 def test_wrong_values_are_a_failure(
     faults: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = {"peers": 2, "algorithm_asked": "auto", "quantize": "none", "faults": faults}
+    result = {
+        "side": "pccl",
+        "peers": 2,
+        "algorithm_asked": "auto",
+        "quantize": "none",
+        "faults": faults,
+    }
 
     def measured(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
         return [result]

@@ -50,11 +50,10 @@ def test_commands_of_the_example_are_understood() -> None:
     assert options - known == set()
 
 
-def test_by_hand(tmp_path: Path) -> None:
+def test_by_hand(tmp_path: Path, ready_python: tuple[str, ...]) -> None:
     """Ten outer steps, after which both have the same weights."""
-    pytest.importorskip("torch")
     (program,) = BY_HAND
-    lines = sorted(launch_example(program, tmp_path).stdout.splitlines())
+    lines = sorted(launch_example(program, tmp_path, python=ready_python).stdout.splitlines())
     (first, mine), (second, theirs) = (line.split("] ", 1) for line in lines)
     assert (first, second) == ("[0", "[1")
     assert re.match(r"10 tensor\(\[ ?-?\d", mine)

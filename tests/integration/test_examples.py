@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.commands import PCCL, STRICT_PYTHON, environment_with, run_to_end
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-PYTHON = (sys.executable, "-W", "error")
 
 
 def launch(
@@ -31,8 +29,10 @@ def launch(
     return printed, ended.stderr.splitlines()
 
 
-def run_example(name: str, peers: int) -> dict[int, list[str]]:
-    printed, complaints = launch(peers, *PYTHON, str(EXAMPLES / name))
+def run_example(
+    name: str, peers: int, python: tuple[str, ...] = STRICT_PYTHON
+) -> dict[int, list[str]]:
+    printed, complaints = launch(peers, *python, str(EXAMPLES / name))
     assert complaints == []
     return printed
 
@@ -92,14 +92,13 @@ def test_diloco_one_step_late() -> None:
     assert re.fullmatch(r"10 steps: \[ *-?\d.*\]", printed[0][0])
 
 
-def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
+def test_train_gpt_and_plot_losses(tmp_path: Path, ready_python: tuple[str, ...]) -> None:
     """Peers that train alone: each on data of its own, each with a log."""
-    pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     sizes = "--width 16 --layers 1 --heads 2 --context 32 --batch 2 --held-out 4 --steps 20"
     log = str(tmp_path / "alone-{peer}.jsonl")
     train = (str(EXAMPLES / "train_gpt.py"), "--mode", "alone", *sizes.split(), "--log", log)
-    printed, complaints = launch(2, *PYTHON, *train)
+    printed, complaints = launch(2, *ready_python, *train)
     assert complaints == []
     assert printed[0][-1] != printed[1][-1]
     for lines in printed.values():
@@ -107,7 +106,7 @@ def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
         assert re.fullmatch(r"weights: [0-9a-f]{16}", lines[-1])
     logs = sorted(str(path) for path in tmp_path.glob("*.jsonl"))
     plot = (str(EXAMPLES / "plot_losses.py"), *logs, "--out", str(tmp_path / "losses.png"))
-    drawn, complaints = launch(1, *PYTHON, *plot)
+    drawn, complaints = launch(1, *STRICT_PYTHON, *plot)
     assert complaints == []
     assert drawn[0][:-1] == [
         f"alone-{peer}: {printed[peer][0].removeprefix('step 20: held-out loss ')}"
@@ -115,9 +114,8 @@ def test_train_gpt_and_plot_losses(tmp_path: Path) -> None:
     ]
 
 
-def test_data_parallel() -> None:
-    pytest.importorskip("torch")
-    printed = run_example("data_parallel.py", 2)
+def test_data_parallel(ready_python: tuple[str, ...]) -> None:
+    printed = run_example("data_parallel.py", 2, ready_python)
     assert printed[0] == printed[1]
     check_training(printed[0], [f"step {10 * number + 10}" for number in range(6)])
 
@@ -141,7 +139,7 @@ def sums(lines: list[str]) -> list[float]:
 
 def test_churn_goes_on_without_the_dead() -> None:
     """The status is that of the peer that was killed; the others end well all the same."""
-    command = (*PYTHON, str(EXAMPLES / "churn.py"), "--kill", "1")
+    command = (*STRICT_PYTHON, str(EXAMPLES / "churn.py"), "--kill", "1")
     printed, complaints = launch(3, *command, status=128 + 9)
     assert complaints == ["pccl launch: peer 1 failed: signal SIGKILL"]
     assert sums(printed[1]) == [7.0] * 10
@@ -152,7 +150,7 @@ def test_churn_goes_on_without_the_dead() -> None:
 
 def test_churn_takes_back_who_died() -> None:
     """Of two peers: the one that is left can't go on until the other is back."""
-    churn = shlex.join((*PYTHON, str(EXAMPLES / "churn.py")))
+    churn = shlex.join((*STRICT_PYTHON, str(EXAMPLES / "churn.py")))
     printed, complaints = launch(2, "sh", "-c", f"{churn} --kill 1 || {churn}")
     assert [line for line in complaints if "Killed" not in line] == []  # the shell's, not ours
     for peer in (0, 1):
@@ -164,7 +162,7 @@ def test_churn_takes_back_who_died() -> None:
 
 def test_churn_gives_up_when_the_others_have_finished() -> None:
     """Process 0 is over before it joins; 1 waits for two members, and for so long only."""
-    churn = shlex.join((*PYTHON, str(EXAMPLES / "churn.py"), "--patience", "1"))
+    churn = shlex.join((*STRICT_PYTHON, str(EXAMPLES / "churn.py"), "--patience", "1"))
     printed, complaints = launch(2, "sh", "-c", f'[ "$PCCL_PEER_INDEX" = 0 ] || {churn}')
     assert complaints == []
     assert printed == {0: [], 1: ["too few peers joined: the run seems to be over"]}
@@ -186,7 +184,7 @@ def test_first_script_of(page: str, peers: int, said: str, tmp_path: Path) -> No
     script = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert script is not None
     (tmp_path / "first.py").write_text(script[1], encoding="utf-8")
-    printed, complaints = launch(peers, *PYTHON, "first.py", cwd=tmp_path)
+    printed, complaints = launch(peers, *STRICT_PYTHON, "first.py", cwd=tmp_path)
     assert complaints == []
     lines = sorted((line for lines in printed.values() for line in lines), key=rank_in)
     assert len(lines) == peers

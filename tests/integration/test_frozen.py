@@ -25,7 +25,7 @@ import numpy as np
 
 import pccl
 from pccl.errors import Evicted
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfer import Placement
 from tests.support import members
 from tests.support.patience import LIMIT_S, patient
 from tests.support.peers import PeerProcess, obey
@@ -82,18 +82,19 @@ class Peer:
 
     def freeze_after(self, fraction: float) -> dict[str, Any]:
         """Stop like after SIGSTOP when this part of all incoming segments is here."""
-        complete = Transfer.complete
+        complete = Placement.complete
         frozen = False
 
-        def complete_and_freeze(transfer: Transfer, *arguments: Any) -> None:
+        def complete_and_freeze(placement: Placement) -> None:
             nonlocal frozen
-            complete(transfer, *arguments)
+            complete(placement)
+            transfer = placement.transfer
             due = fraction * (transfer.progress.received + transfer.lacking)
             if not frozen and transfer.progress.received >= due:
                 frozen = True
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-        mock.patch.object(Transfer, "complete", complete_and_freeze).start()
+        mock.patch.object(Placement, "complete", complete_and_freeze).start()
         return {}
 
 
@@ -253,6 +254,7 @@ else:
         victim.thaw()
         comes_back(crew, victim, 0.5)
 
+    @pytest.mark.usefixtures("over_tcp")
     @pytest.mark.parametrize("fault", ["stall", "half_open"])
     def test_a_machine_that_falls_off_the_network(
         crew_of: Callable[[str], Crew], fault: str

@@ -48,7 +48,7 @@ from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
 from tests.support.strangers import is_closed, send
 
-pytestmark = pytest.mark.usefixtures("no_errors")
+pytestmark = pytest.mark.usefixtures("no_errors", "all_log_lines")
 
 GARBAGE = random.Random(20240229).randbytes(100_000)
 OPERATION = OperationId(1, 0, 1, 0, 0)
@@ -126,7 +126,7 @@ TO_A_MASTER = {
     "a number too large": control() + message(msgpack.packb([1, 1 << 32, "", 1, 1])),
     "a number below zero": control() + message(msgpack.packb([1, -1, "", 1, 1])),
     "a text that is none": control() + message(b"\x95\1\0\xa2\xff\xfe\1\1"),
-    "a host that is too long": control() + encode(Register(0, "\U0001f600" * 200, 1)),
+    "a host that is too long": control() + message(msgpack.packb([1, 0, "\U0001f600" * 200, 1, 1])),
     "a host that breaks lines": control() + encode(Register(0, "a\nb", 1)),
     "a stranger who comes back": control() + encode(Resume(PeerId(1 << 60), bytes(16), 0)),
     "thousands of messages": control() + 20_000 * encode(MasterHeartbeat()),

@@ -345,6 +345,7 @@ FRAMES: dict[str, tuple[int, Callable[[OperationId], bytes], str]] = {
 }
 
 
+@pytest.mark.usefixtures("all_log_lines")
 @pytest.mark.parametrize(("source", "data", "words"), FRAMES.values(), ids=FRAMES)
 def test_frames_that_close_their_connection(
     victim: Victim,

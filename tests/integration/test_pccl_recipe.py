@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from tests.support.ports import free_address
 PROGRAM = Path(__file__).with_name("pccl_recipe.py")
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(python: tuple[str, ...], *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(PROGRAM), *map(str, arguments)],
+        [*python, str(PROGRAM), *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -40,17 +39,18 @@ def address() -> str:
 
 
 @pytest.fixture
-def master(address: str) -> Iterator[str]:
-    process = start("master", address)
+def master(address: str, ready_python: tuple[str, ...]) -> Iterator[str]:
+    process = start(ready_python, "master", address)
     yield address
     output, complaints = process.communicate("", timeout=LONG_LIMIT_S)
     assert (process.returncode, output, complaints) == (0, "", "")
 
 
-def test_synchronous_diloco(master: str) -> None:
-    pytest.importorskip("torch")
+def test_synchronous_diloco(master: str, ready_python: tuple[str, ...]) -> None:
     steps = (4, 4, 2)
-    peers = [start("peer", master, len(steps), n, seed) for seed, n in enumerate(steps)]
+    peers = [
+        start(ready_python, "peer", master, len(steps), n, seed) for seed, n in enumerate(steps)
+    ]
     try:
         told = [outcome(peer) for peer in peers]
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,14 @@ STATE_BYTES = 2 * OUTER_BYTES + 8
 class Trainers:
     """Processes that train together."""
 
-    def __init__(self, how: str, address: str) -> None:
-        self._how, self._address = how, address
+    def __init__(self, python: tuple[str, ...], how: str, address: str) -> None:
+        self._python, self._how, self._address = python, how, address
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, steps: int, *waits: str) -> subprocess.Popen[str]:
         seed = str(len(self.processes))
         told = (self._how, self._address, str(steps), seed, *waits)
-        process = start(sys.executable, "-W", "error", str(PROGRAM), *told)
+        process = start(*self._python, str(PROGRAM), *told)
         self.processes.append(process)
         return process
 
@@ -50,10 +49,9 @@ class Trainers:
 
 
 @pytest.fixture
-def trainers(request: pytest.FixtureRequest) -> Iterator[Trainers]:
-    pytest.importorskip("torch")
+def trainers(request: pytest.FixtureRequest, ready_python: tuple[str, ...]) -> Iterator[Trainers]:
     with pccl.MasterNode("127.0.0.1:0") as master:
-        made = Trainers(request.param, master.address)
+        made = Trainers(ready_python, request.param, master.address)
         yield made
         made.close()
 

@@ -33,7 +33,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.messages import OperationDone, OperationEnded, OperationStarted
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.transfer import Placement
 from pccl.runtime.io_thread import IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.transports.base import Address
@@ -128,15 +128,16 @@ class Peer:
 
     def kill_after_segments(self, fraction: float) -> dict[str, Any]:
         """End by SIGKILL when this part of all incoming segments is here."""
-        complete = Transfer.complete
+        complete = Placement.complete
 
-        def complete_or_die(transfer: Transfer, *arguments: Any) -> None:
-            complete(transfer, *arguments)
+        def complete_or_die(placement: Placement) -> None:
+            complete(placement)
+            transfer = placement.transfer
             received = transfer.progress.received
             if received >= fraction * (received + transfer.lacking):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        mock.patch.object(Transfer, "complete", complete_or_die).start()
+        mock.patch.object(Placement, "complete", complete_or_die).start()
         return {}
 
     def withhold_done(self) -> dict[str, Any]:

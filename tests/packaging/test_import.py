@@ -18,10 +18,11 @@ UNWANTED = ("torch", "matplotlib", "sklearn", "scipy", "rich", "click", "pccl.cl
 PROBE = """
 import json, sys, time
 started = time.process_time()
+import {module}
 import pccl
 spent = time.process_time() - started
 assert pccl.__file__, "a folder without __init__.py"
-print(json.dumps({"cpu_s": spent, "modules": sorted(sys.modules)}))
+print(json.dumps({{"cpu_s": spent, "modules": sorted(sys.modules)}}))
 """
 
 
@@ -30,11 +31,10 @@ class Probed(TypedDict):
     modules: list[str]
 
 
-def probe() -> Probed:
-    """Import pccl in a fresh interpreter and say what that cost and loaded."""
-    run = subprocess.run(
-        [sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def probe(module: str = "pccl") -> Probed:
+    """Import a module in a fresh interpreter and say what that cost and loaded."""
+    command = [sys.executable, "-c", PROBE.format(module=module)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     probed: Probed = json.loads(run.stdout)
     return probed
@@ -52,3 +52,9 @@ def test_import_is_fast() -> None:
 def test_import_loads_no_extras() -> None:
     loaded = set(probe()["modules"])
     assert loaded.isdisjoint(UNWANTED), sorted(loaded.intersection(UNWANTED))
+
+
+def test_a_master_needs_no_arrays() -> None:
+    """Nor does what only starts processes: it serves a master beside them."""
+    for module in ("pccl.master_node", "pccl.cli.master", "pccl.cli.processes.launch"):
+        assert "numpy" not in probe(module)["modules"], module

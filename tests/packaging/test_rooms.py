@@ -40,7 +40,7 @@ _VOCABULARY = frozenset(
 PURE = frozenset({"protocol", "collectives", "state", "topology", "machines"})
 BELOW_API = PURE | {"transports", "runtime"}
 PUBLIC = BELOW_API | {VOCABULARY, "_api", API}
-EVERYTHING = PUBLIC | {"bindings", "stress", "emulator", "cli", "demo peer"}
+EVERYTHING = PUBLIC | {"bindings", "stress", "emulator", "cli", "demo peer", "bench network"}
 
 MAY_USE: dict[str, frozenset[str]] = {
     "protocol": frozenset({"protocol"}),
@@ -58,6 +58,7 @@ MAY_USE: dict[str, frozenset[str]] = {
     "emulator": EVERYTHING,
     "cli": frozenset({"cli", API, VOCABULARY}),
     "demo peer": frozenset({"cli", API, VOCABULARY, "bindings"}),
+    "bench network": frozenset({"cli"}),
 }
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}
 """Allowed as well inside a function's body, so that only the command that needs it loads it."""
@@ -73,7 +74,7 @@ IMPURE = CLOCK_AND_CHANCE | NETWORK | SYSTEM | THREADS
 """What a pure room does without."""
 
 RESERVED: dict[str, frozenset[str]] = {
-    "socket": frozenset({"transports", "emulator"}),
+    "socket": frozenset({"transports", "emulator", "bench network"}),
     "threading": EVERYTHING - PURE - {"transports"},
 }
 """Modules that only some rooms may import."""
@@ -173,8 +174,11 @@ def room_of(path: Path) -> str:
 
     The link emulator is a network that the library does not know of, with sockets of its own; the
     rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
-    the commands do without it, and so without the bindings.
+    the commands do without it, and so without the bindings. What the bench compares the library
+    with has sockets of its own, and does without the library.
     """
+    if path.parts[:3] == ("pccl", "cli", "bench") and path.stem in {"namespace", "ring"}:
+        return "bench network"
     if path.parts == ("pccl", "cli", "demo", "peer.py"):
         return "demo peer"
     if path.parts[:2] == ("stress", "emulator"):

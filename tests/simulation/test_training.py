@@ -18,6 +18,7 @@ from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, draw_to_train
 from pccl.stress.sim.workloads.training_plan import Mode
 
 SEEDS = range(14)
+"""Seeds that each run of the tests plays without a planted bug."""
 
 CAUGHT_BY = {
     "contributors_kept_back": 609,
@@ -230,7 +231,7 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]
-    assert run_training_seed(seed).ok, "the seed is clean without the bug"
+    assert seed in SEEDS or run_training_seed(seed).ok, "the seed is clean without the bug"
     with planted(bug):
         verdict = run_training_seed(seed)
     assert not verdict.ok

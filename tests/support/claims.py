@@ -14,7 +14,8 @@ def check_drawn_claims(
     data: st.DataObject, sender: Schedule, receiver: Schedule, steps: int
 ) -> None:
     """Of claims of any kind, with steps up to this one, it finds what the sender sends."""
-    expected = {(step, s.offset, s.length): (i, s) for i, (step, s) in enumerate(sender.outgoing)}
+    hops = sender.outgoing.hops
+    expected = {(hop.step, hop.segment.offset, hop.segment.length): hop for hop in hops}
     nbytes = receiver.layout.nbytes
     for _ in range(6):
         claim = (
@@ -27,7 +28,8 @@ def check_drawn_claims(
 
 def check_spoilt_claims(sender: Schedule, receiver: Schedule) -> None:
     """Of claims with one thing wrong it finds those that the sender sends all the same."""
-    expected = {(step, s.offset, s.length) for step, s in sender.outgoing}
+    hops = sender.outgoing.hops
+    expected = {(hop.step, hop.segment.offset, hop.segment.length) for hop in hops}
     for step, offset, length in sorted(expected)[:20]:
         for claim in (
             (step + 1, offset, length),

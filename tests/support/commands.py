@@ -17,6 +17,9 @@ from tests.support.patience import LONG_LIMIT_S
 PCCL = (sys.executable, "-m", "pccl.cli.main")
 """The command ``pccl``."""
 
+STRICT_PYTHON = (sys.executable, "-W", "error")
+"""The interpreter; a warning is an error."""
+
 FROM_ANYWHERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 """The environment of a command that does not run in the project's folder."""
 
@@ -49,12 +52,15 @@ def printed_objects(
 
 
 def launch_example(
-    script: str, folder: Path, limit_s: float = LONG_LIMIT_S
+    script: str,
+    folder: Path,
+    limit_s: float = LONG_LIMIT_S,
+    python: tuple[str, ...] = STRICT_PYTHON,
 ) -> subprocess.CompletedProcess[str]:
     """Let two peers run an example of the documentation; a warning is an error."""
     example = folder / "example.py"
     example.write_text(script, encoding="utf-8")
-    command = (sys.executable, "-W", "error", str(example))
+    command = (*python, str(example))
     ended = run_to_end(*PCCL, "launch", "-n", "2", "--", *command, cwd=folder, limit_s=limit_s)
     assert ended.returncode == 0, ended.stderr
     return ended

@@ -2,19 +2,30 @@
 
 Torch and its first optimizer take a processor for two seconds in each process that imports them.
 Here one process a test session does so, and each program is a fork of it, ready at once.
+
+* :class:`ForkedProgram`: a module of ``tests`` as a program.
+* :func:`ready_python`: a command line that runs a script, for what starts processes by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing as mp
 import os
 import runpy
 import signal
+import socket
 import sys
-from multiprocessing.connection import Connection
+import tempfile
+import threading
+import warnings
+from collections.abc import Generator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import IO, Any
 
+from tests.support import ready_python as client
 from tests.support.patience import LIMIT_S
 
 _CONTEXT = mp.get_context("forkserver")
@@ -71,3 +82,72 @@ def _run(module: str, arguments: tuple[str, ...], stdin: Connection, stdout: Con
     with contextlib.suppress(BrokenPipeError):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def ready_python() -> Generator[tuple[str, ...]]:
+    """What to write before a script and its arguments instead of ``python -W error``."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = str(Path(folder) / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            server = _CONTEXT.Process(target=serve, args=(listener,), daemon=True)
+            server.start()
+        yield sys.executable, "-I", "-S", client.__file__, address
+        server.kill()
+        server.join()
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork for each script that ``ready_python.py`` asks for, until the tests end."""
+    parent = mp.parent_process()
+    assert parent is not None
+    while parent.sentinel not in wait([listener, parent.sentinel]):
+        asker, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _attend(asker)
+            return
+        asker.close()
+
+
+def _attend(asker: socket.socket) -> None:
+    """Run a script in one more fork; tell how it ended, and end it if nobody waits any longer."""
+    _, streams, _, _ = socket.recv_fds(asker, 1, 3)
+    with asker.makefile() as lines:
+        command, folder, environment = json.loads(lines.readline())
+    pid = os.fork()
+    if pid == 0:
+        asker.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        _run_script(command)
+        return
+    for stream in streams:
+        os.close(stream)
+
+    def watch() -> None:
+        asker.recv(1)  # until it closes
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(BrokenPipeError):
+        asker.send(bytes([code if code >= 0 else 128 - code]))
+    os._exit(0)
+
+
+def _run_script(command: list[str]) -> None:
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    sys.argv = command
+    sys.path.insert(0, str(Path(command[0]).parent))
+    warnings.simplefilter("error")
+    runpy.run_path(command[0], run_name="__main__")

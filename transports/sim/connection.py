@@ -92,11 +92,12 @@ class SimConnection:
         )
         self._out: Pipe
         self._in: Pipe
+        self._name = f"{local}>{remote}"
         wires.ends[self] = None
         wires.shared[process, remote.host] += 1
 
     def __repr__(self) -> str:
-        return f"{self.local}>{self.remote}"
+        return self._name
 
     def join(self, other: SimConnection, there: HostRoute, back: HostRoute) -> None:
         """Connect this end with the ``other`` one. For ``network`` only."""

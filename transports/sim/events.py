@@ -41,6 +41,8 @@ class VirtualClock(Protocol):
 class Event:
     """A scheduled event of the network, the only one of its instant."""
 
+    __slots__ = ("_action", "_events", "_timer", "when_ns")
+
     def __init__(self, events: Events, when_ns: int, action: Action) -> None:
         self.when_ns = when_ns
         self._events = events
@@ -65,21 +67,21 @@ class Events:
         rng: the source of randomness.
         trace: called with each event; None: no trace.
         ragged: whether reads and writes have random sizes.
+
+    Attributes:
+        now_ns: returns the current time in nanoseconds.
     """
 
     def __init__(
         self, clock: VirtualClock, rng: Random, trace: Trace | None, *, ragged: bool
     ) -> None:
         self.clock = clock
+        self.now_ns = clock.now_ns
         self.rng = rng
         self.ragged = ragged
         self._trace = trace
         self._taken: set[int] = set()  # never iterated, so its order does not matter
         self._latest_ns = -1
-
-    def now_ns(self) -> int:
-        """Return the current time in nanoseconds."""
-        return self.clock.now_ns()
 
     def at(self, when_ns: int, action: Action) -> Event:
         """Schedule ``action`` at the first free instant that is not before ``when_ns``."""

@@ -10,6 +10,7 @@ Invariant: addresses are numbers that count up, so they do not depend on the int
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pccl.transports.announcement import Announcement, encode_announcement
@@ -141,7 +142,9 @@ class SimMemory:
         for view in into:
             view[:] = data[: len(view)]
             data = data[len(view) :]
-        return lease is not None and lease.generation == announcement.generation
+        arrived = lease is not None and lease.generation == announcement.generation
+        self._memories.done["pulled" if arrived else "withdrawn before the pull"] += 1
+        return arrived
 
 
 class SimMemories:
@@ -149,11 +152,13 @@ class SimMemories:
 
     Attributes:
         machines: name of the machine of each host that shares one with others.
+        done: numbers of pulls by what came of them.
         of: the memory of each process, by process id.
     """
 
     def __init__(self) -> None:
         self.machines: dict[str, str] = {}
+        self.done: Counter[str] = Counter()
         self.of: dict[int, SimMemory] = {}
 
     def boot(self, host: str, alive: Callable[[], bool]) -> SimMemory | None:

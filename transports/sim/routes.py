@@ -79,10 +79,11 @@ class HostRoute:
     @property
     def rate(self) -> int | None:
         """The current bandwidth, in bytes per second; None: unlimited."""
-        rate = min(self.caps, default=None)
-        if rate is None or (self.bytes_per_s is not None and self.bytes_per_s < rate):
-            rate = self.bytes_per_s
-        return rate
+        own = self.bytes_per_s
+        if not self.caps:
+            return own
+        cap = min(self.caps)
+        return cap if own is None else min(cap, own)
 
     @property
     def delay_ns(self) -> int:

@@ -8,6 +8,8 @@
 * ``peer``: one peer of ``pccl bench allreduce``: plays the rounds, and gathers the measurements.
 * ``values``: the values that a benchmark reduces, and checks of the results.
 * ``gloo``: the all-reduce of Gloo, for comparison. No other module here imports torch.
+* ``namespace``: a network namespace, where Gloo's sockets get the congestion control of ours.
+* ``ring``: a bare ring of blocking sockets and NumPy, for comparison.
 * ``statistics``: computes the figures of a case from the measurements of all peers. Pure.
 * ``view``: the output of ``pccl bench``: a line for each case, or JSON objects.
 * ``state``: ``pccl bench state`` measures downloads of shared state, and joins.

@@ -10,7 +10,7 @@ import click
 from pccl.checks import LANES_MAX
 from pccl.cli import logs
 from pccl.cli.bench.hosts import measure_across
-from pccl.cli.bench.plan import ALGORITHMS, DTYPES, FORMATS, ROUNDS_MAX, BenchPlan
+from pccl.cli.bench.plan import ALGORITHMS, DTYPES, FORMATS, OTHERS, ROUNDS_MAX, BenchPlan
 from pccl.cli.bench.run import measure
 from pccl.cli.bench.state.command import state
 from pccl.cli.bench.statistics import faults_of
@@ -18,7 +18,7 @@ from pccl.cli.bench.view import BenchView, Screen, end_with
 from pccl.cli.command_line import Seconds, check_address, token_option
 from pccl.cli.processes.crew import Crew, end_on_signals
 from pccl.cli.processes.relays import check_link
-from pccl.cli.sizes import ListOf, Size
+from pccl.cli.sizes import ListOf, SizeList
 
 PEERS_MAX = 64
 """Each peer is a process; a benchmark of more processes would measure the scheduler."""
@@ -44,16 +44,16 @@ def bench() -> None:
 
 
 @bench.command(
-    epilog="Example: pccl bench allreduce --size 64MiB --peers 2,3,4 --against gloo",
+    epilog="Example: pccl bench allreduce --size 64MiB --peers 2,3,4 --against gloo,ring",
     context_settings={"show_default": True},
 )
 @click.option(
     "--size",
     "sizes",
     envvar="PCCL_BENCH_ALLREDUCE_SIZE",
-    type=ListOf(Size()),
-    default="4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB",
-    help="Sizes of the tensor.",
+    type=SizeList(),
+    default="4KiB..64MiB",
+    help="Sizes of the tensor, such as 1MiB,3MiB; 4KiB..256MiB: also all between, by factors of 4.",
 )
 @click.option(
     "--peers",
@@ -95,8 +95,11 @@ def bench() -> None:
 )
 @click.option(
     "--against",
-    type=click.Choice(["gloo"]),
-    help="Also measure this library in the same processes, in alternate rounds.",
+    type=ListOf(click.Choice(OTHERS)),
+    metavar="NAME,...",
+    help="Also measure these in the same processes, in alternate rounds: gloo (also under the "
+    "congestion control of this library, where a network namespace is allowed); ring, a bare ring "
+    "of blocking sockets and NumPy.",
 )
 @click.option(
     "--emulate",
@@ -139,11 +142,12 @@ def allreduce(
     With --master, each host runs this command, and each process is one peer. All peers measure what
     the command line of rank 0 asks for, and rank 0 shows the figures.
 
-    The time of a round is the mean over the peers, from call to return (as in nccl-tests). The time
-    of a case is the median over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB; KB, MB and GB are
+    The time of a round is the mean over the peers, from call to return (as in nccl-tests). Its span
+    is the time from the first call to the last return of all peers, on one machine. The time and
+    span of a case are medians over its rounds. Sizes: 4096, 64KiB, 1MiB, 2GiB; KB, MB and GB are
     powers of 1000. The exit code is 1 if any value was wrong.
     """
-    given["against"] = given["against"] or ""
+    given["against"] = given["against"] or ()
     plan = BenchPlan(**given)
     if master is None and (token or timeout_s):
         raise click.UsageError("--token and --timeout are for --master; add --master, or omit them")

@@ -72,10 +72,10 @@ def _measure(
     comm: pccl.Communicator, plan: BenchPlan, view: BenchView, master: str
 ) -> list[Figures]:
     rank, peers = comm.rank, comm.world_size
-    plan = replace(gather(comm, plan)[0], peers=(peers,), rendezvous="")
+    plan = replace(gather(comm, plan)[0], peers=(peers,), one_clock=False)
     plan.check(processes=1)
     if rank == 0:
-        view.begin(plan, master)
+        view.begin(plan, master=master)
     else:
         what = f"the plan of rank 0 at {comm.members()[0].host}, which shows the figures"
         say(f"rank {rank} of {peers}; measuring {what}")

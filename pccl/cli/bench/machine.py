@@ -44,7 +44,7 @@ def conditions_of(*packages: str) -> dict[str, Any]:
         "processor": _field("cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
         "system": f"{platform.system()} {platform.release()}",
-        "congestion_default": _read("sys/net/ipv4/tcp_congestion_control").strip(),
+        "congestion_default": congestion_default(),
         "load": round(os.getloadavg()[0], 2),
     }
 
@@ -58,6 +58,11 @@ def to_lines(conditions: dict[str, Any]) -> list[str]:
         + (f", {default} by default" if default else "")
         + f", load {conditions['load']:.2f}",
     ]
+
+
+def congestion_default() -> str:
+    """Return the congestion control that new sockets of this thread get; empty: unknown."""
+    return _read("sys/net/ipv4/tcp_congestion_control").strip()
 
 
 def give_back() -> None:

@@ -2,8 +2,8 @@
 
 The peer first plays the rounds that measure memory, before other libraries run in the process. Then
 it plays the timed rounds of each size. A round is: fill, barrier, timed reduce, check. Each side
-(this library, Gloo) uses its own barrier right before its reduce. So the peers begin together, and
-the caches hold the code of that side.
+(this library, Gloo, the bare ring) uses its own barrier right before its reduce. So the peers begin
+together, and the caches hold the code of that side.
 
 The environment of the program names the run. The argument of the program is the plan.
 """
@@ -16,21 +16,25 @@ import mmap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 import pccl
-from pccl.cli.bench import machine
+from pccl.cli.bench import machine, namespace
 from pccl.cli.bench.plan import DTYPES, PLAIN, BenchPlan, Variant
-from pccl.cli.bench.statistics import DIGITS, CaseDone, Figures, Timed, result_of
+from pccl.cli.bench.ring import Ring, RingReduce
+from pccl.cli.bench.statistics import DIGITS, OURS, CaseDone, Figures, Timed, results_of
 from pccl.cli.bench.values import Array, Exact, Rounded
 from pccl.cli.processes.reports import Doing, WorkerReport, decode, encode, say, work
 from pccl.cli.sizes import format_size
 
 MEMORY_ROUNDS = 4
 """More than one, because memory that an operation leaves behind raises the peak of the next one."""
+
+UNPACED = "reno"
+"""Congestion control for the other libraries if that of our links is unknown."""
 
 SPOKEN_S = 1.0
 """Minimum time between two reports of progress, in seconds."""
@@ -42,42 +46,66 @@ T = TypeVar("T")
 R = TypeVar("R", bound=WorkerReport)
 
 
+class Library(Protocol):
+    """The all-reduce of one tensor by one library, on this peer.
+
+    Attributes:
+        result: buffer of the sum, shape (n,); the input itself for a reduce in place.
+    """
+
+    result: Array
+
+    def barrier(self) -> None:
+        """Wait for all peers."""
+        ...
+
+    def reduce(self) -> str:
+        """Sum the inputs of all peers; return the algorithm, or an empty string."""
+        ...
+
+    def figures(self) -> Figures:
+        """Return further figures of this peer."""
+        ...
+
+
 @dataclass(slots=True)
 class ReduceSide:
     """One way to reduce a tensor over all peers, and the measurements of its rounds.
 
     Attributes:
+        name: name of the library, as results have it.
+        variant: variant of its reduce.
         input: input of this peer, shape (n,).
-        result: buffer of the sum; the input itself for a reduce in place.
+        library: reduces the input.
         values: fills the input, and checks the sum.
-        barrier: waits for all peers.
-        reduce: sums the inputs of all peers; returns the algorithm, or an empty string.
         shift: added to round numbers, so that sides with the same buffers have different values.
         log: measurements of the rounds.
     """
 
+    name: str
+    variant: Variant
     input: Array
-    result: Array
+    library: Library
     values: Exact | Rounded
-    barrier: Callable[[], object]
-    reduce: Callable[[], str]
     shift: int = 0
     log: Timed = field(default_factory=Timed)
 
     def play(self, number: int, *, keep: bool) -> None:
         """Play one round. Record the first wrong value in any case, and the times if ``keep``."""
-        at, log = number + self.shift, self.log
+        at, log, result = number + self.shift, self.log, self.library.result
         self.values.input.fill(self.input, at)
-        self.barrier()
-        carrier, seconds, cpu_s = timed(self.reduce)
-        wrong = self.values.check_sum(self.result, at, carrier)
-        if not wrong and self.result is not self.input:
+        self.library.barrier()
+        began_s = time.monotonic()
+        carrier, seconds, cpu_s = timed(self.library.reduce)
+        wrong = self.values.check_sum(result, at, carrier)
+        if not wrong and result is not self.input:
             changed = self.values.input.compare(self.input, at)
             wrong = changed and f"the input was changed: {changed}"
         if wrong and not log.fault:
-            log.fault = f"{self.result.nbytes} bytes, round {number}: {wrong}"
+            log.fault = f"{result.nbytes} bytes, round {number}: {wrong}"
         log.error, log.digest = self.values.error, self.values.digest
         if keep:
+            log.began_s += (round(began_s, DIGITS),)
             log.seconds += (seconds,)
             log.cpu_s += (cpu_s,)
 
@@ -90,6 +118,8 @@ class Ours:
     ) -> None:
         self._comm = comm
         self._send, self._recv = send, recv
+        self.result = send if recv is None else recv
+        self.barrier = comm.barrier
         self._algorithm = variant.algorithm
         wire = None if variant.exact else variant.quantize
         self._options = pccl.QuantizationOptions(format=wire) if wire else None
@@ -121,6 +151,19 @@ class Ours:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The report with which the peers meet when they join another library.
+
+    Attributes:
+        congestion: congestion control of this library's links.
+        port: port at which the peer waits for others; 0: it does not wait.
+    """
+
+    congestion: str
+    port: int
+
+
 class BenchPeer:
     """The peer of this process.
 
@@ -128,35 +171,63 @@ class BenchPeer:
         plan: the plan to measure.
         comm: connected communicator, with all peers as members.
         tell: called with descriptions of the progress.
+        network: descriptor of a network namespace for a second Gloo; None: only one Gloo.
     """
 
     def __init__(
-        self, plan: BenchPlan, comm: pccl.Communicator, tell: Callable[[str], None]
+        self,
+        plan: BenchPlan,
+        comm: pccl.Communicator,
+        tell: Callable[[str], None],
+        network: int | None = None,
     ) -> None:
         self._plan = plan
         self._comm = comm
         self._tell = tell
+        self._network = network
         self._dtype = DTYPES[plan.dtype].to_numpy_dtype()
-        self._values = [self._values_of(variant) for variant in plan.variants]
+        self._values = {variant: self._values_of(variant) for variant in (PLAIN, *plan.variants)}
         self._number = 0
         self._logs: dict[tuple[int, int], Timed] = {}
+        self._others: dict[str, Callable[[Array, Array], Library]] = {}
 
     def measure(self) -> Iterator[Figures]:
         """Measure the whole plan, and yield each case's figures on all peers.
 
         Raises:
             PCCLError: a member or the master was lost.
-            RuntimeError, ImportError: Gloo does not work here.
+            RuntimeError, ImportError, OSError: another library does not work here.
         """
         self._measure_memory()
         with contextlib.ExitStack() as stack:
-            if self._plan.rendezvous:
-                from pccl.cli.bench import gloo  # takes seconds, because it imports torch
-
-                where = Path(self._plan.rendezvous)
-                stack.enter_context(gloo.joined(where, self._comm.rank, self._comm.world_size))
+            if self._plan.against:
+                self._join_others(stack)
             for size in self._plan.sizes:
                 yield from self._measure_time(size)
+
+    def _join_others(self, stack: contextlib.ExitStack) -> None:
+        """Connect the peers by the other libraries, until ``stack`` ends."""
+        lanes = (lane for link in self._comm.status().links for lane in link.lanes)
+        congestion = next((lane.congestion for lane in lanes if lane.congestion), UNPACED)
+        if "gloo" in self._plan.against:
+            self._join_gloo(stack, congestion)
+        if "ring" in self._plan.against:
+            ring = stack.enter_context(Ring(congestion))
+            met = gather(self._comm, Meeting(congestion, ring.port))
+            ring.connect(self._comm.rank, [peer.port for peer in met])
+            self._others["ring"] = partial(RingReduce, ring)
+
+    def _join_gloo(self, stack: contextlib.ExitStack, congestion: str) -> None:
+        from pccl.cli.bench import gloo  # takes seconds, because it imports torch
+
+        rank, peers = self._comm.rank, self._comm.world_size
+        store = gloo.store_at(0) if rank == 0 else None
+        first = gather(self._comm, Meeting(congestion, store.port if store else 0))[0]
+        store = store or gloo.store_at(first.port)
+        joined = gloo.joined(store, rank, peers, self._network, first.congestion)
+        for number, (name, group) in enumerate(stack.enter_context(joined).items()):
+            side = f"gloo-{name}" if number else "gloo"
+            self._others[side] = partial(gloo.Gloo, group, name)
 
     def _measure_memory(self) -> None:
         """Measure each case's peak memory beyond idle memory and buffers; check the values."""
@@ -164,8 +235,8 @@ class BenchPeer:
         idle_bytes = machine.own_bytes(machine.RESIDENT)
         for size in self._plan.sizes:
             self._tell(f"memory for {format_size(size)}")
-            for number, (_, side) in enumerate(self._sides(size)):
-                buffers = {id(array): array.nbytes for array in (side.input, side.result)}
+            for number, side in enumerate(self._sides(size)):
+                buffers = {id(array): array.nbytes for array in (side.input, side.library.result)}
                 machine.reset_peak()
                 for _ in range(MEMORY_ROUNDS):
                     side.play(self._number, keep=False)
@@ -175,18 +246,16 @@ class BenchPeer:
                 self._logs[size, number] = side.log
 
     def _measure_time(self, size: int) -> Iterator[Figures]:
-        """Play the timed rounds of one size, and yield the figures of each variant."""
+        """Play the timed rounds of one size, and yield the figures of each side."""
         sides = self._sides(size)
-        for number, (_, side) in enumerate(sides):
-            side.log = self._logs[size, number]
-        their_sides = [self._their_side(size)] if self._plan.rendezvous else []
-        self._play([*(side for _, side in sides), *their_sides])
-        theirs = [gather(self._comm, side.log) for side in their_sides]
-        for variant, (library, side) in zip(self._plan.variants, sides, strict=True):
-            known = library.figures()  # now, because peers leave after the last joint call
-            ours = gather(self._comm, side.log)
-            compared = theirs if variant.exact else []
-            yield result_of(self._plan, variant, size, known, ours, *compared)
+        for number, side in enumerate(sides):
+            side.log = self._logs.get((size, number), side.log)
+        self._play(sides)
+        known = [side.library.figures() for side in sides]  # peers leave after the last joint call
+        logs = [gather(self._comm, side.log) for side in sides]
+        yield from results_of(
+            self._plan, size, [(side.name, side.variant) for side in sides], known, logs
+        )
 
     def _play(self, sides: Sequence[ReduceSide]) -> None:
         """Play all rounds, each with all sides in turn; every second round reverses their order."""
@@ -202,25 +271,22 @@ class BenchPeer:
                 self._tell(f"{size}, {how_far}")
                 told_s = time.monotonic()
 
-    def _sides(self, size: int) -> list[tuple[Ours, ReduceSide]]:
-        """Return the reduce and side of each variant. The sides share buffers, but not values."""
+    def _sides(self, size: int) -> list[ReduceSide]:
+        """Return the sides: our variants and others. They share buffers, but not values."""
         send = new_buffer(size, self._dtype)
         recv = None if self._plan.in_place else new_buffer(size, self._dtype)
-        found: list[tuple[Ours, ReduceSide]] = []
-        for number, variant in enumerate(self._plan.variants):
-            ours = Ours(self._comm, send, recv, variant)
-            values = copy.copy(self._values[number])  # a copy without results of checks
-            result, shift = send if recv is None else recv, number * VARIANT_SHIFT
-            side = ReduceSide(send, result, values, self._comm.barrier, ours.reduce, shift)
-            found.append((ours, side))
+        libraries: list[tuple[str, Variant, Library]] = [
+            (OURS, variant, Ours(self._comm, send, recv, variant))
+            for variant in self._plan.variants
+        ]
+        for name, make in self._others.items():
+            libraries.append((name, PLAIN, make(send, send if recv is None else recv)))
+        found: list[ReduceSide] = []
+        for number, (name, variant, library) in enumerate(libraries):
+            values = copy.copy(self._values[variant])  # a copy without results of checks
+            shift = number * VARIANT_SHIFT
+            found.append(ReduceSide(name, variant, send, library, values, shift))
         return found
-
-    def _their_side(self, size: int) -> ReduceSide:
-        from pccl.cli.bench.gloo import Gloo
-
-        buffer = new_buffer(size, self._dtype)
-        gloo = Gloo(buffer)
-        return ReduceSide(buffer, buffer, self._values_of(PLAIN), gloo.barrier, gloo.reduce)
 
     def _values_of(self, variant: Variant) -> Exact | Rounded:
         place = self._dtype, self._comm.rank, self._comm.world_size
@@ -266,6 +332,7 @@ def gather(comm: pccl.Communicator, own: R) -> list[R]:
 
 def run(plan: BenchPlan) -> None:
     """Measure as one peer. Rank 0 reports the figures."""
+    network = namespace.enter(plan.holder) if plan.holder else None  # before there are threads
     with pccl.Communicator(lanes=plan.lanes[0]) as comm:
         comm.connect(min_peers=plan.peers[0])
         who = f"{plan.peers[0]} peers, {plan.lanes[0] or 'automatic'} lanes"
@@ -274,7 +341,7 @@ def run(plan: BenchPlan) -> None:
             if comm.rank == 0:
                 say(report)
 
-        peer = BenchPeer(plan, comm, lambda text: tell(Doing(f"{who}: {text}")))
+        peer = BenchPeer(plan, comm, lambda text: tell(Doing(f"{who}: {text}")), network)
         for figures in peer.measure():
             tell(CaseDone(figures))
 

@@ -22,6 +22,9 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 THEIR_DTYPES = (*FLOATS, "int8", "uint8", "int32", "int64")
 """Types that Gloo can sum."""
 
+OTHERS = ("gloo", "ring")
+"""What ``--against`` compares this library with: Gloo, and a bare ring without a library."""
+
 ALGORITHMS = ("auto", "ring", "star", "mesh")
 """Algorithms by their names in ``all_reduce``."""
 
@@ -66,11 +69,12 @@ class BenchPlan:
         in_place: whether to reduce into the input.
         rounds: number of measured rounds.
         warmup: number of rounds before the measured ones.
-        against: library to compare with; empty: none.
+        against: names from ``OTHERS``, to compare with.
         emulate: emulated link between any two processes, as relays parse it; empty: loopback.
         algorithms: algorithms; each is measured with each of ``formats``, in turn.
         formats: wire formats.
-        rendezvous: file by which processes of Gloo find each other; empty: no Gloo.
+        holder: process id of the holder of a network namespace for a second Gloo; 0: none.
+        one_clock: whether the clocks of all peers agree, as on one machine.
     """
 
     sizes: tuple[int, ...]
@@ -80,11 +84,12 @@ class BenchPlan:
     in_place: bool = False
     rounds: int = 20
     warmup: int = 3
-    against: str = ""
+    against: tuple[str, ...] = ()
     emulate: str = ""
     algorithms: tuple[str, ...] = (PLAIN.algorithm,)
     formats: tuple[str, ...] = (PLAIN.quantize,)
-    rendezvous: str = ""
+    holder: int = 0
+    one_clock: bool = True
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -100,14 +105,17 @@ class BenchPlan:
         largest, item_bytes = max(self.sizes), DTYPES[self.dtype].itemsize
         quantized = [FORMATS[name] for name in self.formats if name != EXACT]
         # In place, the library keeps a copy while the reduce is undecided.
-        check_memory(largest, processes * (3 if self.against else 2))
+        check_memory(largest, processes * 2)
+        gloo = "gloo" in self.against
         faults = {
             "Gloo comes with torch, which is not installed; pip install 'pccl[torch]'": (
-                self.against and importlib.util.find_spec("torch") is None
+                gloo and importlib.util.find_spec("torch") is None
             ),
-            "--emulate does not work with Gloo; leave out --against": self.against and self.emulate,
+            "--emulate is for this library alone; leave out --against": (
+                self.against and self.emulate
+            ),
             f"Gloo does not sum {self.dtype}; take one of {', '.join(THEIR_DTYPES)}": (
-                self.against and self.dtype not in THEIR_DTYPES
+                gloo and self.dtype not in THEIR_DTYPES
             ),
             "--against compares exact sums; add 'none' to --quantize": (
                 self.against and EXACT not in self.formats

@@ -6,13 +6,12 @@ import contextlib
 import itertools
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pccl
 from pccl import config
+from pccl.cli.bench.namespace import held
 from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import CaseDone, Figures, SourcesReady
 from pccl.cli.bench.view import BenchView
@@ -29,24 +28,24 @@ def measure(crew: Crew, plan: BenchPlan, view: BenchView) -> list[Figures]:
     Raises:
         click.ClickException: a process failed.
     """
-    view.begin(plan)
-    found: list[Figures] = []
-    for peers, lanes in itertools.product(plan.peers, plan.lanes):
-        with contextlib.ExitStack() as stack:
-            rendezvous = ""
-            if plan.against:
-                folder = tempfile.TemporaryDirectory("pccl-bench", ignore_cleanup_errors=True)
-                rendezvous = str(Path(stack.enter_context(folder), "gloo"))
+    with contextlib.ExitStack() as stack:
+        fault = ""
+        if "gloo" in plan.against:
+            holder, fault = stack.enter_context(held(crew))
+            plan = replace(plan, holder=holder)
+        view.begin(plan, no_namespace=fault)
+        found: list[Figures] = []
+        for peers, lanes in itertools.product(plan.peers, plan.lanes):
             found += play(
                 crew,
                 "pccl.cli.bench.peer",
-                [replace(plan, peers=(peers,), lanes=(lanes,), rendezvous=rendezvous)] * peers,
+                [replace(plan, peers=(peers,), lanes=(lanes,))] * peers,
                 link=plan.emulate,
                 per_pair=True,
                 doing=view.doing,
                 add=view.add,
             )
-    return found
+        return found
 
 
 def play(
@@ -88,7 +87,7 @@ def play(
             options = ["--per-peer"] if per_pair else []
             addresses = stack.enter_context(relayed(crew, link, listens, *options))
             doors = [
-                {config.LISTEN: listen, config.ADVERTISE: address}
+                {config.LISTEN: listen, config.ADVERTISE: address, config.LOCAL: "tcp"}
                 for listen, address in zip(listens, addresses, strict=True)
             ]
         interface = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}

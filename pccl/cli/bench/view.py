@@ -19,13 +19,18 @@ GIGA = 1e9
 
 LEGEND = """\
 time: from call to return, mean over the peers, median over the rounds
-alg: size divided by time; bus: alg times 2(N-1)/N, the load of a link in a ring
+span: from the first call to the last return of all peers, median over the rounds
+bus: size divided by time, times 2(N-1)/N, the load of a link in a ring
 CPU: user and system time of all peers, per GiB of tensor
 extra: peak memory of the worst peer beyond a connected process and tensors"""
 
 ERROR_LEGEND = """\
 error: relative L2 error of the sum (the mean has the same); 0: every bit was right
 wire: bytes on the network for each sent value"""
+
+RATIO_LEGEND = "ratio: time of the other side divided by ours: above 1, ours is faster"
+
+NO_NAMESPACE = "no Gloo under our congestion control, since this system forbids namespaces: {}"
 
 
 class Screen:
@@ -68,19 +73,27 @@ class BenchView:
         self._screen = screen
         self._conditions: Figures = {}
         self._columns: list[Column] = []
-        self._congestion: set[str] = set()
+        self._congestion: dict[str, set[str]] = {}
+        self._no_namespace = ""
         self.doing = screen.doing
 
-    def begin(self, plan: BenchPlan, master: str = "") -> None:
-        """Print the conditions of the benchmark and the headings. No ``master``: one machine."""
-        machine = conditions_of("numpy", *(["torch"] if plan.against else []))
+    def begin(self, plan: BenchPlan, *, master: str = "", no_namespace: str = "") -> None:
+        """Print the conditions of the benchmark and the headings.
+
+        Args:
+            plan: what is measured.
+            master: address of the master of several hosts; empty: one machine.
+            no_namespace: why the system forbids network namespaces; empty: not asked, or allowed.
+        """
+        machine = conditions_of("numpy", *(["torch"] if "gloo" in plan.against else []))
+        self._no_namespace = no_namespace
         how = {"rounds": plan.rounds, "warmup": plan.warmup, "emulate": plan.emulate}
-        self._conditions = {**machine, **how, "master": master}
+        self._conditions = {**machine, **how, "master": master, "no_namespace": no_namespace}
         self._columns = columns_of(plan)
         where = "in place" if plan.in_place else "into a second buffer"
         link = f"links emulated ({plan.emulate})" if plan.emulate else "loopback"
         link = f"between hosts, master at {master}" if master else link
-        turns = f" in turn with {plan.against}" if plan.against else ""
+        turns = f" in turn with {' and '.join(plan.against)}" if plan.against else ""
         headings = [each.heading.rpartition("\n") for each in self._columns]
         self._screen.lines(
             *to_lines(machine),
@@ -92,17 +105,25 @@ class BenchView:
 
     def add(self, result: Figures) -> None:
         """Print the figures of a case."""
-        self._congestion |= {result["congestion"]} - {""}
+        self._congestion.setdefault(result["side"], set()).add(result["congestion"])
         line = self._row(column.cell(result) for column in self._columns)
         self._screen.figure(line, {**result, "conditions": self._conditions})
 
     def conclude(self) -> None:
         """Print the congestion control and the legend of the columns."""
-        names = ", ".join(sorted(self._congestion)) or "unknown on this system"
-        congestion = f"congestion control of the peers' connections: {names}"
-        errors = [ERROR_LEGEND] if set(ERRORS) & set(self._columns) else []
+        controls = ", ".join(
+            f"{side} {'/'.join(sorted(names - {''})) or 'unknown'}"
+            for side, names in self._congestion.items()
+        )
+        notes = [
+            f"congestion control of the peers' connections: {controls}",
+            *([NO_NAMESPACE.format(self._no_namespace)] if self._no_namespace else []),
+            LEGEND,
+            *([ERROR_LEGEND] if set(ERRORS) & set(self._columns) else []),
+            *([RATIO_LEGEND] if RATIO in self._columns else []),
+        ]
         if self._columns:
-            self._screen.lines("", congestion, LEGEND, *errors)
+            self._screen.lines("", *notes)
 
     def _row(self, texts: Iterable[str]) -> str:
         found = zip(texts, self._columns, strict=True)
@@ -110,10 +131,10 @@ class BenchView:
 
 
 def columns_of(plan: BenchPlan) -> list[Column]:
-    """Return the columns of the table; variants and another library add columns."""
-    theirs = [each._replace(heading=each.heading.format(plan.against)) for each in THEIRS]
+    """Return the columns of the table; variants and other sides add columns."""
     variant, errors = (VARIANT, ERRORS) if plan.variants != (PLAIN,) else ((), ())
-    return [*CASE, *variant, *COSTS, *errors, *(theirs if plan.against else [])]
+    side, ratio = ((SIDE,), (RATIO,)) if plan.against else ((), ())
+    return [*CASE, *side, *variant, *COSTS, *errors, *ratio]
 
 
 def duration(seconds: float) -> str:
@@ -139,7 +160,7 @@ def _three(value: float) -> str:
 
 
 class Column(NamedTuple):
-    """A column of the table. Its heading has one or two lines; ``{}``: the other library."""
+    """A column of the table. Its heading has one or two lines."""
 
     heading: str
     width: int
@@ -163,7 +184,9 @@ VARIANT = (
 )
 COSTS = (
     Column("time", 7, "seconds_median", duration),
-    Column("alg\nGB/s", 6, "algorithm_bandwidth", gigabytes),
+    Column("time\np95", 7, "seconds_p95", duration),
+    Column("time\np99", 7, "seconds_p99", duration),
+    Column("span", 7, "span_median", duration),
     Column("bus\nGB/s", 6, "bus_bandwidth", gigabytes),
     Column("CPU\ns/GiB", 6, "cpu_s_per_gib", "{:.2f}".format),
     Column("extra\nMiB", 6, "extra_mib", "{:.2f}".format),
@@ -172,8 +195,5 @@ ERRORS = (
     Column("error", 7, "error", percent),
     Column("wire B\n/value", 6, "wire_bytes_per_value", "{:.3f}".format),
 )
-THEIRS = (
-    Column("{}\ntime", 7, "against_seconds_median", duration),
-    Column("{}\ns/GiB", 6, "against_cpu_s_per_gib", "{:.2f}".format),
-    Column("times\nfaster", 6, "ratio", "{:.2f}".format),
-)
+SIDE = Column("side", 10, "side", str)
+RATIO = Column("ratio", 5, "ratio", "{:.2f}".format)

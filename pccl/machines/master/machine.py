@@ -93,7 +93,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         *,
         tests_addresses: bool = False,
     ) -> None:
-        super().__init__("master", now_ns)
+        super().__init__("master", now_ns, _without_reports)
         self.timing = timing
         self._began_ns = self._beat_ns = now_ns
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
@@ -185,14 +185,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds.check(self.history)
 
     # -- events --------------------------------------------------------------------------------
-
-    def _story(self, effects: list[MasterEffect]) -> Sequence[object]:
-        return [
-            f"Send(connection={effect.connection}, the status)"
-            if isinstance(effect, SendTo) and isinstance(effect.message, StatusReport)
-            else effect
-            for effect in effects
-        ]
 
     def _take(self, event: MasterEvent) -> None:
         self.outbox.now_ns = self._now_ns
@@ -464,3 +456,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 return
             if peer.id not in self.membership.peers:
                 return
+
+
+def _without_reports(effects: list[MasterEffect]) -> list[object]:
+    return [
+        f"Send(connection={effect.connection}, the status)"
+        if isinstance(effect, SendTo) and isinstance(effect.message, StatusReport)
+        else effect
+        for effect in effects
+    ]

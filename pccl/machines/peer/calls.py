@@ -343,11 +343,12 @@ class JointCalls:
 
         The caller may have left a round that the other members complete without it.
         """
-        if self._rounds.follow_left():
-            self.deferred.see_anew()
-        if self._rounds.is_update_left:
-            self.deferred.add(event)
-            return CallDeferred()
+        if len(self._rounds):
+            if self._rounds.follow_left():
+                self.deferred.see_anew()
+            if self._rounds.is_update_left:
+                self.deferred.add(event)
+                return CallDeferred()
         return self._allow(event)
 
     def _allow(self, event: JointCall) -> CallAllowed | CallRejected:

@@ -56,10 +56,9 @@ class Collectives:
     def may_come(self, operation: OperationId) -> bool:
         """Whether an operation that is not posted here may still be posted."""
         return (
-            self._membership.is_open(operation.view)
-            and self._operations.get(operation) is None
-            and operation.term <= self._own.term
+            operation.term <= self._own.term
             and operation.group == self._own.group
+            and self._membership.is_open(operation.view)
             and operation.n >= self._operations.next_n(operation.view, operation.tag)
         )
 
@@ -145,9 +144,9 @@ class Collectives:
         self._operations.open(operation)
         what, ring = operation.descriptor, operation.ring
         operation.eager = self._eager.take(operation.id, what, len(ring))
-        self._out.add(ev.Post(operation.call, operation.id, what, ring))
-        if operation.eager:
-            self._out.add(ev.Begin(operation.id, ahead=True))
+        post = ev.Post(operation.call, operation.id, what, ring)
+        begin = (ev.Begin(operation.id, ahead=True),) if operation.eager else ()
+        self._out.add(post, *begin)
         self._out.send(operation.request())
 
     # -- from the start to the outcome -----------------------------------------------------------
@@ -189,12 +188,13 @@ class Collectives:
             raise errors.RemoteProtocolError(
                 func="control", reason="the master committed an operation that is not complete here"
             )
-        might_come = self.may_come(ended)
+        might_come = posted is None and self.may_come(ended)
         self._finals.see(message)
         if ended.group == self._own.group and self._membership.is_open(ended.view):
             if message.abort in MISSED_CAUSES:
                 self._operations.miss(message)
-            self._operations.use_up(ended)
+            if posted is None:
+                self._operations.use_up(ended)
         self._heartbeats.acknowledge(ended)
         operation = self._operations.end(ended, committed=committed)
         if operation is None:  # a repetition, or never requested here; there may be early data

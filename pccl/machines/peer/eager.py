@@ -23,7 +23,6 @@ State only.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from zlib import crc32
 
 from pccl.protocol.codec import encode
@@ -33,7 +32,6 @@ from pccl.protocol.messages import OperationRequest
 from pccl.protocol.types import Collective, Descriptor, OperationId
 
 
-@lru_cache(maxsize=1024)
 def fingerprint(descriptor: Descriptor) -> int:
     """Return a hash of a request, sent with early frames; 32 bits, never 0.
 
@@ -99,13 +97,15 @@ class EagerBudget:
         self._entered[operation.view] = None
         of_view = self._debts.get(operation.view, {})
         alike = of_view.get(operation.tag, {})
-        for n in [n for n in alike if n <= operation.n]:
-            self._free += alike.pop(n)
+        for n in list(alike):
+            if n <= operation.n:
+                self._free += alike.pop(n)
         if not alike:
             of_view.pop(operation.tag, None)
-        for view in [view for view, by in self._closed.items() if operation.view >= by]:
-            del self._closed[view]
-            self._free += sum(sum(costs.values()) for costs in self._debts.pop(view).values())
+        for view, by in list(self._closed.items()):
+            if operation.view >= by:
+                del self._closed[view]
+                self._free += sum(sum(costs.values()) for costs in self._debts.pop(view).values())
 
     def close_views(self, open_views: tuple[int, ...], newest: int) -> None:
         """Record the open views; every member that enters ``newest`` knows which views closed."""

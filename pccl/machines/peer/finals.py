@@ -121,7 +121,8 @@ class SeenFinals:
 
     def see(self, final: msg.OperationEnded | msg.RoundClosed) -> None:
         """Keep an outcome or answer that the master sent, perhaps for the second time."""
-        self._membership.ratify(final.roster_version)
+        if final.roster_version > self._membership.ratified:
+            self._membership.ratify(final.roster_version)
         known = self._seen.get(final.sequence)
         expected = known.expected if known is not None else NOTHING_EXPECTED
         self._keep(_Final(final, told=True, expected=expected))

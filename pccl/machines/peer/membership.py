@@ -50,6 +50,8 @@ class PeerIdentity:
     """The identity of one peer in its run, and the master that it follows."""
 
     standing: Standing = Standing.OUTSIDE
+    takes_part: bool = False
+    """Whether this process is joining, or pending, or a member."""
     peer: PeerId = NOBODY
     """Id of this peer, once registered."""
     group: int = 0
@@ -68,11 +70,7 @@ class PeerIdentity:
         """Change the state of this process; assert that the change is allowed."""
         assert standing in _NEXT[self.standing], f"{self.standing} -> {standing}"
         self.standing = standing
-
-    @property
-    def takes_part(self) -> bool:
-        """Whether this process is joining, or pending, or a member."""
-        return self.standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
+        self.takes_part = standing in (Standing.JOINING, Standing.PENDING, Standing.MEMBER)
 
 
 class KnownMembership:

@@ -133,7 +133,7 @@ class OpenOperations:
 
     def in_doubt(self) -> list[OpenOperation]:
         """Return the operations that callers have left and that may still be committed."""
-        return [known for known in self._left.values() if known.in_doubt]
+        return [known for known in self._left.values() if known.in_doubt] if self._left else []
 
     def next_n(self, view: int, tag: int) -> int:
         """Return the number of the next operation of ``tag`` in ``view``."""
@@ -141,7 +141,7 @@ class OpenOperations:
 
     def next_id(self, roster: Roster, group: int, tag: int) -> OperationId:
         """Return the id of the next operation of ``tag`` in the view of ``roster``."""
-        n = self.next_n(roster.view, tag)
+        n = self._next_n.get((roster.view, tag), 0)
         return OperationId(roster.term, group, roster.view, tag, n)
 
     def open(self, operation: OpenOperation) -> None:

@@ -16,11 +16,6 @@ from pccl.protocol.limits import EARLY_STORE_BYTES_MAX
 from pccl.protocol.types import OperationId
 
 
-def _cost(header: FrameHeader) -> int:
-    """Return the size of a frame, header included, so that empty frames are not free."""
-    return HEADER_BYTES + header.length
-
-
 class EarlyStore:
     """The frames of one link whose operation is not posted yet."""
 
@@ -37,18 +32,19 @@ class EarlyStore:
         Raises:
             RemoteProtocolError: the store is full. Close the lane.
         """
-        if self.used_bytes + _cost(header) > self._bytes_max:
+        cost = HEADER_BYTES + header.length  # so that empty frames are not free
+        if self.used_bytes + cost > self._bytes_max:
             raise RemoteProtocolError(
                 func="lane",
                 reason=f"it sent more than {self._bytes_max} bytes of frames before this peer "
                 f"posted {header.operation}",
             )
-        self.used_bytes += _cost(header)
+        self.used_bytes += cost
         return bytearray(header.length)
 
     def release(self, header: FrameHeader) -> None:
         """Release the memory of a frame that was not received completely."""
-        self.used_bytes -= _cost(header)
+        self.used_bytes -= HEADER_BYTES + header.length
 
     def put(self, header: FrameHeader, payload: bytearray) -> None:
         """Store a complete frame in its reserved memory."""
@@ -58,7 +54,7 @@ class EarlyStore:
         """Remove and return the frames of an operation, in the order of arrival."""
         frames = self._frames.pop(operation, [])
         for header, _ in frames:
-            self.used_bytes -= _cost(header)
+            self.used_bytes -= HEADER_BYTES + header.length
         return frames
 
     def put_question(self, question: FrameHeader) -> None:

@@ -2,7 +2,9 @@
 
 * ``memory``: separate arrays, addressed as one tensor.
 * ``operand``: the caller's arrays: checked, then borrowed until the collective ends.
-* ``buffers``: reusable memory for segments that cannot be read straight into their place.
+* ``plans``: what an operation needs that depends only on its request and its ring; kept for later
+  operations.
+* ``buffers``: reusable memory for segments, and for inputs of collectives in place.
 * ``announcer``: lets peers of this machine pull the segments of one operation.
 * ``outlet``: the segments that one collective sends to one peer.
 * ``transfer``: one running collective on this peer: its buffers, received segments and outlets.

@@ -1,10 +1,17 @@
-"""Reusable memory for segments that cannot be read straight into their place.
+"""Reusable memory, because new memory costs one page fault per page.
 
-At most one segment per lane arrives at a time, so a few buffers are enough. New memory for each
-segment would cost one page fault per page.
+* ``Buffers``: for segments that cannot be read straight into their place. At most one segment per
+  lane arrives at a time, so a few buffers are enough.
+* ``Backups``: for the input of collectives that work in place.
 """
 
 from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 KEPT_MAX = 8
 
@@ -29,3 +36,52 @@ class Buffers:
         self._free.append(memory)
         if len(self._free) > KEPT_MAX:
             del self._free[min(range(len(self._free)), key=lambda n: len(self._free[n]))]
+
+
+BACKUP_BYTES_MIN = 128 << 10
+"""Smaller backups are not kept: the allocator keeps their memory itself."""
+
+BACKUPS_BYTES_MAX = 256 << 20
+"""Memory that backups keep between calls."""
+
+
+class Backups:
+    """Arrays for the inputs of calls in place. Any thread may take one; nobody gives them back.
+
+    A kept block is free while nothing else refers to it. Arrays and views on a block refer to it,
+    so no memory is used twice at the same time.
+
+    Args:
+        bytes_max: memory to keep.
+    """
+
+    def __init__(self, bytes_max: int = BACKUPS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._blocks: dict[int, npt.NDArray[np.uint8]] = {}
+        """The kept blocks by number, the oldest first."""
+        self._last = 0
+        block = np.empty(1, np.uint8)
+        self._references_if_free = self._references(block)
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array of ``count`` elements with undefined values."""
+        nbytes = count * dtype.itemsize
+        if not BACKUP_BYTES_MIN <= nbytes <= self._bytes_max:
+            return np.empty(count, dtype)
+        for number in list(self._blocks):
+            block = self._blocks.pop(number, None)  # now no other thread can take it
+            if block is None:
+                continue
+            is_free = self._references(block) == self._references_if_free
+            array = block[:nbytes].view(dtype) if is_free and len(block) >= nbytes else None
+            self._blocks[number] = block
+            if array is not None:
+                return array
+        self._last += 1
+        block = self._blocks[self._last] = np.empty(nbytes, np.uint8)
+        while sum(map(len, self._blocks.copy().values())) > self._bytes_max:
+            self._blocks.pop(next(iter(self._blocks.copy())), None)  # in use or not
+        return block.view(dtype)
+
+    def _references(self, block: npt.NDArray[np.uint8]) -> int:
+        return sys.getrefcount(block)

@@ -9,12 +9,9 @@ would have forwarded: final values only, with the steps and numbers that the rec
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from pccl.collectives.layout import Segment
-from pccl.collectives.reductions import Reduction
 from pccl.collectives.schedule import ChainSchedule
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
@@ -22,10 +19,10 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
-from pccl.transports.outgoing import Payload
 
 
 class ChainTransfer(Transfer):
@@ -33,11 +30,10 @@ class ChainTransfer(Transfer):
 
     Args:
         operation: see ``Transfer``.
-        reduction: see ``Transfer``.
+        plan: see ``Transfer``.
         operand: see ``Transfer``.
-        schedule: schedule of the chain for this rank.
+        schedule: schedule of the plan.
         downstream: link to the next rank.
-        ring: all members, in ring order.
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; encoded partial results are read into them too.
         coding: see ``Transfer``; each rank encodes a partial result again.
@@ -47,31 +43,29 @@ class ChainTransfer(Transfer):
     def __init__(
         self,
         operation: OperationId,
-        reduction: Reduction,
+        plan: Plan,
         operand: Operand,
         schedule: ChainSchedule,
         downstream: Link,
-        ring: tuple[PeerId, ...],
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
         memory: LocalMemory | None = None,
     ) -> None:
-        super().__init__(
-            operation, reduction, operand, schedule.layout, on_done, buffers, coding, memory
-        )
+        super().__init__(operation, plan, operand, on_done, buffers, coding, memory)
         self.schedule = schedule
+        if coding is not None:
+            self._coded_steps = self._buffered_steps = schedule.world_size - 1
         self._inlet = Inlet(schedule.incoming)
         self._outlet = Outlet(
             operation, downstream, schedule.outgoing, self._payload, self._announcer
         )
         if schedule.incoming.count:
-            self.inlets[ring[schedule.upstream]] = self._inlet
+            self.inlets[plan.ring[schedule.upstream]] = self._inlet
         if schedule.outgoing.count:
             self.outlets[downstream.peer] = self._outlet
         self._gap = 0
         """Number of lost ranks between this rank and the peer that it sends to."""
-        self._last_step = schedule.step_count - 1
         self._held: list[tuple[int, Segment, int | None]] = []
         """Segments to forward that arrived before ``begin``, with their step and hash."""
 
@@ -86,33 +80,27 @@ class ChainTransfer(Transfer):
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """Send the first segments, and forward the segments that arrived before this call."""
         self.begun = True
-        self._weigh(weights, self.schedule.rank)
+        if weights:
+            self._weigh(weights, self.schedule.rank)
         check = None
         for segment in self.schedule.initial_sends:
             if self.schedule.sends_finals:
                 views = self._operand.source.views(*segment.span)
                 check = self._digest.add(segment.position, *views)
-            self._offer(0, segment, check)
+            self._outlet.offer(self._outlet.route.legs[0][segment.offset], check)
         for held in self._held:
             self._offer(*held)
         self._held.clear()
-        self._take_unweighed()
-        self._report_if_done()
+        if self.unweighed is not None:
+            self._take_unweighed()
+        self.report_if_done()
 
     def _offer(self, step: int, segment: Segment, check: int | None) -> None:
-        step += self._gap
-        if step <= self._last_step:  # otherwise the rank behind the gap does not need it
-            self._outlet.offer(step, segment, self.what, check)
-
-    def _payload(self, step: int, segment: Segment) -> Payload:
-        if self._coding is not None and step < self.schedule.world_size - 1:
-            return partial(self._encoded, self._coding, step, segment)
-        if not step:
-            return self._plain_payload(segment)
-        return self.result.payload(*segment.wire_span)
+        leg = self._outlet.route.legs.get(step + self._gap)
+        if leg is not None:  # otherwise the rank behind the gap does not need it
+            self._outlet.offer(leg[segment.offset], check)
 
     def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
-        """Return the wire bytes of the own contribution (step 0) or of a partial result."""
         if step:
             return coding.encode(segment, self.result.elements(*segment.span))
         own = self._contribution(segment).elements(*segment.span)
@@ -120,21 +108,15 @@ class ChainTransfer(Transfer):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _place(self, step: int, segment: Segment) -> memoryview | None:
-        if self._saved:
-            self._save(segment)
-        if self._coding is not None and self.schedule.arrivals[step].reduce:
-            return self._buffers.take(segment.wire_length)
-        return None
-
-    def _arrived(self, placement: Placement) -> None:
-        segment, step = placement.segment, placement.step
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
+        segment, step = placement.hop.segment, placement.hop.step
         arrival = self.schedule.arrivals[step]
         check = None
         if arrival.reduce:
-            self._add(placement, finish=arrival.finish)
-        else:
-            self._put(placement)
+            self._add(segment, placement.buffer, finish=arrival.finish)
+        elif placement.buffer is not None:
+            self._put(segment, placement.buffer)
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
         if arrival.finish:
@@ -151,14 +133,15 @@ class ChainTransfer(Transfer):
             else:
                 self._coding.decode_in_place(segment)
 
-    def _add(self, placement: Placement, *, finish: bool) -> None:
+    def _add(self, segment: Segment, buffer: memoryview | None, *, finish: bool) -> None:
         """Combine an arrived partial result with the own contribution."""
-        segment, buffer = placement.segment, placement.buffer
         arrived: Memory | Array = self.result
         saved = self._operand.saved
         own: Memory | Array = saved
         if self._coding is not None:
             assert buffer is not None
+            if self._saved:
+                self._save(segment)
             self.result.write(segment.offset, self._coding.decode(segment, buffer))
             own = self._coding.own(segment, saved.elements(*segment.span))
         else:
@@ -194,9 +177,7 @@ class ChainTransfer(Transfer):
         route = self.schedule.seen_by(rank + gap).outgoing
         there = self.schedule.seen_by(rank + gap + 1).irreplaceable_count(gap)
         here = [
-            number
-            for number, (step, segment) in enumerate(route)
-            if number >= there and self._is_final(step - gap, segment)
+            hop.number for hop in route.hops[there:] if self._is_final(hop.step - gap, hop.segment)
         ]
         self.outlets = {downstream.peer: self._outlet} if route.count else {}
         self._outlet.begin_anew(route, here, there=range(there), link=downstream)
@@ -206,5 +187,5 @@ class ChainTransfer(Transfer):
         """Whether the final value of a segment that this rank sends at ``step`` is here."""
         if not step:
             return self.schedule.sends_finals
-        found = self._inlet.route.find(step - 1, segment.offset, segment.wire_length)
-        return found is not None and found[0] not in self._inlet.missing
+        hop = self._inlet.route.find(step - 1, segment.offset, segment.wire_length)
+        return hop is not None and hop.number not in self._inlet.missing

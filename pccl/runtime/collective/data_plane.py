@@ -18,33 +18,26 @@ from functools import partial
 
 from pccl.collectives.bitmap import to_bitmap
 from pccl.collectives.direct import DirectSchedule
-from pccl.collectives.plan import plan
-from pccl.collectives.quantization import Codec, make_codec
-from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.residual import Residual
-from pccl.machines.peer.eager import fingerprint
-from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.guards.early_store import EarlyStore
 from pccl.protocol.limits import FLOWS_MAX
 from pccl.protocol.messages import Progress
-from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, Quantization, ReduceOp
+from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
+from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Transfer
-from pccl.transports.announcement import ANNOUNCE_BYTES_MAX, decode_announcement
+from pccl.transports.announcement import ANNOUNCE_BYTES_MAX
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Collect, Drain, Sink
 
 _log = logging.getLogger("pccl.link")
-
-CODECS_MAX = 64
-"""Number of codecs that are kept for later operations with the same quantization and dtype."""
 
 
 class DataPlane:
@@ -71,18 +64,12 @@ class DataPlane:
         self._link_to = link_to
         self._may_come = may_come
         self._on_done = on_done
-        self._segment_bytes = segment_bytes
         self._memory = memory
+        self._plans = Plans(segment_bytes)
         self._early: dict[PeerId, EarlyStore] = {}
         self._started: dict[OperationId, Transfer] = {}
         """Transfers of started operations: all members have requested them."""
-        self._unstarted: dict[OperationId, int] = {}
-        """Posted operations that have not started, and the fingerprints of this peer's
-        descriptors."""
-        self._scratch = Scratch()
         self._buffers = Buffers()
-        self._code_scratch = Scratch()
-        self._codecs: dict[tuple[Quantization, DataType], Codec] = {}
 
     # -- what the engine does ------------------------------------------------------------------
 
@@ -118,50 +105,36 @@ class DataPlane:
         assert operand.data_type is descriptor.dtype
         assert operand.count == descriptor.count
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
-        transfer = self._make_transfer(operation, descriptor, operand, ring, own, residual)
+        plan = self._plans.find(descriptor, ring, own)
+        transfer = self._make_transfer(operation, plan, operand, residual)
         self.transfers[operation] = transfer
-        self._unstarted[operation] = fingerprint(descriptor)
         self._replay_early(transfer)
-        return transfer.partners
+        return (*transfer.inlets, *transfer.outlets)
 
     def _make_transfer(
-        self,
-        operation: OperationId,
-        descriptor: Descriptor,
-        operand: Operand,
-        ring: tuple[PeerId, ...],
-        own: PeerId,
-        residual: Residual | None,
+        self, operation: OperationId, plan: Plan, operand: Operand, residual: Residual | None
     ) -> Transfer:
-        rank, world_size = ring.index(own), len(ring)
-        reduction = Reduction(
-            descriptor.dtype, descriptor.op, world_size, self._scratch, weighted=descriptor.weighted
-        )
-        codec = self._codec(descriptor)
-        wire_bytes = codec.encoded_bytes if codec is not None else None
-        schedule = plan(descriptor, rank, world_size, self._segment_bytes, wire_bytes)
+        descriptor, schedule = plan.descriptor, plan.schedule
         coding = None
-        if codec is not None:
-            shares = world_size if descriptor.op is ReduceOp.AVG else 1
-            stochastic = descriptor.quantization.stochastic
+        if plan.codec is not None:
+            assert plan.wide_codec is not None
             coding = Coding(
-                codec,
-                self._codec(descriptor, wide=True) or codec,
+                plan.codec,
+                plan.wide_codec,
                 operand.target,
                 residual,
                 operation,
-                rank,
-                shares,
-                stochastic=stochastic,
+                schedule.rank,
+                schedule.world_size if descriptor.op is ReduceOp.AVG else 1,
+                stochastic=descriptor.quantization.stochastic,
             )
         if isinstance(schedule, DirectSchedule):
             return DirectTransfer(
                 operation,
-                reduction,
+                plan,
                 operand,
                 schedule,
                 link_to=self._link_to,
-                ring=ring,
                 on_done=self._on_done,
                 buffers=self._buffers,
                 coding=coding,
@@ -169,33 +142,15 @@ class DataPlane:
             )
         return ChainTransfer(
             operation,
-            reduction,
+            plan,
             operand,
             schedule,
-            downstream=self._link_to(ring[schedule.downstream]),
-            ring=ring,
+            downstream=self._link_to(plan.ring[schedule.downstream]),
             on_done=self._on_done,
             buffers=self._buffers,
             coding=coding,
             memory=self._memory,
         )
-
-    def _codec(self, descriptor: Descriptor, *, wide: bool = False) -> Codec | None:
-        """Return the codec of an operation; None: the operation is not quantized.
-
-        ``wide``: for 16-bit floats, return the codec that encodes float32 into the same format.
-        """
-        if not descriptor.quantization.active:
-            return None
-        dtype = DataType.FLOAT if wide and descriptor.dtype.itemsize == 2 else descriptor.dtype
-        quantization = descriptor.quantization
-        codec = self._codecs.get((quantization, dtype))
-        if codec is None:
-            if len(self._codecs) >= CODECS_MAX:
-                self._codecs.clear()
-            codec = make_codec(quantization, dtype, self._code_scratch)
-            self._codecs[quantization, dtype] = codec
-        return codec
 
     def begin(
         self,
@@ -213,9 +168,10 @@ class DataPlane:
         """
         transfer = self.transfers[operation]
         if ahead:
-            transfer.what = self._unstarted[operation]
+            for outlet in transfer.outlets.values():
+                outlet.what = transfer.what
         else:
-            del self._unstarted[operation]
+            transfer.what = 0
             self._started[operation] = transfer
         if not transfer.begun:
             transfer.begin(weights=weights)
@@ -250,7 +206,6 @@ class DataPlane:
     def end(self, operation: OperationId, *, committed: bool) -> Transfer:
         """End an operation for this peer. Its buffers are free when this returns."""
         transfer = self.transfers.pop(operation)
-        self._unstarted.pop(operation, None)
         self._started.pop(operation, None)
         transfer.end(committed=committed)
         return transfer
@@ -309,7 +264,7 @@ class DataPlane:
         peer = lane.link.peer
         transfer = self.transfers.get(header.operation)
         match header.kind:
-            case _ if transfer is not None and header.what and self._is_of_another_call(header):
+            case _ if header.what and transfer is not None and not transfer.accepts(header.what):
                 return Drain(header.length)
             case FrameKind.DATA if transfer is not None:
                 return transfer.place(peer, header) or Drain(header.length)
@@ -317,7 +272,8 @@ class DataPlane:
                 reason = f"an announcement has {header.length} bytes"
                 raise RemoteProtocolError(func="lane", reason=reason)
             case FrameKind.ANNOUNCE if transfer is not None:
-                return Collect(bytearray(header.length), partial(self._announced, lane, header))
+                take = partial(self._announced, transfer, lane, header)
+                return Collect(bytearray(header.length), take)
             case FrameKind.DATA | FrameKind.ANNOUNCE if self._may_come(header.operation):
                 store = self._early_of(peer, header)
                 take = partial(self._came_early, store, header)
@@ -342,35 +298,12 @@ class DataPlane:
             if transfer is not None and lane.link.peer in transfer.outlets:
                 transfer.outlets[lane.link.peer].lane_lost(numbers)
 
-    def _announced(self, lane: Lane, header: FrameHeader, payload: bytearray) -> None:
+    def _announced(
+        self, transfer: Transfer, lane: Lane, header: FrameHeader, payload: bytearray
+    ) -> None:
         """Pull an announced segment, unless its operation has ended meanwhile."""
-        transfer = self.transfers.get(header.operation)
-        if transfer is not None:
-            lane.pulled(self._pull(transfer, lane.link, header, payload))
-
-    def _pull(self, transfer: Transfer, link: Link, header: FrameHeader, payload: bytearray) -> int:
-        """Pull an announced segment; return the number of bytes that counted.
-
-        An announcement that this peer cannot pull gets PULL_FAILED: the sender then asks which
-        segments arrived. The sender may not know that the link was down here.
-        """
-        where = decode_announcement(payload)
-        if self._memory is None or link.process is None:
-            link.stop_pulling()
-            return 0
-        try:
-            return transfer.pull(self._memory, link, header, where)
-        except OSError as error:
-            _log.debug("cannot read the memory of peer %d: %s; using TCP", link.peer, error)
-            link.stop_pulling()
-            return 0
-
-    def _is_of_another_call(self, header: FrameHeader) -> bool:
-        """Whether this early frame belongs to another descriptor than this peer posted.
-
-        The master reports a mismatch to both callers. After the start all descriptors are equal.
-        """
-        return header.what not in (0, self._unstarted.get(header.operation, header.what))
+        if self.transfers.get(header.operation) is transfer:
+            lane.pulled(transfer.pull(self._memory, lane.link, header, payload))
 
     def _answer(
         self, transfer: Transfer, lane: Lane, asked: FrameHeader, _: bytearray | None = None
@@ -415,16 +348,16 @@ class DataPlane:
                 continue
             try:
                 for header, payload in store.take(transfer.operation):
-                    if self._is_of_another_call(header):
+                    if not transfer.accepts(header.what):
                         continue
                     if header.kind is FrameKind.ANNOUNCE:
-                        self._pull(transfer, self._link_to(peer), header, payload)
+                        transfer.pull(self._memory, self._link_to(peer), header, payload)
                     else:
                         transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:
                 _log.warning("closed the link to peer %d: %s", peer, error.reason)
                 self._link_to(peer).close()
             question = store.take_question(transfer.operation)
-            if question is not None and not self._is_of_another_call(question):
+            if question is not None and transfer.accepts(question.what):
                 for lane in self._link_to(peer).lanes:
                     self._answer(transfer, lane, question)

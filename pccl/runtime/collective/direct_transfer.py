@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
 from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.collectives.layout import Segment
-from pccl.collectives.reductions import Reduction
 from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
@@ -22,10 +20,10 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
-from pccl.transports.outgoing import Payload
 
 
 class DirectTransfer(Transfer):
@@ -33,11 +31,10 @@ class DirectTransfer(Transfer):
 
     Args:
         operation: see ``Transfer``.
-        reduction: see ``Transfer``.
+        plan: see ``Transfer``.
         operand: see ``Transfer``.
-        schedule: schedule of the mesh or star for this rank.
+        schedule: schedule of the plan.
         link_to: returns the link to a peer.
-        ring: all members, in ring order.
         on_done: see ``Transfer``.
         buffers: see ``Transfer``; contributions are read into them too.
         coding: see ``Transfer``.
@@ -47,20 +44,19 @@ class DirectTransfer(Transfer):
     def __init__(
         self,
         operation: OperationId,
-        reduction: Reduction,
+        plan: Plan,
         operand: Operand,
         schedule: DirectSchedule,
         link_to: Callable[[PeerId], Link],
-        ring: tuple[PeerId, ...],
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
         memory: LocalMemory | None = None,
     ) -> None:
-        super().__init__(
-            operation, reduction, operand, schedule.layout, on_done, buffers, coding, memory
-        )
-        self.schedule = schedule
+        super().__init__(operation, plan, operand, on_done, buffers, coding, memory)
+        self.schedule, ring = schedule, plan.ring
+        self._buffered_steps = CONTRIBUTE + 1
+        self._coded_steps = CONTRIBUTE + 1 if coding is not None else 0
         self._ranks = {peer: rank for rank, peer in enumerate(ring)}
         self.inlets = {ring[rank]: Inlet(route) for rank, route in schedule.incoming_from.items()}
         self.outlets = {
@@ -98,42 +94,33 @@ class DirectTransfer(Transfer):
     def begin(self, *, weights: tuple[float, ...] = ()) -> None:
         """Send contributions to the owners, and publish own results that are finished already."""
         self.begun = True
-        self._weigh(weights, self.schedule.rank)
+        if weights:
+            self._weigh(weights, self.schedule.rank)
         for rank, segment in self.schedule.initial_sends:
-            self._to_rank[rank].offer(CONTRIBUTE, segment, self.what)
+            outlet = self._to_rank[rank]
+            outlet.offer(outlet.route.legs[CONTRIBUTE][segment.offset])
         for segment, check in self._held:
             self._publish(segment, check)
         self._held.clear()
-        self._take_unweighed()
-        self._report_if_done()
+        if self.unweighed is not None:
+            self._take_unweighed()
+        self.report_if_done()
 
-    def _payload(self, step: int, segment: Segment) -> Payload:
-        if step == PUBLISH:
-            return self.result.payload(*segment.wire_span)
-        if self._coding is None:
-            return self._plain_payload(segment)
-        return partial(self._encoded_contribution, self._coding, segment)
-
-    def _encoded_contribution(self, coding: Coding, segment: Segment) -> memoryview:
+    def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*segment.span)
         return coding.contribute(segment, own)
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _place(self, step: int, segment: Segment) -> memoryview | None:
-        if step == CONTRIBUTE:
-            return self._buffers.take(segment.wire_length)
-        if self._saved:
-            self._save(segment)
-        return None
-
-    def _arrived(self, placement: Placement) -> None:
-        segment = placement.segment
-        if placement.step == CONTRIBUTE:
-            assert placement.buffer is not None
-            self._contributed(segment, self._ranks[placement.peer], placement.buffer)
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
+        segment, buffer = placement.hop.segment, placement.buffer
+        if placement.hop.step == CONTRIBUTE:
+            assert buffer is not None
+            self._contributed(segment, self._ranks[placement.peer], buffer)
             return
-        self._put(placement)
+        if buffer is not None:
+            self._put(segment, buffer)
         self._take_final(placement)
         if self._coding is not None:
             self._coding.decode_in_place(segment)
@@ -195,7 +182,7 @@ class DirectTransfer(Transfer):
 
     def _publish(self, segment: Segment, check: int) -> None:
         for outlet in self._to_rank.values():
-            outlet.offer(PUBLISH, segment, self.what, check)
+            outlet.offer(outlet.route.legs[PUBLISH][segment.offset], check)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from ctypes import addressof, c_char
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -45,27 +45,25 @@ class Memory:
         self.parts = tuple(parts)
         self.dtype: np.dtype[Any] = self.parts[0].dtype
         self._itemsize = self.dtype.itemsize
-        self._views = [part.view(np.uint8).data for part in self.parts]
-        ends = list(accumulate(map(len, self._views)))
-        self._starts = [0, *ends[:-1]]
-        self.nbytes = ends[-1]
+        self._views: list[memoryview] = []
+        self._starts: list[int] = []
+        self.nbytes = 0
+        self.addresses: list[int] = []
+        """Address of the first byte of each part."""
+        for part in self.parts:
+            view = part.view(np.uint8).data
+            is_quick = not view.readonly and view.nbytes
+            address = addressof(_one_byte(view)) if is_quick else part.ctypes.data
+            self.addresses.append(address)
+            self._views.append(view)
+            self._starts.append(self.nbytes)
+            self.nbytes += view.nbytes
+        self.size = self.nbytes // self._itemsize
+        """Number of elements."""
         self.first = self._views[0]
         """Bytes of the first part."""
         self.is_one = len(self.parts) == 1
         """Whether there is one part, so that every range is contiguous."""
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.nbytes // self._itemsize
-
-    @cached_property
-    def addresses(self) -> list[int]:
-        """Address of the first byte of each part."""
-        return [
-            addressof(_one_byte(view)) if not view.readonly and view.nbytes else part.ctypes.data
-            for view, part in zip(self._views, self.parts, strict=True)
-        ]
 
     def copy(self) -> Array:
         """Return all elements in a new array of shape (n,)."""
@@ -157,14 +155,6 @@ def cut(arrays: list[Array], like: Sequence[Array]) -> list[Array]:
 
 Range = tuple[int, int, bool, str]
 """Address of the first byte, address after the last byte, whether it is written, and a name."""
-
-
-def ranges_of(memory: Memory, name: str, *, written: bool) -> list[Range]:
-    """Return the address ranges of the parts of ``memory``."""
-    return [
-        (start, start + part.nbytes, written, name)
-        for start, part in zip(memory.addresses, memory.parts, strict=True)
-    ]
 
 
 class LentRanges:

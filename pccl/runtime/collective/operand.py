@@ -19,14 +19,17 @@ import numpy.typing as npt
 
 from pccl.protocol.data_type import DataType, numpy_dtypes
 from pccl.protocol.types import ReduceOp
-from pccl.runtime.collective.memory import Memory, Range, clash, ranges_of
+from pccl.runtime.collective.buffers import Backups
+from pccl.runtime.collective.memory import Memory, Range, clash
 
 Array = npt.NDArray[Any]
+
+_BACKUPS = Backups()
 
 _ADDRESS_MAX = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Operand:
     """The memory that a collective reads and writes; the same memory if it works in place."""
 
@@ -41,19 +44,18 @@ class Operand:
     in_place: bool
     ranges: tuple[Range, ...] = field(init=False)
     """Address ranges of input and result."""
-    overwritten: list[bool] = field(default_factory=lambda: [False], init=False)
-    """One bool: whether the whole input was overwritten, and ``saved`` holds all of it."""
+    count: int = field(init=False)
+    """Number of elements."""
+    is_overwritten: bool = field(default=False, init=False)
+    """Whether the whole input was overwritten, and ``saved`` holds all of it."""
 
     def __post_init__(self) -> None:
-        ranges = ranges_of(self.target, "", written=True)
-        if not self.in_place:
-            ranges += ranges_of(self.source, "", written=False)
-        object.__setattr__(self, "ranges", tuple(ranges))
-
-    @property
-    def count(self) -> int:
-        """Number of elements."""
-        return self.source.size
+        ranges: list[Range] = []
+        for memory in (self.target,) if self.in_place else (self.target, self.source):
+            written = memory is self.target
+            for start, part in zip(memory.addresses, memory.parts, strict=True):
+                ranges.append((start, start + part.nbytes, written, ""))
+        self.ranges, self.count = tuple(ranges), self.source.size
 
     @property
     def send(self) -> Array:
@@ -83,7 +85,7 @@ class Operand:
 
     def restore(self) -> None:
         """Restore the whole input, if a result has overwritten it."""
-        if self.overwritten[0]:
+        if self.is_overwritten:
             self.put_back(0, self.source.nbytes)
 
 
@@ -165,7 +167,8 @@ def borrow_many(tensors: Iterable[object], recv: Iterable[object] | None = None)
                 f"recv[{numbers[same.index(True)]}] is the memory of its tensor, and "
                 f"recv[{numbers[same.index(False)]}] is not; reduce all of them in place, or none"
             )
-    operand = _lent(source, target, _DATA_TYPES[source.dtype], in_place=in_place)
+    saved = Memory([_BACKUPS.take(source.size, source.dtype)]) if in_place else source
+    operand = Operand(source, target, saved, _DATA_TYPES[source.dtype], in_place)
     if clash(operand.ranges) is not None:
         raise ValueError(_overlap(operand, numbers))
     return operand
@@ -227,12 +230,8 @@ def _operand(source: Array, target: Array, data_type: DataType) -> Operand:
     in_place = given.addresses == result.addresses
     if not in_place and np.may_share_memory(source, target):  # exact: both are contiguous
         raise ValueError("send and recv overlap; use the same buffer or two separate ones")
-    return _lent(given, result, data_type, in_place=in_place)
-
-
-def _lent(source: Memory, target: Memory, data_type: DataType, *, in_place: bool) -> Operand:
-    saved = Memory([np.empty(source.size, source.dtype)]) if in_place else source
-    return Operand(source, target, saved, data_type, in_place)
+    saved = Memory([_BACKUPS.take(given.size, given.dtype)]) if in_place else given
+    return Operand(given, result, saved, data_type, in_place)
 
 
 def _integer(value: object, name: str) -> int:

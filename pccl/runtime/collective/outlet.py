@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from pccl.collectives.bitmap import missing_in
 from pccl.collectives.layout import Segment
-from pccl.collectives.route import Route
+from pccl.collectives.route import Hop, Route
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import OperationId
@@ -46,8 +46,9 @@ class Outlet:
         """Size of the same payload without quantization."""
         self._unready = set(range(route.count))
         """Numbers of the segments that cannot be sent yet."""
+        self.what = 0
+        """Fingerprint of the request in frames that are sent before the start; otherwise 0."""
         self._operation = operation
-        self._what = 0
         self._payload = payload
         self._announcer = announcer
         self._announced: list[int] = []
@@ -68,20 +69,29 @@ class Outlet:
         """Length in bytes of a bitmap of all segments."""
         return (self.route.count + 7) // 8
 
-    def offer(self, step: int, segment: Segment, what: int = 0, check: int | None = None) -> None:
+    def offer(self, hop: Hop, check: int | None = None) -> None:
         """Send a segment that is ready; a second call for the segment changes nothing.
 
         Args:
-            step: step of the schedule.
-            segment: a segment of the route.
-            what: fingerprint for frames that are sent before the start; otherwise 0.
+            hop: the segment, a hop of the route.
             check: hash of the payload, if it is known.
         """
-        self._what = what
-        number = self.route.number(step, segment)
-        if number in self._unready:
-            self._unready.remove(number)
-            self._transmit(step, segment, number, check)
+        number, step, segment = hop.number, hop.step, hop.segment
+        if number not in self._unready:
+            return
+        self._unready.remove(number)
+        kind, length = FrameKind.DATA, segment.wire_length
+        self.sent_bytes += length
+        self.raw_bytes += segment.length
+        payload = self._payload(step, segment)
+        if self.link.pulls and self._announcer is not None:
+            announced = self._announcer.announce(payload)
+            if announced is not None:
+                kind, payload, check = FrameKind.ANNOUNCE, announced, None
+                length = len(announced)
+                self._announced.append(number)
+        header = FrameHeader(kind, self._operation, step, segment.offset, length, self.what)
+        self.link.send(header, payload, number, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
         """Ask which of the segments ``numbers``, which a lost lane carried, have arrived."""
@@ -92,7 +102,7 @@ class Outlet:
     def ask(self) -> None:
         """Ask about segments that may be lost; call this again for each new lane of the link."""
         if self._doubtful:
-            number, what = self._question, self._what
+            number, what = self._question, self.what
             self.link.ask(FrameHeader(FrameKind.QUERY, self._operation, 0, number, 0, what))
 
     def have(self, question: int, bitmap: memoryview) -> None:
@@ -113,11 +123,11 @@ class Outlet:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
         for number in settled:
             del self._doubtful[number]
-        segments = list(self.route)
         for number in sorted(set(settled).intersection(missing)):
             # The hash is computed again. If the memory changed since, the old hash would never
             # match the bytes; the digests of the results show such a change.
-            self._transmit(*segments[number], number, None)
+            self._unready.add(number)
+            self.offer(self.route.hops[number])
 
     def begin_anew(
         self,
@@ -158,20 +168,6 @@ class Outlet:
         """Send nothing more. After this the outlet neither reads nor holds memory."""
         self.link.revoke(self._operation)
         self._payload, self._announcer = _revoked, None
-
-    def _transmit(self, step: int, segment: Segment, number: int, check: int | None) -> None:
-        kind, length = FrameKind.DATA, segment.wire_length
-        self.sent_bytes += length
-        self.raw_bytes += segment.length
-        payload = self._payload(step, segment)
-        if self.link.pulls and self._announcer is not None:
-            announced = self._announcer.announce(payload)
-            if announced is not None:
-                kind, payload, check = FrameKind.ANNOUNCE, announced, None
-                length = len(announced)
-                self._announced.append(number)
-        header = FrameHeader(kind, self._operation, step, segment.offset, length, self._what)
-        self.link.send(header, payload, number, check)
 
 
 def _revoked(step: int, segment: Segment) -> Payload:

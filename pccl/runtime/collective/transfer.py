@@ -22,6 +22,7 @@ After :meth:`Transfer.end` nothing reads or writes the caller's memory any more.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,10 +31,10 @@ from functools import partial
 import numpy as np
 
 from pccl.collectives.digest import ResultDigest
-from pccl.collectives.layout import Segment, SegmentLayout
-from pccl.collectives.reductions import Reduction
-from pccl.collectives.route import Route
+from pccl.collectives.layout import Segment
+from pccl.collectives.route import NO_HOPS, Hop, Route
 from pccl.collectives.weighting import weigh
+from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
@@ -44,11 +45,14 @@ from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
-from pccl.transports.announcement import Announcement
+from pccl.runtime.collective.plans import Plan
+from pccl.transports.announcement import decode_announcement
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
 from pccl.transports.outgoing import Payload
 from pccl.transports.sinks import discard
+
+_log = logging.getLogger("pccl.link")
 
 OnDone = Callable[[OperationId, bytes], None]
 
@@ -61,38 +65,45 @@ class Placement:
     peer: PeerId
     """Sender of the segment."""
     inlet: Inlet
-    index: int
-    """Number of the segment among all segments from ``peer``."""
-    segment: Segment
-    step: int
+    hop: Hop
+    """The segment and its step."""
     check: int | None
     """Hash that the bytes must have, from the frame header; None: they were pulled."""
     buffer: memoryview | None
     """Buffer that the segment is read into; None: straight into the result."""
+    view: memoryview | None
+    """All memory that the segment is read into; None: several parts of the result."""
     received: int = 0
     """Bytes received before the current read."""
 
     def memory(self, received: int) -> memoryview:
         """Return memory for the next bytes, which are discarded if there is a newer copy."""
-        segment = self.segment
         self.received = received
-        if self.inlet.claims.get(self.index) is not self:
-            return discard(segment.wire_length - received)
-        if self.buffer is not None:
-            return self.buffer[received : segment.wire_length]
-        first, last = segment.wire_span
-        result = self.transfer.result
-        if result.is_one:
-            return result.first[first + received : last]
-        return result.beginning(first + received, last)
+        if self.inlet.claims.get(self.hop.number) is not self:
+            return discard(self.hop.segment.wire_length - received)
+        if self.view is not None:
+            return self.view[received:]
+        first, last = self.hop.segment.wire_span
+        return self.transfer.result.beginning(first + received, last)
 
     def counts(self) -> bool:
         """Whether this is the newest copy of the segment."""
-        return self.inlet.claims.get(self.index) is self
+        return self.inlet.claims.get(self.hop.number) is self
 
     def complete(self) -> None:
-        """Count the segment, unless there is a newer copy."""
-        self.transfer.complete(self)
+        """Count the segment, whose last byte has arrived, unless there is a newer copy."""
+        transfer, inlet, number = self.transfer, self.inlet, self.hop.number
+        if inlet.claims.get(number) is not self:
+            return
+        del inlet.claims[number]
+        inlet.missing.discard(number)
+        transfer.rx_bytes += self.hop.segment.wire_length
+        if transfer.unweighed is not None:
+            transfer.unweighed.append(self)
+            return
+        transfer.arrived(self)
+        if not inlet.missing:
+            transfer.report_if_done()
 
     def lost(self) -> None:
         """Do nothing: the sender sends the segment again on another lane."""
@@ -128,9 +139,8 @@ class Transfer(ABC):
 
     Args:
         operation: id of the operation.
-        reduction: combines contributions.
+        plan: what the operation needs besides its memory.
         operand: the caller's buffers.
-        layout: segments of the tensor.
         on_done: called once with the digest, when the operation has begun and the result is
             complete; :meth:`begin` may call it.
         buffers: pool of buffers for segments that cannot be read straight into their place.
@@ -141,9 +151,8 @@ class Transfer(ABC):
     def __init__(
         self,
         operation: OperationId,
-        reduction: Reduction,
+        plan: Plan,
         operand: Operand,
-        layout: SegmentLayout,
         on_done: OnDone,
         buffers: Buffers,
         coding: Coding | None = None,
@@ -151,27 +160,31 @@ class Transfer(ABC):
     ) -> None:
         self.operation = operation
         self.begun = False
-        self.what = 0
-        """Fingerprint of the descriptor in frames that are sent before the start; otherwise 0."""
+        self.what = plan.fingerprint
+        """Fingerprint of the request until all members are known to have made it; then 0. An early
+        frame with another fingerprint is discarded; the master reports the mismatch."""
         self.rx_bytes = 0
         """Payload bytes of the segments that counted."""
         self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
-        self._layout = layout
-        self._reduction = reduction
+        self._layout = layout = plan.schedule.layout
+        self._reduction = plan.reduction
         self._operand = operand
         self._dtype = operand.target.dtype
         self._itemsize = self._dtype.itemsize
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
-        self._unweighed: list[Placement] = []
-        """Segments that arrived before the weights."""
+        self.unweighed: list[Placement] | None = [] if plan.reduction.lacks_weights else None
+        """Segments that arrived before the weights; None: no weights are missing."""
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
         self._coding = coding
         # Coded bytes change before they are pulled.
         self._announcer = Announcer(memory) if memory is not None and coding is None else None
+        self._buffered_steps = self._coded_steps = 0
+        """Number of steps, from the first, whose segments are read into buffers, or are encoded
+        when they are sent."""
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -179,11 +192,6 @@ class Transfer(ABC):
     def tx_bytes(self) -> int:
         """Payload bytes handed to links, repetitions included."""
         return sum(outlet.sent_bytes for outlet in self.outlets.values())
-
-    @property
-    def raw_tx_bytes(self) -> int:
-        """Size of the sent payload without quantization."""
-        return sum(outlet.raw_bytes for outlet in self.outlets.values())
 
     @property
     def progress(self) -> Progress:
@@ -208,11 +216,6 @@ class Transfer(ABC):
     def phase(self) -> str:
         """``reduce-scatter`` or ``gather`` (for traces)."""
 
-    @property
-    def partners(self) -> tuple[PeerId, ...]:
-        """Peers that send segments to this peer or receive segments from it."""
-        return (*self.inlets, *self.outlets)
-
     def sends_to(self, peer: PeerId) -> bool:
         """Whether this peer sends segments to ``peer``."""
         return peer in self.outlets
@@ -232,6 +235,10 @@ class Transfer(ABC):
             weights: one per member in ring order, for a weighted average.
         """
 
+    def accepts(self, what: int) -> bool:
+        """Whether frames with this fingerprint belong to the request that this peer posted."""
+        return what in (0, self.what or what)
+
     def place(self, peer: PeerId, header: FrameHeader) -> Placement | None:
         """Return the sink for a segment that is about to arrive; None if it has arrived before.
 
@@ -242,76 +249,82 @@ class Transfer(ABC):
         if inlet is None:
             reason = f"peer {peer} sent a segment, but is not upstream in {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        found = inlet.route.find(header.step, header.offset, header.length)
-        if found is None:
+        hop = inlet.route.legs.get(header.step, NO_HOPS).get(header.offset)
+        if hop is None or hop.segment.wire_length != header.length:
             reason = f"unexpected segment {header} of {self.operation}"
             raise RemoteProtocolError(func="lane", reason=reason)
-        index, segment = found
-        if index not in inlet.missing:
+        if hop.number not in inlet.missing:
             return None
-        buffer = self._place(header.step, segment)
-        result = self.result
-        if buffer is None and not result.is_one and result.is_shredded(*segment.wire_span):
-            buffer = self._buffers.take(segment.wire_length)
-        placement = inlet.claims[index] = Placement(
-            self, peer, inlet, index, segment, header.step, header.check, buffer
-        )
+        segment, result = hop.segment, self.result
+        buffer = view = None
+        if hop.step < self._buffered_steps:
+            buffer = view = self._buffers.take(segment.wire_length)
+        else:
+            if self._saved:
+                self._save(segment)
+            first, last = segment.wire_span
+            if result.is_one:
+                view = result.first[first:last]
+            elif result.is_shredded(first, last):
+                buffer = view = self._buffers.take(segment.wire_length)
+        placement = Placement(self, peer, inlet, hop, header.check, buffer, view)
+        inlet.claims[hop.number] = placement
         return placement
 
-    def complete(self, placement: Placement) -> None:
-        """Count a segment whose last byte has arrived, unless there is a newer copy."""
-        inlet, index = placement.inlet, placement.index
-        if inlet.claims.get(index) is not placement:
-            return
-        del inlet.claims[index]
-        inlet.missing.discard(index)
-        self.rx_bytes += placement.segment.wire_length
-        if self._reduction.lacks_weights:
-            self._unweighed.append(placement)
-            return
-        self._arrived(placement)
-        if not inlet.missing:
-            self._report_if_done()
+    @abstractmethod
+    def arrived(self, placement: Placement) -> None:
+        """Process a segment that has arrived for the first time."""
 
-    def pull(self, memory: LocalMemory, link: Link, at: FrameHeader, where: Announcement) -> int:
-        """Copy a segment from the memory of its sender, and count it.
+    def pull(
+        self, memory: LocalMemory | None, link: Link, at: FrameHeader, payload: bytearray
+    ) -> int:
+        """Copy an announced segment from the memory of its sender, and count it.
+
+        If this peer cannot read that memory, it sends PULL_FAILED: the sender then asks which
+        segments arrived. The sender may not know that the link was down here.
 
         Args:
-            memory: copies it.
-            link: link to the sender, whose process is known.
+            memory: copies the segment; None: this peer pulls nothing.
+            link: link to the sender.
             at: header of the announcement.
-            where: the announcement.
+            payload: payload of the announcement.
 
         Returns:
-            Number of bytes that counted: 0 if the segment has arrived before, or was withdrawn.
+            Number of bytes that counted: 0 if the segment has arrived before, was withdrawn, or
+            cannot be read.
 
         Raises:
-            RemoteProtocolError: the schedule expects no such segment from the sender.
-            OSError: the memory of the sender cannot be read.
+            RemoteProtocolError: the schedule expects no such segment from the sender, or the
+                announcement is malformed.
         """
-        assert link.process is not None
+        where = decode_announcement(payload)
+        if memory is None or link.process is None:
+            link.stop_pulling()
+            return 0
         length = where.length
         header = FrameHeader(FrameKind.DATA, at.operation, at.step, at.offset, length)
         placement = self.place(link.peer, header)
         if placement is None:
             return 0
         placement.check = None
-        into: list[memoryview] = []
-        received = 0
+        into = [placement.view] if placement.view is not None else []
+        received = length if into else 0
         while received < length:
             into.append(placement.memory(received))
             received += len(into[-1])
         arrived = False
         try:
             arrived = memory.pull(link.process, where, into)
-        finally:
-            if not arrived:
-                del placement.inlet.claims[placement.index]
-                if placement.buffer is not None:
-                    self._buffers.give(placement.buffer)
+        except OSError as error:
+            _log.debug("cannot read the memory of peer %d: %s; using TCP", link.peer, error)
+            link.stop_pulling()
         if arrived:
-            self.complete(placement)
-        return length if arrived else 0
+            placement.complete()
+            return length
+        del placement.inlet.claims[placement.hop.number]
+        if placement.buffer is not None:
+            self._buffers.give(placement.buffer)
+        return 0
 
     def take_early(self, peer: PeerId, header: FrameHeader, payload: bytearray) -> None:
         """Copy a segment that arrived before the buffers were posted to its place, and count it.
@@ -327,7 +340,7 @@ class Transfer(ABC):
             memory = placement.memory(received)
             memory[:] = payload[received : received + len(memory)]
             received += len(memory)
-        self.complete(placement)
+        placement.complete()
 
     def detach(self) -> None:
         """Release the caller's memory and restore the input, but keep sending from a copy.
@@ -359,62 +372,68 @@ class Transfer(ABC):
             self._announcer.end()
         for inlet in self.inlets.values():
             inlet.claims.clear()
-        self._unweighed.clear()
+        if self.unweighed:
+            self.unweighed.clear()
         if self._coding is not None:
             self._coding.end(committed=committed)
         if not committed:
             self._restore()
             return
         if self._saved:
-            self._operand.overwritten[0] = all(self._saved)
+            self._operand.is_overwritten = all(self._saved)
 
     # -- for the subclasses ----------------------------------------------------------------------
 
     @abstractmethod
-    def _place(self, step: int, segment: Segment) -> memoryview | None:
-        """Return the buffer to read a segment into; None: straight into the result."""
+    def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
+        """Return the encoded bytes of a contribution (step 0) or of a partial result."""
 
-    @abstractmethod
-    def _arrived(self, placement: Placement) -> None:
-        """Process a segment that has arrived for the first time."""
+    def _payload(self, step: int, segment: Segment) -> Payload:
+        """Return the wire bytes of a segment to send; at step 0, of the own contribution."""
+        if step < self._coded_steps:
+            assert self._coding is not None
+            return partial(self._encoded, self._coding, step, segment)
+        memory, (first, last) = self.result, segment.wire_span
+        if not step:
+            if self._reduction.scales:
+                return partial(self._scaled, segment)
+            memory = self._contribution(segment)
+        return memory.first[first:last] if memory.is_one else memory.payload(first, last)
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
-        if weights:
-            weighting = weigh(weights, rank)
-            self._reduction.weigh(weighting)
-            if self._coding is not None:
-                self._coding.weigh(weighting)
+        weighting = weigh(weights, rank)
+        self._reduction = self._reduction.weigh(weighting)
+        if self._coding is not None:
+            self._coding.weigh(weighting)
 
     def _take_unweighed(self) -> None:
         """Process the segments that arrived before the weights."""
-        for placement in self._unweighed:
-            self._arrived(placement)
-        self._unweighed.clear()
+        waiting, self.unweighed = self.unweighed or (), None
+        for placement in waiting:
+            self.arrived(placement)
 
-    def _report_if_done(self) -> None:
-        if self.begun and not self.lacking:
-            self._on_done(self.operation, self._digest.value())
+    def report_if_done(self) -> None:
+        """Report the digest of the result if it has begun and no segment is missing."""
+        if not self.begun:
+            return
+        for inlet in self.inlets.values():
+            if inlet.missing:
+                return
+        self._on_done(self.operation, self._digest.value())
 
     def _contribution(self, segment: Segment) -> Memory:
         """Return the memory that holds the own contribution to a segment."""
         saved = self._saved and self._saved[segment.position]
         return self._operand.saved if saved else self._operand.source
 
-    def _plain_payload(self, segment: Segment) -> Payload:
-        """Return the wire bytes of the own contribution without quantization."""
-        if self._reduction.scales:
-            return partial(self._scaled, segment)
-        return self._contribution(segment).payload(*segment.span)
-
     def _scaled(self, segment: Segment) -> memoryview:
         own = self._contribution(segment).elements(*segment.span)
         return self._reduction.sendable(own).view(np.uint8).data
 
-    def _put(self, placement: Placement) -> None:
-        """Copy a segment from its buffer, if it has one, to its place in the result."""
-        if placement.buffer is not None:
-            self.result.write(placement.segment.offset, placement.buffer)
-            self._buffers.give(placement.buffer)
+    def _put(self, segment: Segment, buffer: memoryview) -> None:
+        """Copy a segment from its buffer to its place in the result."""
+        self.result.write(segment.offset, buffer)
+        self._buffers.give(buffer)
 
     def _combine(
         self, segment: Segment, left: Memory | Array, right: Memory | Array, *, finish: bool
@@ -445,14 +464,15 @@ class Transfer(ABC):
         """Add the final bytes of a segment to the digest; return their hash."""
         result, (first, last) = self.result, segment.wire_span
         if result.is_one:
-            return self._digest.add(segment.position, result.first[first:last])
+            check = self._digest.hashes[segment.position] = bytes_hash(result.first[first:last])
+            return check
         return self._digest.add(segment.position, *result.views(first, last))
 
     def _take_final(self, placement: Placement) -> int:
         """Add an arrived final segment to the digest; return its hash."""
         if placement.check is None:
-            return self._add_to_digest(placement.segment)
-        self._digest.take(placement.segment.position, placement.check)
+            return self._add_to_digest(placement.hop.segment)
+        self._digest.hashes[placement.hop.segment.position] = placement.check
         return placement.check
 
     def _save(self, segment: Segment) -> None:

@@ -153,14 +153,15 @@ class ControlKeeper:
         def on_message(message: Message) -> None:
             if self._stream is not stream:
                 return
-            registered = bool(self._identify().peer)
             if isinstance(message, Registered | Resumed):
                 self._turns.follow(master, message.standbys)
-            if isinstance(message, Refused) and self._turns.refused(message, registered=registered):
-                self.close(message.reason)
-                self._feed(ControlClosed(message.reason))
-            else:
-                self._feed(ControlMessage(message))
+            if isinstance(message, Refused):
+                registered = bool(self._identify().peer)
+                if self._turns.refused(message, registered=registered):
+                    self.close(message.reason)
+                    self._feed(ControlClosed(message.reason))
+                    return
+            self._feed(ControlMessage(message))
 
         def on_closed(reason: str) -> None:
             if self._stream is stream:

@@ -36,7 +36,8 @@ class ControlStream:
         on_closed: called once with the reason; not after ``close`` of this side.
         clock: gives the time.
         bytes_max: returns how large a message of a type may be now.
-        spend: called with the cost of each read in bytes; returns how long to pause, in ns.
+        spend: called with the cost of each read in bytes; returns how long to pause, in ns. None:
+            reads cost nothing.
         farewell: message that the stream sends before it closes because of damaged data.
         log: writes log lines about errors of the other side.
 
@@ -52,7 +53,7 @@ class ControlStream:
         clock: Clock,
         bytes_max: Callable[[type[Message]], int],
         *,
-        spend: Callable[[int], int] = lambda cost: 0,
+        spend: Callable[[int], int] | None = None,
         farewell: Message | None = None,
         log: Callable[..., None] = _log.log,
     ) -> None:
@@ -178,7 +179,7 @@ class ControlStream:
         except DamagedData as error:
             self._part(error)
             return
-        wait_ns = self._spend(cost)
+        wait_ns = self._spend(cost) if self._spend is not None else 0
         if (wait_ns or nbytes == TURN_BYTES_MAX) and self._pause is None:
             # Much data came: other connections and the timers have their turn first.
             self.connection.pause_reading()

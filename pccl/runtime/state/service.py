@@ -217,7 +217,7 @@ class StateService:
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
         """Offer an observable result to newcomers, before the caller can change its memory."""
-        if call.observable and call.operand is not None:
+        if call.operand is not None:
             self.exchange.results.committed(
                 result.operation,
                 call.operand.data_type,
@@ -239,7 +239,7 @@ class StateService:
 
     def post(self, number: int, operation: OperationId, ring: tuple[PeerId, ...]) -> None:
         """Open a session for the state of a call."""
-        call, own = self._calls.get(number), self._machine.peer
+        call, own = self._calls.open.get(number), self._machine.peer
         assert call is not None
         assert call.sync is not None
         call.operation = operation

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pccl.collectives.broadcast import BroadcastSchedule
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
-from pccl.collectives.plan import plan
+from pccl.collectives.plan import schedule_of
 from pccl.collectives.ring import RingSchedule
+from pccl.collectives.route import Hop
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, ReduceOp
 from tests.support.claims import check_drawn_claims, check_spoilt_claims
@@ -57,7 +58,7 @@ def test_everybody_gets_every_segment_once(
         rank, step, offset, length = travelling.pop(rng.randrange(len(travelling)))
         found = schedules[rank].incoming.find(step, offset, length)
         assert found is not None
-        got[rank].append(found[1].position)
+        got[rank].append(found.segment.position)
         arrival = schedules[rank].arrivals[step]
         assert (arrival.reduce, arrival.finish, arrival.final) == (False, False, True)
         if arrival.forward:
@@ -80,13 +81,14 @@ def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int, int, 
     for rank, sender in enumerate(schedules):
         receiver = schedules[(rank + 1) % world_size]
         assert (sender.rank, receiver.upstream, sender.downstream) == (rank, rank, receiver.rank)
-        outgoing = list(sender.outgoing)
+        outgoing = [(hop.step, hop.segment) for hop in sender.outgoing.hops]
         assert sender.outgoing.count == receiver.incoming.count == len(outgoing)
         assert receiver.first_gather_index == 0
         for index, (step, segment) in enumerate(outgoing):
             assert step == (rank - root) % world_size
-            assert sender.outgoing.number(step, segment) == index
-            assert receiver.incoming.find(step, segment.offset, segment.length) == (index, segment)
+            hop = Hop(index, step, segment)
+            assert sender.outgoing.legs[step][segment.offset] == hop
+            assert receiver.incoming.find(step, segment.offset, segment.length) == hop
 
 
 @settings(max_examples=150)
@@ -123,22 +125,22 @@ def test_ranks_and_roots_lie_in_the_ring(rank: int, root: int, world_size: int) 
 
 
 def test_a_reduce_is_a_ring() -> None:
-    schedule = plan(Descriptor(DataType.BFLOAT16, ReduceOp.MAX, 10), 2, 4, 6)
+    schedule = schedule_of(Descriptor(DataType.BFLOAT16, ReduceOp.MAX, 10), 2, 4, 6)
     assert isinstance(schedule, RingSchedule)
     assert (schedule.rank, schedule.world_size) == (2, 4)
     assert [s.length for s in schedule.layout.segments()] == [6, 6, 4, 4]
 
 
 def test_a_broadcast_is_a_chain() -> None:
-    schedule = plan(Descriptor.broadcast(DataType.DOUBLE, 5, root=3), 3, 4, 16)
+    schedule = schedule_of(Descriptor.broadcast(DataType.DOUBLE, 5, root=3), 3, 4, 16)
     assert isinstance(schedule, BroadcastSchedule)
     assert [s.length for s in schedule.initial_sends] == [16, 16, 8]
     with pytest.raises(ValueError, match="invalid broadcast"):
-        plan(Descriptor.broadcast(DataType.DOUBLE, 5, root=4), 0, 4, 16)
+        schedule_of(Descriptor.broadcast(DataType.DOUBLE, 5, root=4), 0, 4, 16)
 
 
 def test_a_barrier_moves_nothing() -> None:
-    schedule = plan(Descriptor.barrier(), 1, 3, None)
+    schedule = schedule_of(Descriptor.barrier(), 1, 3, None)
     assert isinstance(schedule, RingSchedule)
     assert (schedule.upstream, schedule.downstream, schedule.world_size) == (0, 2, 3)
     assert (schedule.incoming.count, schedule.outgoing.count) == (0, 0)
@@ -153,5 +155,5 @@ def test_a_barrier_moves_nothing() -> None:
     ],
 )
 def test_segments_are_chosen_by_size(descriptor: Descriptor) -> None:
-    lengths = {segment.length for segment in plan(descriptor, 0, 4, None).layout.segments()}
+    lengths = {segment.length for segment in schedule_of(descriptor, 0, 4, None).layout.segments()}
     assert max(lengths) == segment_bytes_for(10_000_000, 4)

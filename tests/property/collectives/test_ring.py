@@ -24,6 +24,7 @@ from pccl.collectives.layout import (
 )
 from pccl.collectives.reductions import Reduction, Scratch
 from pccl.collectives.ring import RingSchedule
+from pccl.collectives.route import Hop
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import ReduceOp
 from tests.support.claims import check_drawn_claims, check_spoilt_claims
@@ -103,14 +104,14 @@ class Rank:
 
     def _send(self, step: int, segment: Segment, source: Array) -> None:
         self.outbox.append((step, segment, self._slice(source, segment)))
-        self.sent_indices.append(self.schedule.outgoing.number(step, segment))
+        self.sent_indices.append(self.schedule.outgoing.legs[step][segment.offset].number)
         self.sent_bytes += segment.length
 
     def take(self, step: int, offset: int, data: bytes) -> None:
         """A segment arrives for the first time."""
         found = self.schedule.incoming.find(step, offset, len(data))
         assert found is not None
-        index, segment = found
+        index, segment = found.number, found.segment
         self.missing.remove(index)
         causes = self.schedule.arrivals[step]
         place = self._slice(self.result, segment)
@@ -171,7 +172,9 @@ def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
             target, message = copies.pop(rng.randrange(len(copies)))
             found = ranks[target].schedule.incoming.find(message[0], message[1], len(message[2]))
             assert found is not None
-            assert found[0] not in ranks[target].missing  # a second copy: dropped before any memory
+            assert (
+                found.number not in ranks[target].missing
+            )  # a second copy: dropped before any memory
             continue
         sender = ready[rng.randrange(len(ready))]
         step, segment, memory = sender.outbox.pop(rng.randrange(len(sender.outbox)))
@@ -217,11 +220,12 @@ def test_neighbours_agree_on_every_number(shape: tuple[int, int, int, int]) -> N
     for sender in schedules:
         receiver = schedules[(sender.rank + 1) % world_size]
         assert (sender.downstream, receiver.upstream) == (receiver.rank, sender.rank)
-        outgoing = list(sender.outgoing)
+        outgoing = [(hop.step, hop.segment) for hop in sender.outgoing.hops]
         assert sender.outgoing.count == receiver.incoming.count == len(outgoing)
         for index, (step, segment) in enumerate(outgoing):
-            assert sender.outgoing.number(step, segment) == index
-            assert receiver.incoming.find(step, segment.offset, segment.length) == (index, segment)
+            hop = Hop(index, step, segment)
+            assert sender.outgoing.legs[step][segment.offset] == hop
+            assert receiver.incoming.find(step, segment.offset, segment.length) == hop
         initial = [segment for step, segment in outgoing if step == 0]
         assert list(sender.initial_sends) == initial
         partial = sum(1 for step, _ in outgoing if step < world_size - 1)

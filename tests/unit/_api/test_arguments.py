@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pccl._api.arguments import list_request
+from pccl._api import arguments
+from pccl._api.arguments import list_request, reduce_request
+from pccl.descriptors import QuantizationOptions
 from pccl.protocol.data_type import DataType
-from pccl.protocol.types import Algorithm, ReduceOp
+from pccl.protocol.types import Algorithm, ReduceOp, WireFormat
 from pccl.runtime.collective.operand import borrow, borrow_many
 from tests.unit.runtime.collective.test_operand import collide
 
@@ -160,3 +162,50 @@ def test_the_request_is_that_of_the_concatenation() -> None:
     assert (request.asks.descriptor.count, request.asks.descriptor.dtype) == (5, DataType.FLOAT)
     assert (request.asks.descriptor.op, request.tag) == (ReduceOp.AVG, 7)
     assert request.asks.descriptor.algorithm is Algorithm.MESH
+
+
+def test_equal_arguments_make_one_event_whatever_the_memory() -> None:
+    one, other = (reduce_request(*ones(5, 5), tag=7) for _ in range(2))
+    assert one.asks is other.asks
+    assert one.operand is not other.operand
+    assert reduce_request(*ones(6, 6), tag=7).asks.descriptor.count == 6
+    assert reduce_request(*ones(5, 5, dtype=np.int8), tag=7).asks.descriptor.dtype is DataType.INT8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "names"),
+    [
+        ({"tag": True}, TypeError, "tag must be an integer, not True"),
+        ({"tag": 1.0}, TypeError, "tag must be an integer, not 1.0"),
+        ({"tag": [1]}, TypeError, "tag must be an integer"),
+        ({"op": True}, ValueError, "op must be one of"),
+        ({"op": []}, ValueError, "op must be one of"),
+        ({"algorithm": {}}, TypeError, "algorithm must be one of"),
+        ({"retry": 1}, TypeError, "retry must be True or False"),
+    ],
+)
+def test_wrong_arguments_are_named_after_equal_right_ones(
+    wrong: dict[str, Any], error: type[Exception], names: str
+) -> None:
+    """A True equals the tag 1 that was right; a list cannot be looked up at all."""
+    reduce_request(*ones(5, 5), tag=1, op=ReduceOp.AVG, retry=True)
+    for _ in range(2):
+        with pytest.raises(error, match=names) as raised:
+            reduce_request(*ones(5, 5), **wrong)
+        assert raised.value.__context__ is None or raised.value.__suppress_context__
+
+
+def test_options_that_have_changed_since_count() -> None:
+    options = QuantizationOptions(format="int8")
+    eight = reduce_request(*ones(64, 64), quantization_options=options)
+    options.format = "int4"
+    four = reduce_request(*ones(64, 64), quantization_options=options)
+    formats = [request.asks.descriptor.quantization.format for request in (eight, four)]
+    assert formats == [WireFormat.INT8, WireFormat.INT4]
+
+
+def test_ten_thousand_shapes_leave_few_events() -> None:
+    memory = np.ones(10_000, np.int8)
+    for count in range(1, 10_001):
+        reduce_request(memory[:count])
+    assert arguments.reduce_call.cache_info().currsize == arguments.CALLS_KEPT_MAX

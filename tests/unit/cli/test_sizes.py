@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from pccl.cli.sizes import ListOf, Size, format_size, parse_size
+from pccl.cli.sizes import ListOf, Size, SizeList, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,14 @@ def test_lists() -> None:
     assert ListOf(Size()).convert("4KiB,1MiB", None, None) == (4096, 1 << 20)
     with pytest.raises(click.BadParameter, match="1 is not in the range"):
         ListOf(click.IntRange(2, 64)).convert("2,1", None, None)
+
+
+def test_lists_of_sizes() -> None:
+    sizes = SizeList()
+    assert sizes.convert("4KiB, 3,4KiB", None, None) == (4096, 3)
+    assert sizes.convert("4KiB..64MiB", None, None) == tuple(4096 << 2 * n for n in range(8))
+    assert sizes.convert("3 .. 47,12,1MiB..1MiB", None, None) == (3, 12, 1 << 20)
+    assert sizes.convert((5,), None, None) == (5,)
+    for text in ("4KiB..1KiB", "4KiB..", "..4KiB", "1..4..8", ""):
+        with pytest.raises(click.BadParameter, match=r"is not a size|begins above its end"):
+            sizes.convert(text, None, None)

@@ -118,10 +118,10 @@ async def test_a_call_returns(bench: Bench) -> None:
     waiting = bench.loop.create_task(bench.calls.wait(reduce_event(), DEADLINE, call))
     await asyncio.sleep(0)
     assert bench.told == [ReduceCall(1, 7, SUM, True)]
-    assert (len(bench.calls), bench.calls.get(1)) == (1, call)
+    assert (len(bench.calls), bench.calls.open.get(1)) == (1, call)
     call.tx_bytes, call.rx_bytes = 30, 20
     bench.calls.resolve(1, RESULT)
-    assert (len(bench.calls), bench.calls.get(1)) == (0, None)
+    assert (len(bench.calls), bench.calls.open.get(1)) == (0, None)
     assert await waiting == ReduceInfo(2, 30, 20, MEMBERS, 1, 2, "ring", 0.0)
     (timer,) = bench.clock.timers
     assert timer.when_ns == 5_000
@@ -143,7 +143,7 @@ async def test_an_error_is_a_copy(bench: Bench) -> None:
     for _ in range(2):
         waiting = bench.wait(reduce_event())
         await asyncio.sleep(0)
-        (number,) = (number for number, _ in bench.calls.items())
+        (number,) = (number for number, _ in bench.calls.open.items())
         bench.calls.reject(number, told)
         with pytest.raises(errors.DescriptorMismatch) as caught:
             await waiting

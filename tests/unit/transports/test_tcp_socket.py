@@ -73,6 +73,33 @@ def test_between_machines_the_system_chooses(monkeypatch: pytest.MonkeyPatch) ->
     assert tuned(monkeypatch, StubSocket(b"bbr"), is_local=False, grants=True) == []
 
 
+BBR = (socket.IPPROTO_TCP, getattr(socket, "TCP_CONGESTION", 0), b"bbr")
+
+
+@pytest.mark.parametrize(
+    ("system", "accepted", "expected"),
+    [("bbr", b"reno", [BBR]), ("bbr", b"cubic", []), ("cubic", b"reno", []), ("reno", b"reno", [])],
+)
+def test_what_a_listener_accepts_from_elsewhere_gets_the_systems_choice(
+    monkeypatch: pytest.MonkeyPatch, system: str, accepted: bytes, expected: list[Any]
+) -> None:
+    monkeypatch.setattr(tcp_socket, "_system_congestion", lambda: system)
+    assert tuned(monkeypatch, StubSocket(accepted), is_local=False, grants=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "to", "expected"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 9), True),
+        (socket.AF_INET, ("127.3.4.5", 9), False),  # the system answers from 127.0.0.1
+        (socket.AF_INET, ("192.0.2.1", 9), False),
+        (socket.AF_INET, ("", 9), False),
+    ],
+)
+def test_addresses_of_this_machine(family: int, to: tuple[str, int], expected: bool) -> None:
+    assert tcp_socket._is_own(family, to) is expected  # pyright: ignore[reportPrivateUsage]
+
+
 def test_the_name_of_a_real_socket_is_one_that_the_system_knows() -> None:
     with socket.socket() as sock:
         default = congestion_of(sock)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from pccl.cli.bench.peer import ReduceSide, new_buffer, timed
+from pccl.cli.bench.plan import PLAIN
+from pccl.cli.bench.statistics import OURS, Figures
 from pccl.cli.bench.values import Array, Exact
 from tests.support.patience import patient
 
@@ -25,10 +29,13 @@ class Imagined:
 
     def side(self, shift: int = 0) -> ReduceSide:
         values = Exact(FLOAT32, 0, 2)
-        return ReduceSide(self.input, self.result, values, self.meet, self.reduce, shift)
+        return ReduceSide(OURS, PLAIN, self.input, self, values, shift)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         self.diary.append("meet")
+
+    def figures(self) -> Figures:
+        return {}
 
     def reduce(self) -> str:
         self.diary.append("reduce")
@@ -59,12 +66,15 @@ class Meddling(Imagined):
 def test_right_values(in_place: bool) -> None:
     peer = Imagined(in_place=in_place)
     side = peer.side()
+    began_s = time.monotonic()
     for number in range(3):
         side.play(number, keep=number > 0)
     assert side.log.fault == ""
     assert peer.diary == ["meet", "reduce"] * 3
     assert len(side.log.seconds) == len(side.log.cpu_s) == 2
     assert min(side.log.seconds) > 0
+    first, second = side.log.began_s
+    assert began_s < first < first + side.log.seconds[0] < second < time.monotonic()
 
 
 def test_a_result_that_was_not_written() -> None:
