@@ -7,9 +7,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Self
 
 from pccl import config
@@ -112,7 +111,7 @@ class ChaosCrew:
         if len(self._masters) > 1:
             other = self._masters[1 - which]
             arguments += ["--standby-of" if which else "--standby", other]
-        return self._start(index, "master_process", arguments, {})
+        return self._start(index, "master_process", arguments)
 
     def _state(self, which: int) -> Path:
         return self._settings.folder / f"master{which}"
@@ -126,8 +125,6 @@ class ChaosCrew:
             relays = self._network.add(index, self._hosts.relay_host, door, self._masters)
             self._doors[index] = (door, *relays)
         door, front, *masters = self._doors[index]
-        share = Random(f"{timeline.seed}/local").choice((0.0, 0.5, 1.0))  # of those that pull
-        pulls = Random(f"{timeline.seed}/{index}/local").random() < share
         arguments = [
             *("--master", ",".join(masters), "--listen", door, "--advertise", front),
             *("--seed", str(timeline.seed), "--lanes", str(timeline.lanes)),
@@ -136,16 +133,12 @@ class ChaosCrew:
         ]
         if index == 0 and self._settings.plant is not None:
             arguments += ["--plant", str(self._settings.plant)]
-        return self._start(
-            index, "peer_process", arguments, {config.LOCAL: "auto" if pulls else "tcp"}
-        )
+        return self._start(index, "peer_process", arguments)
 
-    def _start(
-        self, index: int, module: str, arguments: Sequence[str], variables: Mapping[str, str]
-    ) -> Life:
+    def _start(self, index: int, module: str, arguments: Sequence[str]) -> Life:
         assert index not in self._living
         environment = {key: value for key, value in os.environ.items() if key not in OURS}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         program = [sys.executable, "-m", f"pccl.stress.chaos.{module}", *arguments]
         prefix = self._hosts.prefix(index)
         command = [*prefix, *program] if prefix else program

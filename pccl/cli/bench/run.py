@@ -87,7 +87,7 @@ def play(
             options = ["--per-peer"] if per_pair else []
             addresses = stack.enter_context(relayed(crew, link, listens, *options))
             doors = [
-                {config.LISTEN: listen, config.ADVERTISE: address, config.LOCAL: "tcp"}
+                {config.LISTEN: listen, config.ADVERTISE: address}
                 for listen, address in zip(listens, addresses, strict=True)
             ]
         interface = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
