@@ -27,8 +27,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pccl.transports.announcement import (
     ANCESTRY_MAX,
     PROOF_BYTES,
@@ -52,6 +50,8 @@ _writable = c_char.from_buffer
 def address_of(view: memoryview) -> int:
     """Return the address of the first byte of ``view``, which is not empty."""
     if view.readonly:
+        import numpy as np  # a master, which shares no arrays, starts without it
+
         return int(np.frombuffer(view, np.uint8).ctypes.data)
     return addressof(_writable(view))
 

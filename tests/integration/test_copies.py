@@ -24,6 +24,8 @@ from pccl.protocol.handshake import OPENING_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, Descriptor, ReduceOp, RoundKind
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.collective import operand
+from pccl.runtime.collective.buffers import Backups
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
@@ -255,11 +257,14 @@ def test_payload_is_read_into_and_sent_from_the_callers_arrays(size: int, in_pla
     ("size", "algorithm"), [(2, Algorithm.RING), (3, Algorithm.RING), (3, Algorithm.MESH)]
 )
 @pytest.mark.parametrize("in_place", [False, True], ids=["separate", "in place"])
-def test_memory_of_a_reduce(size: int, algorithm: Algorithm, in_place: bool) -> None:
+def test_memory_of_a_reduce(
+    monkeypatch: pytest.MonkeyPatch, size: int, algorithm: Algorithm, in_place: bool
+) -> None:
     """Next to nothing with separate buffers; in place one backup of the input for each peer.
 
     In a mesh each lane reads into a buffer of one segment.
     """
+    monkeypatch.setattr(operand, "_BACKUPS", Backups())  # keeps nothing of other tests
     nbytes = 64 << 20
     buffers = 2 << 20
     if algorithm is Algorithm.MESH:

@@ -188,7 +188,7 @@ def test_a_consumer_whose_disk_is_full_ends_no_training(
     assert [len(peer.told(GradientsAveraged)) for peer in peers] == [4, 4]
     said = [one.getMessage() for one in caplog.records if one.name == "pccl.events"]
     assert len(said) == 1
-    assert "training continues: OSError: [Errno 28]" in said[0]
+    assert "training continues. OSError: [Errno 28]" in said[0]
 
 
 def test_all_begin_with_the_weights_of_one(new_run: Callable[..., Run]) -> None:

@@ -200,7 +200,7 @@ def test_a_member_that_acknowledges_nothing(run: Run, monkeypatch: pytest.Monkey
 UPSTREAM, DOWNSTREAM = 3, 2
 """Of peer 1, in the ring of three."""
 N_ELEMENTS = 30_000
-OFFSET, LENGTH = 160_000, 65_536
+OFFSET, LENGTH = 160_000, 80_000
 """The first segment of the last chunk: what peer 1 receives at step 0."""
 _tags = itertools.count(1000)
 

@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import xxhash
 
 import pccl
@@ -356,6 +357,7 @@ def test_at_any_time() -> None:
             arena.verdict(victim)
 
 
+@pytest.mark.usefixtures("over_tcp")
 def test_after_one_survivor_was_done() -> None:
     """One survivor holds the whole result, and the other one gets from it what is missing."""
     with Arena() as arena:
@@ -370,6 +372,7 @@ def test_after_one_survivor_was_done() -> None:
             assert arena.ids[0] in arena.master.done(operation)
 
 
+@pytest.mark.usefixtures("over_tcp")
 def test_after_the_victim_alone_was_done() -> None:
     """What only the victim has finished is gone with it: both survivors get their input back."""
     with Arena() as arena:

@@ -130,6 +130,7 @@ def all_but_one_frozen(seed: int, eighths: float) -> Scenario:
         standby=False,
         late_peers=1,
         settles_ns=20_000 * MS,
+        machine_size=1,
     )
 
 
