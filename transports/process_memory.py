@@ -147,7 +147,7 @@ class ProcessMemory:
         named: the process that this one has named for Yama.
     """
 
-    pull_bytes_min = 32 << 10
+    pull_bytes_min = 192 << 10
 
     def __init__(self) -> None:
         self.words = _Words()
