@@ -58,7 +58,7 @@ class Lines(logging.Handler):
 
 
 class LocalPeer:
-    """Does what it is told on stdin and reports on stdout."""
+    """Carries out the commands on stdin, and reports on stdout."""
 
     def __init__(self, address: str, uid: int, deadline_s: float) -> None:
         self._lines = Lines()
@@ -103,7 +103,7 @@ class LocalPeer:
     # -- a reduce ----------------------------------------------------------------------------------
 
     def reduce(self, trial: int, nbytes: int, how: dict[str, Any]) -> dict[str, Any]:
-        """Reduce ``nbytes``, once; then unmap the input, so whoever still uses it dies.
+        """Reduce ``nbytes``, once; then unmap the input, so a process that still uses it dies.
 
         ``how`` has options of ``all_reduce``, and ``in_place``, ``parts``: number of arrays,
         ``reuse``: as soon as the call has failed, overwrite the memory instead.

@@ -28,7 +28,7 @@ PROOF = bytes(range(PROOF_BYTES))
 
 
 class Owner:
-    """Announces memory as it is told. Leases, memory and proofs have names."""
+    """Announces memory when the test asks for it. Leases, memory and proofs have names."""
 
     def __init__(self, memory: LocalMemory) -> None:
         self._memory = memory

@@ -61,7 +61,7 @@ class FakeMemory:
 
 
 class FakeLane:
-    """Says what it is told to ``other``, or notes it."""
+    """Passes frames on to ``other``, or records them."""
 
     connection: Any = None
     number = 0
