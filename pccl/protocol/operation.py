@@ -23,10 +23,9 @@ class Phase(enum.Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
 
-    @property
-    def ended(self) -> bool:
+    def __init__(self, what: str) -> None:
+        self.ended = what in ("committed", "aborted")
         """Whether the operation has its outcome."""
-        return self in (Phase.COMMITTED, Phase.ABORTED)
 
 
 TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {

@@ -19,6 +19,7 @@ from pccl.machines.master.events import (
     ConnectionPaused,
     ForgetRun,
     MasterAnswered,
+    MasterEffect,
     MasterEvent,
     MasterTick,
     MasterUnanswered,
@@ -192,7 +193,7 @@ class MasterServer:
     def _keep_members(self) -> None:
         """Store the members before announcing a change: after a restart, only they may return."""
         machine, wanted = self.machine, self._wanted
-        if self._store is None or machine.recovering or not machine.membership.members():
+        if machine.recovering or not machine.membership.size:
             return
         known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
         if machine.membership.version != known:
@@ -244,17 +245,12 @@ class MasterServer:
         self._feed(ConnectionOpened(number, connection.remote.host))
 
         def on_message(message: msg.Message) -> None:
-            known = msg.RunQuery(self.machine.run, self.machine.membership.version)
-            is_known = message == known
-            if is_known and number in self._silent:
-                self._feed(ConnectionMessage(number, message))  # no queue for a short answer
-                return
-            if isinstance(message, msg.RunQuery | msg.StatusRequest) and number in self._silent:
-                if number not in self._desk:  # it counts as silent until it is served
-                    self._desk.ask(number, connection.remote.host, message)
-                return
-            self._has_spoken(number)
-            if message == msg.Damaged():
+            if number in self._silent:
+                if isinstance(message, msg.RunQuery | msg.StatusRequest):
+                    self._on_question(number, connection.remote.host, message)
+                    return
+                self._has_spoken(number)
+            if isinstance(message, msg.Damaged):
                 stream.close()
                 self._streams.pop(number, None)
                 reason = "a message from the master was damaged on the way to the peer"
@@ -310,6 +306,15 @@ class MasterServer:
     def _tell_closed(self, number: int, reason: str) -> None:
         self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
 
+    def _on_question(
+        self, number: int, host: str, question: msg.RunQuery | msg.StatusRequest
+    ) -> None:
+        """Answer at once if the answer is short, else in turn; until then, it counts as silent."""
+        if question == msg.RunQuery(self.machine.run, self.machine.membership.version):
+            self._feed(ConnectionMessage(number, question))
+        elif number not in self._desk:
+            self._desk.ask(number, host, question)
+
     def _answer(self, number: int, question: msg.RunQuery | msg.StatusRequest) -> None:
         self._has_spoken(number)
         self._feed(ConnectionMessage(number, question))
@@ -350,47 +355,49 @@ class MasterServer:
         self._busy = True
         try:
             while self._events:
-                self._step(self._events.popleft())
+                event = self._events.popleft()
+                effects = self.machine.handle(event, self._clock.now_ns())
+                if self._store is not None:
+                    self._keep_members()
+                    if isinstance(event, MasterTick):
+                        self._keep(self._wanted)
+                for effect in effects:
+                    self._carry_out(effect)
+                if self._observer is not None:
+                    self._observer(event, list(effects))
         finally:
             self._busy = False
 
-    def _step(self, event: MasterEvent) -> None:
-        effects = self.machine.handle(event, self._clock.now_ns())
-        self._keep_members()
-        if isinstance(event, MasterTick):
-            self._keep(self._wanted)
-        for effect in effects:
-            match effect:
-                case SendTo(connection, message):
-                    stream = self._streams.get(connection)
-                    if stream is not None:
-                        stream.send(message)
-                        if isinstance(message, msg.Admitted) and stream.read_on():
-                            self._feed(ConnectionPaused(connection, self._clock.now_ns()))
-                case CloseConnection(connection, reason):
-                    self._has_spoken(connection)
-                    stream = self._streams.pop(connection, None)
-                    if stream is not None:
-                        stream.close()
-                        self._tell_closed(connection, reason)
-                case Remember(run, term, incumbent, coordinated, vouched):
-                    if coordinated:
-                        vouched = self._members_of(run)
-                    self._keep(Remembered(run, term, incumbent, coordinated, vouched))
-                    what = "coordinates" if coordinated else "stands by for"
-                    _log.info("this master %s the run %s in term %d", what, run.hex(), term)
-                case AskMaster(master, query):
-                    assert self._tasks is not None, "not started"
-                    self._tasks.create(self._ask(master, query))
-                case Warn(text):
-                    _log.warning("%s", text)
-                case TryAddress():
-                    assert self._tasks is not None, "not started"
-                    self._tasks.create(self._probe(effect))
-                case ForgetRun():
-                    self._keep(None)
-                    _log.info("no member is left: the run is over")
-                case Announce(what, peer, group, text):
-                    _log.info("peer %d of group %d %s: %s", peer, group, what, text)
-        if self._observer is not None:
-            self._observer(event, list(effects))
+    def _carry_out(self, effect: MasterEffect) -> None:
+        match effect:
+            case SendTo(connection, message):
+                stream = self._streams.get(connection)
+                if stream is not None:
+                    stream.send(message)
+                    if isinstance(message, msg.Admitted) and stream.read_on():
+                        self._feed(ConnectionPaused(connection, self._clock.now_ns()))
+            case CloseConnection(connection, reason):
+                self._has_spoken(connection)
+                stream = self._streams.pop(connection, None)
+                if stream is not None:
+                    stream.close()
+                    self._tell_closed(connection, reason)
+            case Remember(run, term, incumbent, coordinated, vouched):
+                if coordinated:
+                    vouched = self._members_of(run)
+                self._keep(Remembered(run, term, incumbent, coordinated, vouched))
+                what = "coordinates" if coordinated else "stands by for"
+                _log.info("this master %s the run %s in term %d", what, run.hex(), term)
+            case AskMaster(master, query):
+                assert self._tasks is not None, "not started"
+                self._tasks.create(self._ask(master, query))
+            case Warn(text):
+                _log.warning("%s", text)
+            case TryAddress():
+                assert self._tasks is not None, "not started"
+                self._tasks.create(self._probe(effect))
+            case ForgetRun():
+                self._keep(None)
+                _log.info("no member is left: the run is over")
+            case Announce(what, peer, group, text):
+                _log.info("peer %d of group %d %s: %s", peer, group, what, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pccl.machines.master.events import Announce, CloseConnection, MasterEffect, SendTo
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
-from pccl.protocol.guards.allowance import Trust
 
 
 class Outbox:
@@ -47,13 +46,6 @@ class Connections:
             self.close(peer.connection, "superseded")
         peer.connection = connection
         self.peers[connection] = peer
-
-    def trust_in(self, connection: int) -> Trust:
-        """Return how far the master trusts a connection, by the peer behind it."""
-        peer = self.peers.get(connection)
-        if peer is None:
-            return Trust.STRANGER
-        return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
 
     def lost(self, connection: int) -> RegisteredPeer | None:
         """Forget a closed connection; return its peer, unless the peer uses a newer one."""

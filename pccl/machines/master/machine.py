@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pccl.machines.history import InvariantViolation
 from pccl.machines.machine import Machine
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
@@ -172,7 +173,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         """Return how far the master trusts a connection; this limits how much the master reads."""
         if connection not in self.connections.hosts:
             return Trust.STRANGER  # the master has closed it
-        return self.succession.trust_in(connection) or self.connections.trust_in(connection)
+        peer = self.connections.peers.get(connection)
+        if connection in self.succession.reporting:
+            return Trust.RETURNING if peer is None else Trust.LATE
+        if peer is not None:
+            return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
+        return Trust.MEMBER if self.succession.has_returned(connection) else Trust.STRANGER
 
     def check(self) -> None:
         """Assert the invariants of all parts. Tests and the simulator do so after every event.
@@ -180,6 +186,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         Raises:
             InvariantViolation: an invariant is broken; the error carries the machine's history.
         """
+        if self.recovering and self.connections.peers:
+            raise InvariantViolation("a peer is registered while the run is unknown", self.history)
         self.ballots.check(self.history)
         self.finals.check(self.history)
         self.rounds.check(self.history)
@@ -192,7 +200,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case ConnectionOpened(connection, host):
                 self.connections.hosts[connection] = host
             case ConnectionMessage(connection, message):
-                self._on_message(connection, message)
+                peer = self.connections.peers.get(connection)
+                try:
+                    if peer is not None:
+                        self._on_peers_message(connection, peer, message)
+                    elif connection in self.connections.hosts:  # else the master has closed it
+                        self._on_strangers_message(connection, message)
+                except RemoteProtocolError as error:
+                    self._give_up(connection, error.reason)
             case ConnectionPaused(connection, until_ns):
                 if connection in self.connections.peers:
                     self.connections.peers[connection].held_until_ns = until_ns
@@ -206,24 +221,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.master_unanswered(master, reason)
             case AddressTried(peer, host, reason):
                 self._on_tested(peer, None, host, reason)
-        if not self.recovering:
-            self.ratification.settle()
-        self.succession.note_end()
+        self.succession.settle()
 
-    def _on_message(self, connection: int, message: msg.Message) -> None:
-        if connection not in self.connections.hosts:
-            return  # the master has closed it, and ignores messages that were in flight
-        try:
-            self._deliver(connection, message)
-        except RemoteProtocolError as error:
-            self._give_up(connection, error.reason)
-
-    def _deliver(self, connection: int, message: msg.Message) -> None:
-        """Give a message to the succession, or to the run that this master coordinates."""
+    def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
+        """Handle a message on a connection without a registered peer."""
         if isinstance(message, msg.Reported):
             self.succession.end_report(connection)
-        peer = self.connections.peers.get(connection)
-        is_known = peer is not None or self.succession.knows(connection)
+        is_known = self.succession.knows(connection)
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
@@ -231,16 +235,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.StatusRequest() if not is_known:
                 status = self._status()
                 self.connections.part_with(connection, status, "the query is answered")
-            case msg.Return() if peer is None:
+            case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
-            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported() if (
-                peer is not None
-            ):
-                pass  # the peer has returned to this run, which does not need its report
             case _ if self.recovering or self.succession.hears(connection):
                 self._take_up(self.succession.hear(connection, message))
-            case _ if peer is not None:
-                self._on_peers_message(peer, message)
             case msg.Register():
                 self.registration.register(connection, message)
             case msg.Resume():
@@ -251,7 +249,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     "not Register, Resume or Return"
                 )
 
-    def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
+    def _on_peers_message(
+        self, connection: int, peer: RegisteredPeer, message: msg.Message
+    ) -> None:
         peer.heard_ns = self._now_ns
         match message:
             case msg.LinkReport(other, up, reason):
@@ -266,6 +266,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.Prefetched():
                 self._on_request(peer, message)
                 self.rounds.admit_into_empty_run()
+            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer():
+                pass  # the peer has returned to this run, which does not need its report
+            case msg.Reported():
+                self.succession.end_report(connection)
             case _:
                 self._on_request(peer, message)
 
@@ -284,11 +288,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.RoundRequest(round_id):
                 peer.blocked = False
                 self.rounds.request(peer, round_id)
-            case msg.OperationRequest() | msg.SyncRequest():
-                peer.blocked = False
-                self.removals.expel(self.ballots.take(peer, message))
             case _:
-                self.removals.expel(self.ballots.take(peer, message))
+                expel = self.ballots.take(peer, message)
+                if expel is not None:
+                    self.removals.expel(expel)
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked

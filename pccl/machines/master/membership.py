@@ -171,6 +171,8 @@ class Membership:
         self.peers: dict[PeerId, RegisteredPeer] = {}
         """All registered peers, in order of id."""
         self.version = 0
+        self.size = 0
+        """How many members the run has in the present version."""
         self.updates = 0
         """Closed rounds of ``update_topology``, including one that closes with the next roster."""
         self._term = term
@@ -251,7 +253,7 @@ class Membership:
 
     def admissible(self) -> list[RegisteredPeer]:
         """Return newcomers with links to their future neighbours, whose ``min_peers`` is met."""
-        members, wanted = len(self.members()), self.pending()
+        members, wanted = self.size, self.pending()
         for _ in range(_SEATINGS_MAX):
             wanted = _enough(wanted, members)
             ready = self._seat(wanted).ready
@@ -464,8 +466,8 @@ class Membership:
 
     def _publish(self) -> None:
         self.version += 1
-        members = self.members()
-        sizes = {group: len(self.members(group)) for group in self._groups}
+        sizes = {group: len(state.order) for group, state in self._groups.items()}
+        self.size = sum(sizes.values())
         for group, state in self._groups.items():
             if not sizes[group]:
                 state.rosters.clear()  # no member is left that could resume
@@ -476,7 +478,7 @@ class Membership:
                 view=state.newest_view,
                 members=tuple(self.peers[peer].member for peer in state.order),
                 open_views=tuple(state.open_views),
-                global_world_size=len(members),
+                global_world_size=self.size,
                 peer_groups=sum(1 for size in sizes.values() if size),
                 largest_group_size=max(sizes.values(), default=0),
                 term=state.open_views[state.newest_view].term,

@@ -152,7 +152,7 @@ class Registration:
             for roster in self.membership.rosters_after(peer.group, roster_version):
                 self._outbox.send(peer, msg.RosterChanged(roster))
         for owed in (*self._ballots.owed_to(peer.id), *self._finals.owed_to(peer.id)):
-            self._ratification.tell(peer, owed)
+            self._ratification.tell([peer], owed)
 
     def return_late(self, connection: int, header: msg.Return, *, had_master: bool) -> None:
         """Resume, register or refuse a peer that returns to the run of this master.
@@ -222,7 +222,7 @@ class Registration:
     def report_admissions(self) -> None:
         """Report to newcomers, at a tick, what they wait for, after pauses that double."""
         pending = [peer for peer in self.membership.pending() if peer.connection is not None]
-        size = len(self.membership.members()) + len(pending)
+        size = self.membership.size + len(pending)
         for peer in pending:
             waited_s = (self._outbox.now_ns - peer.registered_ns) // NS_PER_S
             if waited_s < max(self._timing.waiting_report_s, 2 * peer.waits_told_s):

@@ -69,7 +69,7 @@ class JointRounds:
                 raise RemoteProtocolError(
                     reason=f"no answer of {round_id.kind.name} {round_id.n} is kept for the peer"
                 )
-            self._ratification.tell(peer, answer)
+            self._ratification.tell([peer], answer)
             return
         self.requested[round_id.kind][peer.id] = None
         self._close_if_complete(round_id.kind)
@@ -83,7 +83,7 @@ class JointRounds:
     def close_complete(self) -> None:
         """Close each round that waited for removed members only."""
         for kind in RoundKind:
-            if self._membership.members():
+            if self._membership.size:
                 self._close_if_complete(kind)
 
     def _close_if_complete(self, kind: RoundKind) -> None:
@@ -127,12 +127,11 @@ class JointRounds:
         self._ballots.forget_numbers()
         self._finals.tell_rosters(informed)
         for peer in newcomers:
-            size = len(self._membership.members())
-            self._outbox.announce("admitted", peer, f"world size {size}")
+            self._outbox.announce("admitted", peer, f"world size {self._membership.size}")
 
     def admit_into_empty_run(self, *, at_tick: bool = False) -> None:
         """Admit newcomers if the run has no members; with many peers only ``at_tick``."""
-        if self._membership.members() or not self._ratification.has_consent:
+        if self._membership.size or not self._ratification.has_consent:
             return
         if len(self._membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
             return

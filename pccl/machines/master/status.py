@@ -140,7 +140,7 @@ def _newcomers(
     membership: Membership, newcomers: list[RegisteredPeer], now_ns: int
 ) -> tuple[NewcomerStatus, ...]:
     unlinked = membership.unlinked() if newcomers else {}
-    size = len(membership.members()) + len(newcomers)
+    size = membership.size + len(newcomers)
     found: list[NewcomerStatus] = []
     for peer in newcomers[:NEWCOMERS_SHOWN_MAX]:
         missing = unlinked.get(peer.id)

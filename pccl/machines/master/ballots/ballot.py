@@ -123,8 +123,10 @@ class Ballot(ABC):
         self._inherited = inherited
         self._loss = ""
         """The members that were lost last, and why."""
-        self._present = list(members)
+        self.survivors = list(members)
+        """The members that have not been lost, in ring order; a loss replaces the list."""
         self._digests: dict[PeerId, bytes] = {}
+        """The survivors that are done -> their digests."""
         self._progress: dict[PeerId, Progress] = {}
         self._reported_ns: dict[PeerId, int] = {}
         self._moved_bytes: dict[PeerId, int] = {}
@@ -151,24 +153,19 @@ class Ballot(ABC):
         """Yield what a member may have missed while its connection was lost."""
 
     @property
-    def survivors(self) -> list[PeerId]:
-        """The members that have not been lost, in ring order."""
-        return list(self._present)
-
-    @property
     def contributors(self) -> tuple[PeerId, ...]:
         """The members whose contributions are in a committed result, in ring order."""
         return self.members
 
     def requested_by(self) -> list[PeerId]:
         """Return the remaining members that have requested the operation."""
-        return [peer for peer in self._present if self._has_asked(peer)]
+        return [peer for peer in self.survivors if self._has_asked(peer)]
 
     def waiting_for(self) -> list[PeerId]:
         """Return the members whose request (or, once started, done report) is missing."""
         if self.phase is Phase.REQUESTED:
-            return [peer for peer in self._present if not self._has_asked(peer)]
-        return [peer for peer in self._present if peer not in self._digests]
+            return [peer for peer in self.survivors if not self._has_asked(peer)]
+        return [peer for peer in self.survivors if peer not in self._digests]
 
     def awaited(self, still_ns: int) -> list[PeerId]:
         """Return members that the operation waits for; more without progress since ``still_ns``."""
@@ -180,7 +177,7 @@ class Ballot(ABC):
 
         A single member waits only for itself.
         """
-        return len(self._present) > 1
+        return len(self.survivors) > 1
 
     def wait(self) -> Wait:
         """Return the operation as a ``Wait`` for the members whose requests are missing."""
@@ -189,7 +186,7 @@ class Ballot(ABC):
 
     def wait_for_start(self) -> list[PeerId]:
         """Return the members that do nothing before they receive the start."""
-        return list(self._present)
+        return list(self.survivors)
 
     # -- what members do -------------------------------------------------------------------------
 
@@ -261,13 +258,13 @@ class Ballot(ABC):
     # -- decisions -----------------------------------------------------------------------------
 
     def _outcome_if_complete(self) -> Decision | None:
-        if self.waiting_for() or not self._present:
+        if len(self._digests) < len(self.survivors) or not self.survivors:
             return None
-        digests = [self._digests[peer] for peer in self._present]
-        if len(set(digests)) == 1:
+        if len(set(self._digests.values())) == 1:
             return self._end(Commit())
+        digests = [self._digests[peer] for peer in self.survivors]
         common = max(digests, key=lambda digest: (digests.count(digest), -digests.index(digest)))
-        minority = [peer for peer in self._present if self._digests[peer] != common]
+        minority = [peer for peer in self.survivors if self._digests[peer] != common]
         return self._end(
             Abort(
                 AbortCause.DIGEST_MISMATCH,
@@ -276,7 +273,9 @@ class Ballot(ABC):
         )
 
     def _drop(self, peers: Sequence[PeerId], reason: str) -> None:
-        self._present = [peer for peer in self._present if peer not in peers]
+        self.survivors = [peer for peer in self.survivors if peer not in peers]
+        for peer in peers:
+            self._digests.pop(peer, None)
         self._loss = f"the run lost {name_peers(list(peers))}: {reason}"
 
     def _give_up(self) -> Decision:

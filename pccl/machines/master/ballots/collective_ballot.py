@@ -65,6 +65,8 @@ class CollectiveBallot(Ballot):
         Some weights may be unknown if an earlier master started the operation. Then all members
         have received all weights already.
         """
+        if not self._weights:
+            return ()
         return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
 
     def request(
@@ -98,7 +100,7 @@ class CollectiveBallot(Ballot):
         if self.phase is not Phase.REQUESTED:
             self._untold = self._untold or eager  # its request came after the start
             return None
-        return self._start_if_complete()
+        return self._start() if len(self._descriptors) == len(self.members) else None
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
         """Record that a member holds the complete result."""
@@ -138,7 +140,7 @@ class CollectiveBallot(Ballot):
 
     def wait(self) -> Wait:
         """Return the operation as a cached ``Wait``, because the master needs it at every tick."""
-        known = (self.phase, len(self._descriptors), len(self._present))
+        known = (self.phase, len(self._descriptors), len(self.survivors))
         if self._wait is None or self._wait[0] != known:
             self._wait = known, super().wait()
         return self._wait[1]
@@ -149,7 +151,7 @@ class CollectiveBallot(Ballot):
 
     def wait_for_start(self) -> list[PeerId]:
         """Return the members that do nothing before they receive the start."""
-        return [peer for peer in self._present if peer not in self._eager]
+        return [peer for peer in self.survivors if peer not in self._eager]
 
     def take_untold(self) -> list[PeerId]:
         """Return, once, the members that sent data before the start and have not received it.
@@ -160,7 +162,7 @@ class CollectiveBallot(Ballot):
         if not self._untold or self.phase is not Phase.STARTED:
             return []
         self._untold = False
-        return [peer for peer in self._present if peer in self._eager]
+        return [peer for peer in self.survivors if peer in self._eager]
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
         """Drop lost members. Then commit if the rest has the result, else repair or abort.
@@ -169,7 +171,7 @@ class CollectiveBallot(Ballot):
         ring can be repaired.
         """
         self._drop(peers, reason)
-        if self.phase is not Phase.STARTED or not self._present:
+        if self.phase is not Phase.STARTED or not self.survivors:
             return self._give_up()
         outcome = self._outcome_if_complete()
         if outcome is not None:
@@ -177,7 +179,7 @@ class CollectiveBallot(Ballot):
         if not self.is_repairable:
             return self._give_up()
         self.progress_ns = now_ns
-        self.repair = RingRepair(self.operation, self.members, self._present, self._digests)
+        self.repair = RingRepair(self.operation, self.members, self.survivors, self._digests)
         return self.repair.begin()
 
     def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
@@ -190,7 +192,7 @@ class CollectiveBallot(Ballot):
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
         """Yield what a member may have missed while its connection was lost."""
-        if peer in self._present and self.phase is Phase.STARTED:
+        if peer in self.survivors and self.phase is Phase.STARTED:
             yield self.started()
             if self.repair is not None:
                 yield from self.repair.owed_to(peer)
@@ -198,9 +200,9 @@ class CollectiveBallot(Ballot):
     def separated(self, broken: Collection[Pair]) -> list[Pair]:
         """Return the pairs of members that need a link for this operation, but have none."""
         if self.follows_ring:
-            return broken_neighbours(self._present, broken)
+            return broken_neighbours(self.survivors, broken)
         star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
-        present, root = set(self._present), self.members[0]
+        present, root = set(self.survivors), self.members[0]
         apart = [pair for pair in broken if pair <= present and (not star or root in pair)]
         return sorted(apart, key=sorted)
 
@@ -220,7 +222,7 @@ class CollectiveBallot(Ballot):
         neighbours are not charged for that: the master judges silence separately.
         """
         found: Stall | None = None
-        ready = {upstream: self._ready_at(upstream) for upstream in self._present}
+        ready = {upstream: self._ready_at(upstream) for upstream in self.survivors}
         for upstream, peer, received in self._flows():
             silent = any(self._reported_ns.get(end, -1) < since_ns for end in (peer, upstream))
             if peer in self._digests or silent:
@@ -232,13 +234,13 @@ class CollectiveBallot(Ballot):
 
     def _flows(self) -> Iterator[tuple[PeerId, PeerId, int]]:
         """Yield (sender, receiver, segments received) as receivers have reported it."""
-        present = set(self._present)
-        for rank, peer in enumerate(self._present):
+        present = set(self.survivors)
+        for rank, peer in enumerate(self.survivors):
             mine = self._progress.get(peer)
             if mine is None:
                 continue
             if self.follows_ring:
-                yield self._present[rank - 1], peer, mine.received
+                yield self.survivors[rank - 1], peer, mine.received
                 continue
             for flow in mine.flows:
                 if flow.peer in present:
@@ -250,8 +252,8 @@ class CollectiveBallot(Ballot):
         if theirs is None:
             return {}
         if self.follows_ring:
-            rank = self._present.index(upstream)
-            return {self._present[(rank + 1) % len(self._present)]: theirs.ready}
+            rank = self.survivors.index(upstream)
+            return {self.survivors[(rank + 1) % len(self.survivors)]: theirs.ready}
         return {flow.peer: flow.ready for flow in theirs.flows}
 
     def look(self, timing: Timing, now_ns: int) -> Decision | None:
@@ -259,11 +261,6 @@ class CollectiveBallot(Ballot):
         return None
 
     # -- decisions -----------------------------------------------------------------------------
-
-    def _start_if_complete(self) -> Decision | None:
-        if self.waiting_for():
-            return None
-        return self._start()
 
     def _start(self) -> Start:
         self.phase = Phase.STARTED

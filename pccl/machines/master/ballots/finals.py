@@ -65,8 +65,7 @@ class Finals:
         self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])
         if concerned and not follows:
             self._ratification.propose(ended, expected)
-        for peer in concerned:
-            self._ratification.tell(peer, ended)
+        self._ratification.tell(concerned, ended)
 
     def answer(
         self, answer: msg.RoundClosed, members: Sequence[RegisteredPeer], *, proposes: bool
@@ -75,8 +74,7 @@ class Finals:
         self.answers.keep(answer.round, answer, [peer.id for peer in members])
         if proposes:
             self._ratification.propose(answer)
-        for peer in members:
-            self._ratification.tell(peer, answer)
+        self._ratification.tell(members, answer)
 
     def tell_rosters(self, peers: Iterable[RegisteredPeer]) -> None:
         """Send the new rosters after a change of the membership.

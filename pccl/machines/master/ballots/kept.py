@@ -70,7 +70,8 @@ class Kept(Generic[_Key, _Message]):
         if peers:
             _, owed = self._kept.setdefault(key, (message, {}))
             owed.update(dict.fromkeys(peers))
-            self._counts.update(peers)
+            for peer in peers:
+                self._counts[peer] += 1
 
     def get(self, key: _Key) -> _Message | None:
         """Return the message of a key; None if no member lacks it."""

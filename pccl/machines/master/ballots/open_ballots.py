@@ -71,36 +71,47 @@ class OpenBallots:
             RemoteProtocolError: ``peer`` may not send this message.
         """
         now_ns = self._outbox.now_ns
+        decision: Decision | None = None
         match message:
-            case msg.OperationRequest():
-                return self._on_operation_request(peer, message)
+            case msg.OperationRequest(operation, descriptor, eager, weight):
+                peer.blocked = False
+                if operation.tag == SYNC_TAG:
+                    raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
+                ballot = self._find(peer, operation, opens=True)
+                if isinstance(ballot, CollectiveBallot):
+                    if not eager:
+                        self.repeat_start(peer, ballot)
+                    decision = ballot.request(
+                        peer.id, descriptor, now_ns, eager=eager, weight=weight
+                    )
+            case msg.OperationDone(operation, digest):
+                ballot = self._find(peer, operation, opens=False)
+                if ballot is not None:
+                    decision = ballot.done(peer.id, digest, now_ns)
             case msg.SyncRequest(operation, offer):
+                peer.blocked = False
                 if operation.tag != SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {operation.tag} is not for shared state")
                 ballot = self._find(peer, operation, opens=True)
                 if isinstance(ballot, SyncBallot):
-                    return self.decide(ballot, ballot.request(peer.id, offer, now_ns))
+                    decision = ballot.request(peer.id, offer, now_ns)
             case msg.StatesCompared(operation, difference):
                 ballot = self._find(peer, operation, opens=False)
                 if isinstance(ballot, SyncBallot):
-                    return self.decide(ballot, ballot.compared(peer.id, difference, now_ns))
-            case msg.OperationDone(operation, digest):
-                ballot = self._find(peer, operation, opens=False)
-                if ballot is not None:
-                    return self.decide(ballot, ballot.done(peer.id, digest, now_ns))
+                    decision = ballot.compared(peer.id, difference, now_ns)
             case msg.Withdraw(operation, reason):
                 ballot = self._find(peer, operation, opens=True)
                 if ballot is not None:
-                    return self.decide(ballot, ballot.withdraw(peer.id, reason))
+                    decision = ballot.withdraw(peer.id, reason)
             case msg.Holdings(operation, lost, complete):
                 ballot = self.open.get(operation)
                 if isinstance(ballot, CollectiveBallot):
-                    return self.decide(ballot, ballot.holdings(peer.id, lost, complete=complete))
+                    decision = ballot.holdings(peer.id, lost, complete=complete)
             case msg.OutcomeQuery(operation):
-                self._find(peer, operation, opens=False)
+                ballot = self._find(peer, operation, opens=False)
             case _:
                 raise RemoteProtocolError(reason=f"{type(message).__name__} is unexpected")
-        return None
+        return None if ballot is None or decision is None else self.decide(ballot, decision)
 
     def note_progress(self, peer: PeerId, reports: Iterable[msg.Progress]) -> None:
         """Record the progress that a member reports."""
@@ -109,29 +120,10 @@ class OpenBallots:
             if ballot is not None and peer in ballot.survivors:
                 ballot.report(peer, progress, self._outbox.now_ns)
 
-    def _on_operation_request(
-        self, peer: RegisteredPeer, message: msg.OperationRequest
-    ) -> Expel | None:
-        if message.operation.tag == SYNC_TAG:
-            raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
-        ballot = self._find(peer, message.operation, opens=True)
-        if not isinstance(ballot, CollectiveBallot):
-            return None
-        if not message.eager:
-            self.repeat_start(peer, ballot)
-        decision = ballot.request(
-            peer.id,
-            message.descriptor,
-            self._outbox.now_ns,
-            eager=message.eager,
-            weight=message.weight,
-        )
-        return self.decide(ballot, decision)
-
     def repeat_start(self, peer: RegisteredPeer, ballot: CollectiveBallot) -> None:
         """Send a member the start of an operation, which it may have missed."""
         if ballot.phase is Phase.STARTED:
-            self._ratification.tell(peer, ballot.started())
+            self._ratification.tell([peer], ballot.started())
 
     def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
         """Yield what a member may have missed while its connection was lost."""
@@ -150,30 +142,28 @@ class OpenBallots:
         Raises:
             RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong.
         """
+        known = self.open.get(operation)
+        if known is not None and peer.id in known.survivors:
+            return known
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)
             if outcome is None:
                 raise RemoteProtocolError(reason=f"no outcome of {operation} is kept for the peer")
-            self._ratification.tell(peer, outcome)
+            self._ratification.tell([peer], outcome)
             return None
         term, membership = self._incarnation.term, self._membership
         if not peer.admitted or operation.term > term or operation.group != peer.group:
             raise RemoteProtocolError(reason=f"the peer cannot take part in {operation}")
-        if operation.view > membership.newest_view(operation.group):
-            raise RemoteProtocolError(reason=f"{operation} is of a future view")
-        known = self.open.get(operation)
-        if known is not None and known.outlives_view and peer.id in known.survivors:
-            return known  # it continues although its view is closed
         view = membership.view(operation.group, operation.view)
         if view is None:
-            self._ratification.tell(peer, self._ended_by_closed_view(operation))
+            if operation.view > membership.newest_view(operation.group):
+                raise RemoteProtocolError(reason=f"{operation} is of a future view")
+            self._ratification.tell([peer], self._ended_by_closed_view(operation))
             return None
         if peer.id not in view.ring:
             raise RemoteProtocolError(reason=f"the peer is not in view {operation.view}")
         if operation.term != view.term:
             raise RemoteProtocolError(reason=f"{operation} is not of the term of its view")
-        if known is not None:
-            return known
         tag = (operation.group, operation.view, operation.tag)
         inherited = view.term < term
         next_n = self.next_n.get(tag)
@@ -220,12 +210,10 @@ class OpenBallots:
         peers = self._membership.peers
         match decision:
             case Start(weights):
-                started = msg.OperationStarted(ballot.operation, weights)
-                for waiting in ballot.wait_for_start():
-                    self._ratification.tell(peers[waiting], started)
+                waiting = [peers[peer] for peer in ballot.wait_for_start()]
+                self._ratification.tell(waiting, msg.OperationStarted(ballot.operation, weights))
             case Tell(whom, message):
-                for told in whom:
-                    self._ratification.tell(peers[told], message)
+                self._ratification.tell([peers[peer] for peer in whom], message)
             case Expel():
                 return decision
             case Commit() | Abort():
@@ -243,13 +231,13 @@ class OpenBallots:
             self.next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
         expected: Expected | None = None
-        if committed and isinstance(ballot, SyncBallot):
+        if committed and isinstance(ballot, CollectiveBallot):
+            self._commits[operation.group] += 1
+        elif committed and isinstance(ballot, SyncBallot):
             expected = ballot.expected_after(self._incarnation.run)
             if expected is not None:
                 self.expected[operation.group] = expected
                 del self._commits[operation.group]
-        elif committed:
-            self._commits[operation.group] += 1
         ended = msg.OperationEnded(
             operation,
             None if isinstance(decision, Commit) else decision.cause,

@@ -82,12 +82,12 @@ class SyncBallot(Ballot):
     @property
     def outlives_view(self) -> bool:
         """Whether a member was lost; then the remaining members continue."""
-        return len(self._present) < len(self.members)
+        return len(self.survivors) < len(self.members)
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
         """The members that have not been lost, in ring order."""
-        return tuple(self._present)
+        return tuple(self.survivors)
 
     def _has_asked(self, peer: PeerId) -> bool:
         return peer in self._offers
@@ -99,7 +99,7 @@ class SyncBallot(Ballot):
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
         """Yield the result of the election, or the question how the member's state differs."""
-        if peer not in self._present:
+        if peer not in self.survivors:
             return
         if self._elected is not None:
             yield SyncStarted(self.operation, self._elected)
@@ -149,10 +149,10 @@ class SyncBallot(Ballot):
         self.progress_ns = now_ns
         for lost in peers:
             self._offers.pop(lost, None)
-        if not self._present:
+        if not self.survivors:
             return self._give_up()
         if self.phase is Phase.REQUESTED:
-            if len(self._offers) < len(self._present) or self._early:
+            if len(self._offers) < len(self.survivors) or self._early:
                 return self._give_up()  # the rest calls again in the next view
             self._conflict = None
             self._compared.clear()
@@ -168,7 +168,7 @@ class SyncBallot(Ballot):
         if self._elected is None or self.progress_ns > still_ns:
             return waiting
         sources = {*self._elected.sources, *self._elected.extra_sources}
-        return [peer for peer in self._present if peer in waiting or peer in sources]
+        return [peer for peer in self.survivors if peer in waiting or peer in sources]
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class SyncBallot(Ballot):
         if self.phase is not Phase.STARTED or self._elected is None:
             return None
         late = self.waiting_for()
-        others = [peer for peer in self._present if peer not in late]
+        others = [peer for peer in self.survivors if peer not in late]
         is_first = self._expected()[0].lineage is None  # then no member is a newcomer
         newcomers = not is_first and all(peer in self._elected.outdated for peer in late)
         held_s = (now_ns - self._started_ns) / 1e9
@@ -207,7 +207,7 @@ class SyncBallot(Ballot):
     def _hold_election(self, now_ns: int) -> Decision | None:
         if self.waiting_for():
             return None
-        offers = [(peer, self._offers[peer]) for peer in self._present]
+        offers = [(peer, self._offers[peer]) for peer in self.survivors]
         if not _agree([offer for _, offer in offers]):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         verdict = elect(offers, *self._expected())
@@ -217,7 +217,7 @@ class SyncBallot(Ballot):
             self.phase = Phase.STARTED
             self._started_ns = self.progress_ns = now_ns
             self._elected = verdict
-            holders = {p: d for p, d in self._early.items() if p in self._present}
+            holders = {p: d for p, d in self._early.items() if p in self.survivors}
             if any(digest != verdict.content for digest in holders.values()):
                 reason = "an earlier master elected other contents"
                 return self._end(Abort(AbortCause.MEMBER_LOST, reason))
@@ -251,13 +251,15 @@ class SyncBallot(Ballot):
 
     def _tell(self) -> Tell:
         assert self._elected is not None
-        return Tell(tuple(self._present), SyncStarted(self.operation, self._elected))
+        return Tell(tuple(self.survivors), SyncStarted(self.operation, self._elected))
 
     def _go_on(self) -> Decision | None:
         """Continue after a loss, if a remaining member has the elected content; else abort."""
         assert self._elected is not None
         holders = [
-            peer for peer in self._present if peer in self._elected.sources or peer in self._digests
+            peer
+            for peer in self.survivors
+            if peer in self._elected.sources or peer in self._digests
         ]
         if not holders:
             return self._give_up()
@@ -265,7 +267,7 @@ class SyncBallot(Ballot):
         done = [peer for peer in holders if peer in self._digests]
         if not any(peer in elected.sources for peer in holders):
             elected = replace(elected, sources=tuple(done))
-        if elected.extra_sources and not any(p in elected.extra_sources for p in self._present):
+        if elected.extra_sources and not any(p in elected.extra_sources for p in self.survivors):
             elected = self._with_other_extra(elected, done)
         if elected == self._elected:
             return None
@@ -277,7 +279,7 @@ class SyncBallot(Ballot):
         heirs = tuple(peer for peer in done if peer in elected.outdated)
         if heirs:
             return replace(elected, extra_sources=heirs)
-        chosen = next(peer for peer in self._present if peer in elected.sources)
+        chosen = next(peer for peer in self.survivors if peer in elected.sources)
         return replace(elected, extra=self._offers[chosen].extra, extra_sources=(chosen,))
 
     def _who_asked_what(self) -> str:

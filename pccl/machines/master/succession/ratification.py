@@ -7,7 +7,7 @@ until a majority has stored the final (``proposals``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
@@ -58,8 +58,12 @@ class Ratification:
         return Vouched(self._membership.version, {**before, **now})
 
     def settle(self) -> None:
-        """After an event, send the messages that were held back, if there is consent now."""
-        if self.is_sole or not self.has_consent:
+        """After an event, send the messages that were held back, if there is consent now.
+
+        A sole master has none.
+        """
+        assert not self.is_sole
+        if not self.has_consent:
             return
         if self._majority.ratified != self._membership.version:
             self._acknowledged = self._membership.digests()
@@ -94,12 +98,14 @@ class Ratification:
 
     # -- messages to members -------------------------------------------------------------------
 
-    def tell(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
-        """Send a message to a peer; if it moves the run, hold it back until there is consent."""
-        if isinstance(message, HELD_BACK) and not self.has_consent:
-            self._majority.hold(peer.id, message)
-        else:
-            self._outbox.send(peer, message)
+    def tell(self, peers: Iterable[RegisteredPeer], message: msg.MasterMessage) -> None:
+        """Send a message to peers; if it moves the run, hold it back until there is consent."""
+        holds = isinstance(message, HELD_BACK) and not self.has_consent
+        for peer in peers:
+            if holds:
+                self._majority.hold(peer.id, message)
+            else:
+                self._outbox.send(peer, message)
 
     def tell_resumed(self, peer: RegisteredPeer, message: msg.Resumed) -> None:
         """Send ``message`` to a resumed peer, and all proposals that it lacks if it is a member."""

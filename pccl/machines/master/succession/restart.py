@@ -37,7 +37,6 @@ from pccl.machines.master.succession.vouched import Vouched
 from pccl.machines.ticks import Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import PENDING_MAX, Timing
@@ -84,7 +83,7 @@ class Succession:
         self._term_min = incarnation.term
         self._waiting: dict[int, msg.Register] = {}
         """By connection: newcomers that have to wait until the run is rebuilt."""
-        self._reporting: set[int] = set()
+        self.reporting: set[int] = set()
         """Connections of returning peers whose reports are not complete."""
         self._recovery: Recovery | None = None
         self._older: Recovery | None = None
@@ -173,22 +172,17 @@ class Succession:
         """Whether the master collects the report of a peer on this connection."""
         return self._hears is not None and self._hears.report_on(connection) is not None
 
-    def trust_in(self, connection: int) -> Trust | None:
-        """Return how far to trust a connection on which a peer returns; None if no peer does."""
-        if connection in self._reporting:
-            is_late = connection in self._connections.peers
-            return Trust.LATE if is_late else Trust.RETURNING
-        if self._recovery is not None and self._recovery.report_on(connection) is not None:
-            return Trust.MEMBER
-        return None
+    def has_returned(self, connection: int) -> bool:
+        """Whether a peer has returned on a connection to the run that this master recovers."""
+        return self._recovery is not None and self._recovery.report_on(connection) is not None
 
     def begin_report(self, connection: int) -> None:
         """Record that a peer has returned and begins its report."""
-        self._reporting.add(connection)
+        self.reporting.add(connection)
 
     def end_report(self, connection: int) -> None:
         """Record that the report on a connection is complete."""
-        self._reporting.discard(connection)
+        self.reporting.discard(connection)
 
     def closed(self, connection: int) -> None:
         """Forget a closed connection."""
@@ -349,7 +343,7 @@ class Succession:
 
     def forget_closed(self) -> None:
         """Forget, at a tick, closed connections, whose reports do not continue."""
-        self._reporting &= self._connections.hosts.keys()
+        self.reporting &= self._connections.hosts.keys()
 
     def beat(self) -> None:
         """Send heartbeats to waiting and returning peers, while there is no run."""
@@ -394,10 +388,17 @@ class Succession:
         now_ns = self._outbox.now_ns
         self._begin(Recovery(self._timing, run, incumbent, now_ns, ratified, vouched))
 
-    def note_end(self) -> None:
-        """Forget the stored run if no member is left, with consent; store it for new members."""
-        has_members = bool(self._membership.members())
-        if self._recovery is not None or has_members == self._has_members:
+    def settle(self) -> None:
+        """After an event, send what has consent now.
+
+        Forget the stored run if no member is left, with consent; store it for new members.
+        """
+        if self._recovery is not None:
+            return
+        if not self._ratification.is_sole:
+            self._ratification.settle()
+        has_members = self._membership.size > 0
+        if has_members == self._has_members:
             return
         us = self._incarnation
         if has_members and self._is_forgotten:
