@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Generic, TypeVar
 
@@ -19,18 +18,11 @@ class Machine(ABC, Generic[_Event, _Effect]):
     Args:
         owner: name of the machine in its history.
         now_ns: current time.
-        story: returns what the history keeps of effects, where some are large; None: all.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        now_ns: int,
-        story: Callable[[list[_Effect]], Sequence[object]] | None = None,
-    ) -> None:
+    def __init__(self, owner: str, now_ns: int) -> None:
         self.history = History(owner)
         self._now_ns = now_ns
-        self._story = story
         self._effects: list[_Effect] = []
         """Effects of the current event, in order; the parts of the machine append to this list."""
 
@@ -42,8 +34,7 @@ class Machine(ABC, Generic[_Event, _Effect]):
         effects = self._effects.copy()
         if effects:
             self._effects.clear()
-            story = effects if self._story is None else self._story(effects)
-            self.history.entries.extend(zip(repeat(now_ns), story))
+            self.history.entries.extend(zip(repeat(now_ns), effects))
         return effects
 
     @abstractmethod

@@ -24,6 +24,7 @@ from pccl.machines.master.events import (
     MasterTick,
     MasterUnanswered,
     Remember,
+    SendStatus,
     SendTo,
     Warn,
 )
@@ -33,7 +34,7 @@ from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
-from pccl.protocol.guards.allowance import SharedAllowance, is_charged, peers_bytes_max
+from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
 from pccl.protocol.guards.source_shares import SourceShares, source_of
 from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
 from pccl.protocol.limits import (
@@ -279,10 +280,10 @@ class MasterServer:
         self._silent[number] = self._clock.call_at_ns(deadline_ns, self._dismiss, number, reason)
 
     def _bytes_max(self, number: int, kind: type[msg.Message]) -> int:
-        return peers_bytes_max(self.machine.trust_in(number), kind)
+        return PEERS_BYTES_MAX[self.machine.trust_in(number)].get(kind, 0)
 
     def _spend(self, number: int, source: str, cost_bytes: int) -> int:
-        if not is_charged(self.machine.trust_in(number)):
+        if self.machine.trust_in(number) not in CHARGED:
             return 0
         now_ns = self._clock.now_ns()
         wait_ns = self._newcomers.spend(source, cost_bytes, now_ns)
@@ -376,6 +377,8 @@ class MasterServer:
                     stream.send(message)
                     if isinstance(message, msg.Admitted) and stream.read_on():
                         self._feed(ConnectionPaused(connection, self._clock.now_ns()))
+            case SendStatus(connection):
+                self._carry_out(SendTo(connection, self.machine.status()))
             case CloseConnection(connection, reason):
                 self._has_spoken(connection)
                 stream = self._streams.pop(connection, None)

@@ -168,6 +168,7 @@ class MasterWitness:
                     | me.ForgetRun()
                     | me.AskMaster()
                     | me.Warn()
+                    | me.SendStatus()
                     | TryAddress()
                 ):
                     pass
@@ -785,8 +786,8 @@ class World:
                     self.wires.remove(by_number[number])
                 case me.Announce() | me.Remember() | me.ForgetRun() | me.AskMaster() | me.Warn():
                     pass
-                case TryAddress():
-                    raise AssertionError("this master tests no addresses")
+                case me.SendStatus() | TryAddress():
+                    raise AssertionError("nobody asks for the status, or has an address tested")
 
     # -- single steps ------------------------------------------------------------------------
 

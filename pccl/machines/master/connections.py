@@ -22,7 +22,7 @@ class Outbox:
     def send(self, peer: RegisteredPeer, message: msg.MasterMessage) -> None:
         """Send a message to a peer, if the peer is connected."""
         if peer.connection is not None:
-            self.add(SendTo(peer.connection, message))
+            self._effects.append(SendTo(peer.connection, message))
 
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
         """Announce to operators what happened to a peer."""

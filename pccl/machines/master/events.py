@@ -93,6 +93,13 @@ class SendTo:
 
 
 @dataclass(frozen=True, slots=True)
+class SendStatus:
+    """Send the present status (``MasterMachine.status``) on a connection."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseConnection:
     """Close a connection after its queued messages. A ``ConnectionClosed`` for it is ignored."""
 
@@ -149,5 +156,13 @@ class ForgetRun:
 
 
 MasterEffect = (
-    SendTo | CloseConnection | Announce | Remember | ForgetRun | AskMaster | Warn | TryAddress
+    SendTo
+    | SendStatus
+    | CloseConnection
+    | Announce
+    | Remember
+    | ForgetRun
+    | AskMaster
+    | Warn
+    | TryAddress
 )

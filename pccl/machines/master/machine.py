@@ -36,6 +36,7 @@ from pccl.machines.master.events import (
     MasterEvent,
     MasterTick,
     MasterUnanswered,
+    SendStatus,
     SendTo,
 )
 from pccl.machines.master.membership import Membership, RegisteredPeer
@@ -94,7 +95,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         *,
         tests_addresses: bool = False,
     ) -> None:
-        super().__init__("master", now_ns, _without_reports)
+        super().__init__("master", now_ns)
         self.timing = timing
         self._began_ns = self._beat_ns = now_ns
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
@@ -180,6 +181,22 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             return Trust.MEMBER if peer.admitted else Trust.NEWCOMER
         return Trust.MEMBER if self.succession.has_returned(connection) else Trust.STRANGER
 
+    def status(self) -> StatusReport:
+        """Return a report about the present run, and change nothing."""
+        idle = self.recovering
+        state = RunState(
+            self.run,
+            self.term,
+            self._began_ns,
+            Membership(self.term) if idle else self.membership,
+            [] if idle else self.waits.all(),
+            self.waits.lockstep.since_ns,
+            {} if idle else self.ballots.open,
+            self.removals.recent,
+            self.succession.waits_for(),
+        )
+        return status_report(state, self._now_ns)
+
     def check(self) -> None:
         """Assert the invariants of all parts. Tests and the simulator do so after every event.
 
@@ -200,10 +217,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case ConnectionOpened(connection, host):
                 self.connections.hosts[connection] = host
             case ConnectionMessage(connection, message):
+                if isinstance(message, msg.Reported):
+                    self.succession.end_report(connection)
                 peer = self.connections.peers.get(connection)
                 try:
                     if peer is not None:
-                        self._on_peers_message(connection, peer, message)
+                        self._on_peers_message(peer, message)
                     elif connection in self.connections.hosts:  # else the master has closed it
                         self._on_strangers_message(connection, message)
                 except RemoteProtocolError as error:
@@ -225,16 +244,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
-        if isinstance(message, msg.Reported):
-            self.succession.end_report(connection)
         is_known = self.succession.knows(connection)
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
                 self.connections.part_with(connection, answer, "the query is answered")
             case msg.StatusRequest() if not is_known:
-                status = self._status()
-                self.connections.part_with(connection, status, "the query is answered")
+                self.outbox.add(SendStatus(connection))
+                self.connections.close(connection, "the query is answered")
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -249,9 +266,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     "not Register, Resume or Return"
                 )
 
-    def _on_peers_message(
-        self, connection: int, peer: RegisteredPeer, message: msg.Message
-    ) -> None:
+    def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
+        """Handle a message of a peer, sent now or in its report to a new master."""
         peer.heard_ns = self._now_ns
         match message:
             case msg.LinkReport(other, up, reason):
@@ -263,19 +279,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self._on_tested(other, peer.id, host, reason)
             case msg.Goodbye():
                 self.removals.remove(peer, RemovalCause.GOODBYE, "it left")
-            case msg.Prefetched():
-                self._on_request(peer, message)
-                self.rounds.admit_into_empty_run()
-            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer():
-                pass  # the peer has returned to this run, which does not need its report
-            case msg.Reported():
-                self.succession.end_report(connection)
-            case _:
-                self._on_request(peer, message)
-
-    def _on_request(self, peer: RegisteredPeer, message: msg.Message) -> None:
-        """Handle a request or a report of a peer, sent now or in its report to a new master."""
-        match message:
             case msg.Heartbeat():
                 self._on_heartbeat(peer, message)
             case msg.LinksMeasured(links):
@@ -283,11 +286,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     self.membership.note_measure(peer.id, link.peer, link.measure)
             case msg.Prefetched():
                 peer.prefetching = False
+                self.rounds.admit_into_empty_run()
             case msg.BlockedReply():
                 self.waits.answered(peer, message)
             case msg.RoundRequest(round_id):
                 peer.blocked = False
                 self.rounds.request(peer, round_id)
+            case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported():
+                pass  # the peer has returned to this run, which does not need its report
             case _:
                 expel = self.ballots.take(peer, message)
                 if expel is not None:
@@ -386,22 +392,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.waits.look()
         self.registration.report_admissions()
 
-    def _status(self) -> StatusReport:
-        """Return a report about the present run, and change nothing."""
-        idle = self.recovering
-        state = RunState(
-            self.run,
-            self.term,
-            self._began_ns,
-            Membership(self.term) if idle else self.membership,
-            [] if idle else self.waits.all(),
-            self.waits.lockstep.since_ns,
-            {} if idle else self.ballots.open,
-            self.removals.recent,
-            self.succession.waits_for(),
-        )
-        return status_report(state, self._now_ns)
-
     # -- a master before this one --------------------------------------------------------------
 
     def _take_up(self, taken: TakeUp | None) -> None:
@@ -451,20 +441,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         for other, why_down in report.links.items():
             self.links.note_link(peer, other, why_down)
         for message in report.requests:
+            if isinstance(message, msg.Prefetched):
+                peer.prefetching = False  # newcomers are admitted after all reports
+                continue
             try:
-                self._on_request(peer, message)
+                self._on_peers_message(peer, message)
             except RemoteProtocolError as error:
                 if peer.connection is not None:
                     self._give_up(peer.connection, error.reason)
                 return
             if peer.id not in self.membership.peers:
                 return
-
-
-def _without_reports(effects: list[MasterEffect]) -> list[object]:
-    return [
-        f"Send(connection={effect.connection}, the status)"
-        if isinstance(effect, SendTo) and isinstance(effect.message, StatusReport)
-        else effect
-        for effect in effects
-    ]

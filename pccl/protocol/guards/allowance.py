@@ -41,14 +41,10 @@ _OPENERS = (
 _REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
 _MEMBERS_SAY = (*_REPORT, msg.AddressProbed)
 """Messages that a newcomer may not send."""
-_PEERS_SAY = frozenset(msg.PeerMessage.__args__)
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 
 
-def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
-    """Return the largest size of a message type that a master accepts from a peer; 0: none."""
-    if kind not in _PEERS_SAY:
-        return 0
+def _peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
     match trust:
         case Trust.STRANGER:
             allowed = kind in _OPENERS
@@ -62,9 +58,14 @@ def peers_bytes_max(trust: Trust, kind: type[msg.Message]) -> int:
     return allowed * (min(BYTES_MAX[kind], NEWCOMER_BYTES_MAX) if narrow else BYTES_MAX[kind])
 
 
-def is_charged(trust: Trust) -> bool:
-    """Whether the bytes of a connection are charged to the allowance of newcomers."""
-    return trust in (Trust.STRANGER, Trust.NEWCOMER, Trust.LATE)
+PEERS_BYTES_MAX = {
+    trust: {kind: _peers_bytes_max(trust, kind) for kind in msg.PeerMessage.__args__}
+    for trust in Trust
+}
+"""The largest size of each message type that a master accepts from a peer; 0 or missing: none."""
+
+CHARGED = frozenset({Trust.STRANGER, Trust.NEWCOMER, Trust.LATE})
+"""Trust in connections whose bytes are charged to the allowance of newcomers."""
 
 
 def masters_bytes_max(kind: type[msg.Message]) -> int:

@@ -89,13 +89,14 @@ class CollectiveBallot(Ballot):
         """
         if self.phase.ended or peer in self._descriptors:
             return None
+        first = next(iter(self._descriptors.values()), None)
         self._descriptors[peer] = descriptor
         if descriptor.weighted:
             self._weights[peer] = weight
         if eager:
             self._eager[peer] = None
         self.progress_ns = now_ns
-        if descriptor != next(iter(self._descriptors.values())):
+        if first is not None and descriptor != first:
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
             self._untold = self._untold or eager  # its request came after the start

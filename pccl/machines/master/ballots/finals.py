@@ -49,7 +49,7 @@ class Finals:
     def end(
         self,
         ended: msg.OperationEnded,
-        concerned: Sequence[RegisteredPeer],
+        concerned: list[PeerId],
         expected: Expected,
         *,
         follows: bool,
@@ -62,10 +62,10 @@ class Finals:
             expected: the group's expected shared state from now on.
             follows: whether every master that a majority follows reaches this outcome by itself.
         """
-        self.outcomes.keep(ended.operation, ended, [peer.id for peer in concerned])
+        self.outcomes.keep(ended.operation, ended, concerned)
         if concerned and not follows:
             self._ratification.propose(ended, expected)
-        self._ratification.tell(concerned, ended)
+        self._ratification.tell([self._membership.peers[peer] for peer in concerned], ended)
 
     def answer(
         self, answer: msg.RoundClosed, members: Sequence[RegisteredPeer], *, proposes: bool
@@ -97,14 +97,8 @@ class Finals:
         self, peer: PeerId, operations: Iterable[OperationId], rounds: Iterable[RoundId]
     ) -> None:
         """Record that a member has these outcomes and answers."""
-        for operation in operations:
-            self.outcomes.acknowledge(operation, peer)
-            if operation not in self.outcomes:
-                self._ratification.acknowledged(operation)
-        for round_id in rounds:
-            self.answers.acknowledge(round_id, peer)
-            if round_id not in self.answers:
-                self._ratification.acknowledged(round_id)
+        self._ratification.acknowledged(self.outcomes.acknowledge(operations, peer))
+        self._ratification.acknowledged(self.answers.acknowledge(rounds, peer))
 
     def owed_to(self, peer: PeerId) -> Iterator[msg.MasterMessage]:
         """Yield the outcomes and answers that a member may lack."""
@@ -118,14 +112,8 @@ class Finals:
     def forget(self, gone: Iterable[PeerId]) -> None:
         """Forget which outcomes and answers removed members lack."""
         for peer in gone:
-            self.outcomes.forget(peer)
-            self.answers.forget(peer)
-        for proposed in self._ratification.proposed():
-            outcome, answer = proposed.outcome, proposed.answer
-            if outcome is not None and outcome.operation not in self.outcomes:
-                self._ratification.acknowledged(outcome.operation)
-            if answer is not None and answer.round not in self.answers:
-                self._ratification.acknowledged(answer.round)
+            self._ratification.acknowledged(self.outcomes.forget(peer))
+            self._ratification.acknowledged(self.answers.forget(peer))
 
     # -- a master before this one ----------------------------------------------------------------
 

@@ -99,17 +99,29 @@ class Kept(Generic[_Key, _Message]):
         """Yield, for each message, the members that have not acknowledged it."""
         return (list(peers) for _, peers in self._kept.values())
 
-    def acknowledge(self, key: _Key, peer: PeerId) -> None:
-        """Record that ``peer`` has a message; a second acknowledgement changes nothing."""
-        kept = self._kept.get(key)
-        if kept is not None and peer in kept[1]:
-            del kept[1][peer]
-            self._counts[peer] -= 1
-            if not kept[1]:
-                del self._kept[key]
+    def acknowledge(self, keys: Iterable[_Key], peer: PeerId) -> list[_Key]:
+        """Record that ``peer`` has these messages; a second acknowledgement changes nothing.
 
-    def forget(self, peer: PeerId) -> None:
-        """Drop everything that is kept for ``peer``, which was removed."""
-        for key in list(self._kept):
-            self.acknowledge(key, peer)
+        Returns:
+            The keys of the messages that no peer lacks now.
+        """
+        settled: list[_Key] = []
+        for key in keys:
+            kept = self._kept.get(key)
+            if kept is not None and peer in kept[1]:
+                del kept[1][peer]
+                self._counts[peer] -= 1
+                if not kept[1]:
+                    del self._kept[key]
+                    settled.append(key)
+        return settled
+
+    def forget(self, peer: PeerId) -> list[_Key]:
+        """Drop everything that is kept for ``peer``, which was removed.
+
+        Returns:
+            The keys of the messages that no peer lacks now.
+        """
+        settled = self.acknowledge(list(self._kept), peer)
         del self._counts[peer]
+        return settled

@@ -210,8 +210,9 @@ class OpenBallots:
         peers = self._membership.peers
         match decision:
             case Start(weights):
-                waiting = [peers[peer] for peer in ballot.wait_for_start()]
-                self._ratification.tell(waiting, msg.OperationStarted(ballot.operation, weights))
+                if waiting := ballot.wait_for_start():
+                    started = msg.OperationStarted(ballot.operation, weights)
+                    self._ratification.tell([peers[peer] for peer in waiting], started)
             case Tell(whom, message):
                 self._ratification.tell([peers[peer] for peer in whom], message)
             case Expel():
@@ -227,7 +228,7 @@ class OpenBallots:
         del self.open[operation]
         if ballot.opener in self._membership.peers:
             self._opened[ballot.opener] -= 1
-        if self._is_in_open_view(operation):
+        if self._membership.view(operation.group, operation.view) is not None:
             self.next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
         expected: Expected | None = None
@@ -247,9 +248,8 @@ class OpenBallots:
             self._finals.next_sequence(),
             decision.difference if isinstance(decision, Abort) else None,
         )
-        concerned = [self._membership.peers[peer] for peer in ballot.survivors]
         follows = self._would_follow(ballot, decision)
-        self._finals.end(ended, concerned, expected or NOTHING_EXPECTED, follows=follows)
+        self._finals.end(ended, ballot.survivors, expected or NOTHING_EXPECTED, follows=follows)
 
     def _would_follow(self, ballot: Ballot, decision: Commit | Abort) -> bool:
         """Whether every master that a majority follows reaches this outcome by itself.

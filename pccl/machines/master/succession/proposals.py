@@ -25,6 +25,7 @@ State only: ``Ratification`` sends and counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
 
 from pccl.protocol import messages as msg
@@ -53,9 +54,10 @@ class Proposals:
         else:
             self._open[final.round] = msg.Proposed(self._last, None, final)
 
-    def settle(self, key: OperationId | RoundId) -> None:
-        """Drop a proposal, because every member concerned has acknowledged its final."""
-        self._open.pop(key, None)
+    def settle(self, keys: Iterable[OperationId | RoundId]) -> None:
+        """Drop proposals, because every member concerned has acknowledged their finals."""
+        for key in keys:
+            self._open.pop(key, None)
 
     def after(self, place: int) -> list[msg.Proposed]:
         """Return the proposals that a member lacks if it has stored all up to ``place``."""

@@ -100,9 +100,13 @@ class Ratification:
 
     def tell(self, peers: Iterable[RegisteredPeer], message: msg.MasterMessage) -> None:
         """Send a message to peers; if it moves the run, hold it back until there is consent."""
-        holds = isinstance(message, HELD_BACK) and not self.has_consent
+        must_wait = (
+            not self.is_sole
+            and isinstance(message, HELD_BACK)
+            and not self._majority.consents(self._membership)
+        )
         for peer in peers:
-            if holds:
+            if must_wait:
                 self._majority.hold(peer.id, message)
             else:
                 self._outbox.send(peer, message)
@@ -146,10 +150,7 @@ class Ratification:
         """Whether the outcome of an operation was proposed and is not settled."""
         return operation in self._majority.proposals
 
-    def proposed(self) -> list[msg.Proposed]:
-        """Return all proposals that are not settled."""
-        return self._majority.proposals.after(0)
-
-    def acknowledged(self, key: OperationId | RoundId) -> None:
-        """Drop a proposal, because every member concerned has acknowledged its final."""
-        self._majority.proposals.settle(key)
+    def acknowledged(self, keys: Iterable[OperationId | RoundId]) -> None:
+        """Drop proposals, because every member concerned has acknowledged their finals."""
+        if not self.is_sole:
+            self._majority.proposals.settle(keys)

@@ -7,7 +7,12 @@ import pickle
 import pytest
 
 from pccl.machines.master import status
-from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
+from pccl.machines.master.events import (
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionOpened,
+    SendStatus,
+)
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
 from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX
@@ -48,10 +53,8 @@ def ask(master: MasterStage) -> StatusReport:
     master.do(ConnectionOpened(ASKER, "10.0.0.99"))
     answer, closing = master.hear(ASKER, msg.StatusRequest())
     assert closing == CloseConnection(ASKER, "the query is answered")
-    assert isinstance(answer, SendTo)
-    assert answer.connection == ASKER
-    assert isinstance(answer.message, StatusReport)
-    return answer.message
+    assert answer == SendStatus(ASKER)
+    return master.machine.status()
 
 
 def member(
@@ -162,10 +165,10 @@ def test_to_ask_changes_nothing_and_is_no_way_in() -> None:
     assert master.hear(2, ASKED) == twin.hear(2, ASKED)
 
 
-def test_the_story_of_a_master_keeps_no_reports() -> None:
+def test_the_history_of_a_master_keeps_no_reports() -> None:
     master = new(2)
     ask(master)
-    assert "Send(connection=99, the status)" in str(master.machine.history)
+    assert "SendStatus(connection=99)" in str(master.machine.history)
     assert "StatusReport" not in str(master.machine.history)
 
 

@@ -14,12 +14,12 @@ from pccl.protocol.checksum import seal
 from pccl.protocol.codec import BYTES_MAX, StreamDecoder, encode
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import (
+    CHARGED,
+    PEERS_BYTES_MAX,
     Allowance,
     SharedAllowance,
     Trust,
-    is_charged,
     masters_bytes_max,
-    peers_bytes_max,
 )
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
@@ -39,7 +39,7 @@ OPERATION = OperationId(LAST, LAST, LAST, LAST, LAST)
 
 
 def test_what_a_stranger_may_send() -> None:
-    allowed = {kind.__name__: peers_bytes_max(Trust.STRANGER, kind) for kind in FROM_PEERS}
+    allowed = {kind.__name__: PEERS_BYTES_MAX[Trust.STRANGER].get(kind, 0) for kind in FROM_PEERS}
     assert {name for name, size in allowed.items() if size} == {
         *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
         "Damaged",
@@ -48,7 +48,7 @@ def test_what_a_stranger_may_send() -> None:
 
 
 def test_a_newcomer_sends_little() -> None:
-    sizes = [peers_bytes_max(Trust.NEWCOMER, kind) for kind in FROM_PEERS]
+    sizes = [PEERS_BYTES_MAX[Trust.NEWCOMER].get(kind, 0) for kind in FROM_PEERS]
     assert max(sizes) == NEWCOMER_BYTES_MAX == 4096
     links = (MeasuredLink(PeerId(LAST), LinkMeasure(LAST, LAST)),) * LINKS_BATCH_MAX
     assert len(encode(msg.LinksMeasured(links))) < NEWCOMER_BYTES_MAX
@@ -56,16 +56,16 @@ def test_a_newcomer_sends_little() -> None:
 
 @pytest.mark.parametrize("kind", [msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported])
 def test_only_a_returning_peer_reports(kind: type[Any]) -> None:
-    allowed = [peers_bytes_max(trust, kind) for trust in Trust]
+    allowed = [PEERS_BYTES_MAX[trust].get(kind, 0) for trust in Trust]
     assert allowed == [0, 0, BYTES_MAX[kind], BYTES_MAX[kind], 0]
 
 
 def test_what_a_run_that_goes_on_needs_not_is_charged() -> None:
-    assert [is_charged(trust) for trust in Trust] == [True, True, True, False, False]
+    assert [trust in CHARGED for trust in Trust] == [True, True, True, False, False]
 
 
 def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:
-    sizes = {kind: peers_bytes_max(Trust.MEMBER, kind) for kind in FROM_PEERS}
+    sizes = {kind: PEERS_BYTES_MAX[Trust.MEMBER].get(kind, 0) for kind in FROM_PEERS}
     assert max(sizes.values()) == sizes[msg.Heartbeat] == 40 << 10
 
 
@@ -88,7 +88,7 @@ def test_the_fullest_heartbeat_of_a_peer_fits() -> None:
 
 @pytest.mark.parametrize("trust", Trust)
 def test_nobody_takes_the_other_sides_part(trust: Trust) -> None:
-    assert not any(peers_bytes_max(trust, kind) for kind in FROM_MASTERS)
+    assert not any(PEERS_BYTES_MAX[trust].get(kind, 0) for kind in FROM_MASTERS)
     assert not any(masters_bytes_max(kind) for kind in FROM_PEERS)
     assert all(masters_bytes_max(kind) for kind in FROM_MASTERS)
 
@@ -114,7 +114,7 @@ def begin(length: int, code: int) -> bytes:
     ],
 )
 def test_a_message_is_refused_by_its_prefix(trust: Trust, beginning: bytes, says: str) -> None:
-    decoder = StreamDecoder(lambda kind: peers_bytes_max(trust, kind))
+    decoder = StreamDecoder(lambda kind: PEERS_BYTES_MAX[trust].get(kind, 0))
     assert list(decoder.feed(beginning[:-1])) == []
     with pytest.raises(RemoteProtocolError, match=says):
         list(decoder.feed(beginning[-1:]))
@@ -122,7 +122,7 @@ def test_a_message_is_refused_by_its_prefix(trust: Trust, beginning: bytes, says
 
 def test_what_a_message_changes_holds_for_the_next_one() -> None:
     trust = Trust.STRANGER
-    decoder = StreamDecoder(lambda kind: peers_bytes_max(trust, kind))
+    decoder = StreamDecoder(lambda kind: PEERS_BYTES_MAX[trust].get(kind, 0))
     wire = encode(msg.Register(0, "", 1)) + encode(msg.Heartbeat())
     found = decoder.feed(wire)
     assert next(found) == msg.Register(0, "", 1)

@@ -13,12 +13,12 @@ def test_each_peer_is_owed_a_message_until_it_acknowledges() -> None:
     kept.keep("first", "one", [A, B])
     assert "first" in kept
     assert kept.owed("first", A) == "one"
-    kept.acknowledge("first", A)
+    kept.acknowledge(["first"], A)
     assert kept.owed("first", A) is None
     assert kept.owed("first", B) == "one"
-    kept.acknowledge("first", A)  # once more changes nothing
+    kept.acknowledge(["first"], A)  # once more changes nothing
     assert "first" in kept
-    kept.acknowledge("first", B)
+    kept.acknowledge(["first"], B)
     assert "first" not in kept
     assert list(kept.everybody_owed()) == []
 
@@ -45,7 +45,7 @@ def test_how_much_is_owed() -> None:
     kept.keep(2, "y", [A])
     assert [kept.count_owed_to(peer) for peer in (A, B, C)] == [2, 1, 0]
     for _ in range(2):  # a second acknowledgement changes nothing
-        kept.acknowledge(1, A)
+        kept.acknowledge([1], A)
         assert [kept.count_owed_to(peer) for peer in (A, B, C)] == [1, 1, 0]
     kept.forget(A)
     kept.forget(C)
@@ -55,8 +55,8 @@ def test_how_much_is_owed() -> None:
 def test_what_nobody_knows() -> None:
     kept: Kept[int, str] = Kept()
     kept.keep(1, "x", [A])
-    kept.acknowledge(7, A)
-    kept.acknowledge(1, C)
+    kept.acknowledge([7], A)
+    kept.acknowledge([1], C)
     assert kept.owed(7, A) is None
     assert kept.owed(1, C) is None
     assert kept.owed_to(A) == ["x"]
