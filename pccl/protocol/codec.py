@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from operator import attrgetter
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -42,6 +42,7 @@ from pccl.protocol.types import AtMost, Below, UpTo
 _LENGTH_BITS = 24
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size + SEAL_BYTES
+_PACKER = msgpack.Packer(use_bin_type=True)
 _U64 = Below(1 << 64)
 
 CODES: dict[type[Any], int] = {
@@ -104,8 +105,8 @@ class _Invalid(Exception):
 
 def encode(message: Message) -> bytes:
     """Return the bytes of one message, prefix included."""
-    code, encode_fields = _ENCODERS[type(message)]
-    body: bytes = msgpack.packb(encode_fields(message), use_bin_type=True)
+    code = CODES[type(message)]
+    body = _PACKER.pack(_encoder_of(code)(message))
     assert len(body) <= BYTES_MAX[type(message)], "message too large to be accepted"
     return frame(code, body)
 
@@ -123,8 +124,8 @@ def decode(code: int, body: bytes) -> Message:
     Raises:
         RemoteProtocolError: ``body`` is not one well-formed message. Close the connection.
     """
-    name, decode_fields = _DECODERS.get(code, (None, None))
-    if decode_fields is None:
+    kind = _KINDS.get(code)
+    if kind is None:
         raise RemoteProtocolError(func="control", reason=f"unknown message code {code}")
     try:
         value: Any = msgpack.unpackb(
@@ -136,12 +137,13 @@ def decode(code: int, body: bytes) -> Message:
             max_ext_len=0,
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        reason = f"the fields of a {name} are not valid MessagePack: {error}"
+        reason = f"the fields of a {kind.__name__} are not valid MessagePack: {error}"
         raise RemoteProtocolError(func="control", reason=reason) from error
     try:
-        return typing.cast("Message", decode_fields(value))
+        return typing.cast("Message", _decoder_of(code)(value))
     except _Invalid as error:
-        raise RemoteProtocolError(func="control", reason=f"malformed {name}: {error}") from error
+        reason = f"malformed {kind.__name__}: {error}"
+        raise RemoteProtocolError(func="control", reason=reason) from error
 
 
 class StreamDecoder:
@@ -199,16 +201,16 @@ class StreamDecoder:
 
 
 # -- dataclasses to plain lists and back -------------------------------------------------------
+#
+# The encoder and the decoder of a type are written as source text and compiled at their first use,
+# as ``dataclasses`` does for ``__init__``: then a message costs one call, not one for each field.
 
 
-_Encoder = Callable[[Any], Any]
+_Convert = Callable[[Any], Any]
 
 
-def _text_encoder(limit: int) -> _Encoder:
-    def cut(text: str) -> str:
-        return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-
-    return cut
+def _cut(text: str, limit: int) -> str:
+    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
 def _bounded(hint: Any) -> tuple[Any, int]:
@@ -225,52 +227,51 @@ def _bounded(hint: Any) -> tuple[Any, int]:
     return hint, limit or SEQUENCE_ITEMS_MAX
 
 
-def _encoder_of(hint: Any) -> _Encoder | None:
-    """Build the encoder of one annotated type; None: msgpack takes its values unchanged."""
-    if isinstance(hint, typing.NewType):
-        return _encoder_of(hint.__supertype__)
-    hint, limit = _bounded(hint)
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        return _tuple_encoder(_encoder_of(typing.get_args(hint)[0]))
-    if origin in (types.UnionType, typing.Union):
-        return _optional_encoder(_encoder_of(typing.get_args(hint)[0]))
-    if hint is str:
-        return _text_encoder(limit)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _dataclass_encoder(hint)
-    return None  # numbers, enums, booleans and bytes
+def _is_optional(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
-def _tuple_encoder(encode_item: _Encoder | None) -> _Encoder | None:
-    if encode_item is None:
-        return None
-    return lambda items: [encode_item(item) for item in items]
+def _is_record(hint: Any) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
-def _optional_encoder(encode_some: _Encoder | None) -> _Encoder | None:
-    if encode_some is None:
-        return None
-    return lambda value: None if value is None else encode_some(value)
-
-
-def _dataclass_encoder(kind: type[Any]) -> _Encoder:
+@cache
+def _fields_of(kind: Any) -> list[tuple[str, Any]]:
+    """Return name and type of each field of a dataclass."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    plan = [(field.name, _encoder_of(hints[field.name])) for field in fields(kind)]
-    if len(plan) > 1 and not any(encode_field for _, encode_field in plan):
-        return attrgetter(*(name for name, _ in plan))  # a tuple, without a call of Python
-
-    def encode_dataclass(value: Any) -> list[Any]:
-        items = list[Any]()
-        for name, encode_field in plan:
-            item = getattr(value, name)
-            items.append(item if encode_field is None else encode_field(item))
-        return items
-
-    return encode_dataclass
+    return [(field.name, hints[field.name]) for field in fields(kind)]
 
 
-_Decoder = Callable[[Any], Any]
+def _compiled(source: str, names: dict[str, Any]) -> _Convert:
+    """Return the function ``convert`` that ``source`` defines; it may use ``names``."""
+    exec(source, names)  # the text comes from the types above, not from outside
+    return typing.cast("_Convert", names["convert"])
+
+
+@cache
+def _encoder_of(code: int) -> _Convert:
+    """Build the function from a message of the type to the list that msgpack takes."""
+    return _compiled(f"convert = lambda value: {_encoded(_KINDS[code], 'value', 0)}", {"cut": _cut})
+
+
+def _encoded(hint: Any, value: str, depth: int) -> str:
+    """Return the expression of the encoded form of ``value``, itself an expression."""
+    if isinstance(hint, typing.NewType):
+        return _encoded(hint.__supertype__, value, depth)
+    hint, limit = _bounded(hint)
+    if typing.get_origin(hint) is tuple:
+        item = f"item{depth}"
+        encoded = _encoded(typing.get_args(hint)[0], item, depth + 1)
+        return value if encoded == item else f"[{encoded} for {item} in {value}]"
+    if _is_optional(hint):
+        some = _encoded(typing.get_args(hint)[0], value, depth)
+        return value if some == value else f"(None if {value} is None else {some})"
+    if hint is str:
+        return f"cut({value}, {limit})"
+    if _is_record(hint):
+        items = [_encoded(kind, f"{value}.{name}", depth) for name, kind in _fields_of(hint)]
+        return f"[{', '.join(items)}]"
+    return value  # msgpack takes numbers, enums, booleans and bytes unchanged
 
 
 def _named(value: Any) -> str:
@@ -279,159 +280,129 @@ def _named(value: Any) -> str:
     return repr(value) if shown else f"a {type(value).__name__}"
 
 
-def _decoder_of(hint: Any) -> _Decoder:
-    """Build the strict decoder of one annotated type."""
-    if isinstance(hint, typing.NewType):
-        return _decoder_of(hint.__supertype__)
-    hint, limit = _bounded(hint)
-    origin = typing.get_origin(hint)
-    if origin is typing.Annotated:
-        base, annotation = typing.get_args(hint)
-        if base is float:
-            assert isinstance(annotation, UpTo)
-            return _float_decoder(annotation)
-        assert base is int
-        assert isinstance(annotation, Below)
-        return _IntegerDecoder(annotation.bound)
-    if origin is tuple:
-        item, ellipsis = typing.get_args(hint)
-        assert ellipsis is ...
-        return _tuple_decoder(_decoder_of(item), limit)
-    if origin in (types.UnionType, typing.Union):
-        some, none = typing.get_args(hint)
-        assert none is type(None)
-        return _optional_decoder(_decoder_of(some))
-    if hint is int:
-        return _IntegerDecoder(_U64.bound)
-    if hint is bool:
-        return _flag_decoder
-    if hint is bytes:
-        return _bytes_decoder(limit)
-    if hint is str:
-        return _text_decoder(limit)
-    if issubclass(hint, enum.IntEnum):
-        return _enum_decoder(hint)
-    assert is_dataclass(hint)
-    return _dataclass_decoder(typing.cast("type[Any]", hint))
+class _DecoderSource:
+    """The source text of a strict decoder, while it is written.
+
+    Args:
+        kind: the dataclass to decode.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        self.names: dict[str, Any] = {"Invalid": _Invalid, "named": _named, "text": _decoded_text}
+        self._lines = ["def convert(value):"]
+        self._indent = 1
+        self._variables = 0
+        self._read(kind, "value")
+        self._write("return value")
+        self.text = "\n".join(self._lines)
+
+    def _write(self, line: str) -> None:
+        self._lines.append("    " * self._indent + line)
+
+    def _refuse_unless(self, condition: str, reason: str) -> None:
+        self._write(f"if not ({condition}):")
+        self._write(f"    raise Invalid(f{reason!r})")
+
+    def _named_as(self, what: Any, name: str) -> str:
+        """Make ``what`` available to the decoder; return its name there."""
+        name = f"{name}_{len(self.names)}"
+        self.names[name] = what
+        return name
+
+    def _new_variable(self) -> str:
+        self._variables += 1
+        return f"v{self._variables}"
+
+    def _read(self, hint: Any, value: str) -> None:
+        """Write statements that check the variable ``value``, and replace it where necessary."""
+        if isinstance(hint, typing.NewType):
+            self._read(hint.__supertype__, value)
+            return
+        hint, limit = _bounded(hint)
+        origin = typing.get_origin(hint)
+        if origin is tuple:
+            self._read_tuple(typing.get_args(hint)[0], limit, value)
+        elif _is_optional(hint):
+            self._write(f"if {value} is not None:")
+            self._indent += 1
+            self._read(typing.get_args(hint)[0], value)
+            self._indent -= 1
+        elif _is_record(hint):
+            self._read_dataclass(hint, value)
+        elif hint is int:
+            self._read_integer(_U64, value)
+        elif origin is typing.Annotated:
+            annotation = typing.get_args(hint)[1]
+            if isinstance(annotation, Below):
+                self._read_integer(annotation, value)
+            else:
+                self._read_float(annotation, value)
+        elif hint is str:
+            self._write(f"{value} = text({value}, {limit})")
+        elif hint is bytes:
+            self._refuse_unless(f"type({value}) is bytes", f"{{named({value})}} is not bytes")
+            reason = f"a byte string has {{len({value})}} bytes, over {limit}"
+            self._refuse_unless(f"len({value}) <= {limit}", reason)
+        elif hint is bool:
+            self._refuse_unless(f"type({value}) is bool", f"{{named({value})}} is not bool")
+        else:
+            self._read_enum(hint, value)
+
+    def _read_integer(self, limit: Below, value: str) -> None:
+        reason = f"{{named({value})}} is not an integer from 0 to {limit.bound - 1}"
+        self._refuse_unless(f"type({value}) is int and 0 <= {value} < {limit.bound}", reason)
+
+    def _read_float(self, limit: UpTo, value: str) -> None:
+        reason = f"{{named({value})}} is not a float from 0 to {limit.largest:g}"
+        is_fine = f"type({value}) is float and 0 <= {value} <= {limit.largest!r}"
+        self._refuse_unless(is_fine, reason)
+
+    def _read_enum(self, kind: type[enum.IntEnum], value: str) -> None:
+        members = self._named_as({int(member): member for member in kind}, "members")
+        reason = f"{{named({value})}} is not a {kind.__name__}"
+        self._refuse_unless(f"type({value}) is int and {value} in {members}", reason)
+        self._write(f"{value} = {members}[{value}]")
+
+    def _read_tuple(self, item_hint: Any, limit: int, value: str) -> None:
+        self._refuse_unless(f"type({value}) is list", f"{{named({value})}} is not a list")
+        reason = f"a list has {{len({value})}} items, over {limit}"
+        self._refuse_unless(f"len({value}) <= {limit}", reason)
+        item, items = self._new_variable(), self._new_variable()
+        self._write(f"{items} = []")
+        self._write(f"for {item} in {value}:")
+        self._indent += 1
+        self._read(item_hint, item)
+        self._write(f"{items}.append({item})")
+        self._indent -= 1
+        self._write(f"{value} = tuple({items})")
+
+    def _read_dataclass(self, kind: Any, value: str) -> None:
+        hints = [hint for _, hint in _fields_of(kind)]
+        self._refuse_unless(f"type({value}) is list", f"{{named({value})}} is not a list")
+        reason = f"{kind.__name__} has {len(hints)} fields, not {{len({value})}}"
+        self._refuse_unless(f"len({value}) == {len(hints)}", reason)
+        variables = [self._new_variable() for _ in hints]
+        if hints:
+            self._write(f"{', '.join(variables)}, = {value}")
+        for hint, variable in zip(hints, variables, strict=True):
+            self._read(hint, variable)
+        self._write(f"{value} = {self._named_as(kind, kind.__name__)}({', '.join(variables)})")
 
 
-class _IntegerDecoder:
-    """Accepts the integers from 0 to before ``bound``."""
-
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
-
-    def __call__(self, value: Any) -> int:
-        if type(value) is not int or not 0 <= value < self.bound:
-            raise _Invalid(f"{_named(value)} is not an integer from 0 to {self.bound - 1}")
-        return value
+def _decoded_text(value: Any, limit: int) -> str:
+    if type(value) is not str:
+        raise _Invalid(f"{_named(value)} is not str")
+    nbytes = len(value.encode())
+    if nbytes > limit:
+        raise _Invalid(f"a text has {nbytes} bytes, over {limit}")
+    return value if value.isprintable() else _cut(printable(value), limit)
 
 
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
-
-
-def _bound_of(decoder: _Decoder) -> int:
-    return decoder.bound if isinstance(decoder, _IntegerDecoder) else 0
-
-
-def _float_decoder(limit: UpTo) -> _Decoder:
-    def decode_float(value: Any) -> float:
-        if type(value) is not float or not 0 <= value <= limit.largest:
-            raise _Invalid(f"{_named(value)} is not a float from 0 to {limit.largest:g}")
-        return value
-
-    return decode_float
-
-
-def _flag_decoder(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _Invalid(f"{_named(value)} is not bool")
-    return value
-
-
-def _bytes_decoder(limit: int) -> _Decoder:
-    def decode_bytes(value: Any) -> bytes:
-        if type(value) is not bytes:
-            raise _Invalid(f"{_named(value)} is not bytes")
-        if len(value) > limit:
-            raise _Invalid(f"a byte string has {len(value)} bytes, over {limit}")
-        return value
-
-    return decode_bytes
-
-
-def _text_decoder(limit: int) -> _Decoder:
-    cut = _text_encoder(limit)
-
-    def decode_text(value: Any) -> str:
-        if type(value) is not str:
-            raise _Invalid(f"{_named(value)} is not str")
-        nbytes = len(value.encode())
-        if nbytes > limit:
-            raise _Invalid(f"a text has {nbytes} bytes, over {limit}")
-        return value if value.isprintable() else cut(printable(value))
-
-    return decode_text
-
-
-def _optional_decoder(decode_some: _Decoder) -> _Decoder:
-    def decode_optional(value: Any) -> Any:
-        return None if value is None else decode_some(value)
-
-    return decode_optional
-
-
-def _enum_decoder(kind: type[enum.IntEnum]) -> _Decoder:
-    members = {int(member): member for member in kind}
-
-    def decode_enum(value: Any) -> enum.IntEnum:
-        member = members.get(value) if type(value) is int else None
-        if member is None:
-            raise _Invalid(f"{_named(value)} is not a {kind.__name__}")
-        return member
-
-    return decode_enum
-
-
-def _tuple_decoder(decode_item: _Decoder, limit: int) -> _Decoder:
-    bound = _bound_of(decode_item)
-
-    def decode_tuple(value: Any) -> tuple[Any, ...]:
-        if value.__class__ is not list:  # type checkers do not narrow this form
-            raise _Invalid(f"{_named(value)} is not a list")
-        if len(value) > limit:
-            raise _Invalid(f"a list has {len(value)} items, over {limit}")
-        items = list[Any]()
-        for item in value:
-            is_fine = type(item) is int and 0 <= item < bound
-            items.append(item if is_fine else decode_item(item))
-        return tuple(items)
-
-    return decode_tuple
-
-
-def _dataclass_decoder(kind: type[Any]) -> _Decoder:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    decoders = tuple(_decoder_of(hints[field.name]) for field in fields(kind))
-    bounds = tuple(map(_bound_of, decoders))
-    optional = tuple(_is_optional(hints[field.name]) for field in fields(kind))
-
-    def decode_dataclass(value: Any) -> Any:
-        if value.__class__ is not list:  # type checkers do not narrow this form
-            raise _Invalid(f"{_named(value)} is not a list")
-        if len(value) != len(decoders):
-            raise _Invalid(f"{kind.__name__} has {len(decoders)} fields, not {len(value)}")
-        items = list[Any]()
-        for decode_item, bound, is_optional, item in zip(
-            decoders, bounds, optional, value, strict=True
-        ):
-            # Most fields are integers, or nil: each call of a decoder less counts.
-            is_fine = is_optional if item is None else type(item) is int and 0 <= item < bound
-            items.append(item if is_fine else decode_item(item))
-        return kind(*items)
-
-    return decode_dataclass
+@cache
+def _decoder_of(code: int) -> _Convert:
+    """Build the strict decoder of a type of message."""
+    source = _DecoderSource(_KINDS[code])
+    return _compiled(source.text, source.names)
 
 
 # -- how large a message can be ------------------------------------------------------------------
@@ -449,13 +420,12 @@ def _largest(hint: Any) -> int:
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _sequence_head(limit) + limit * _largest(typing.get_args(hint)[0])
-    if origin in (types.UnionType, typing.Union):
+    if _is_optional(hint):
         return _largest(typing.get_args(hint)[0])
     if hint is str or hint is bytes:
         return (3 if limit < 1 << 16 else 5) + limit
-    if isinstance(hint, type) and is_dataclass(hint):
-        hints = typing.get_type_hints(hint, include_extras=True)
-        kinds = [hints[field.name] for field in fields(hint)]
+    if _is_record(hint):
+        kinds = [kind for _, kind in _fields_of(hint)]
         return _sequence_head(len(kinds)) + sum(map(_largest, kinds))
     return _NUMBER_BYTES_MAX
 
@@ -472,6 +442,3 @@ _KINDS: dict[int, type[Any]] = {code: kind for kind, code in CODES.items()}
 
 BYTES_MAX: dict[type[Any], int] = {kind: _largest_message(kind) for kind in CODES}
 """The size of the largest message of each type, without its prefix."""
-
-_DECODERS = {code: (kind.__name__, _dataclass_decoder(kind)) for kind, code in CODES.items()}
-_ENCODERS = {kind: (code, _dataclass_encoder(kind)) for kind, code in CODES.items()}
