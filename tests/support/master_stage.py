@@ -110,10 +110,15 @@ class MasterStage:
         yield from short_effects(effects)
 
     def do(self, event: ev.MasterEvent) -> list[ev.MasterEffect]:
-        """Tell the machine."""
+        """Tell the machine; as its shell does, fill in the status where it is to be sent."""
         effects = self.machine.handle(event, self.now_ns)
         self.machine.check()
-        return effects
+        return [
+            ev.SendTo(effect.connection, self.machine.status())
+            if isinstance(effect, ev.SendStatus)
+            else effect
+            for effect in effects
+        ]
 
     def hear(self, connection: int, *messages: msg.Message) -> list[ev.MasterEffect]:
         """Messages of one connection."""

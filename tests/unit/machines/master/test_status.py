@@ -7,12 +7,7 @@ import pickle
 import pytest
 
 from pccl.machines.master import status
-from pccl.machines.master.events import (
-    CloseConnection,
-    ConnectionClosed,
-    ConnectionOpened,
-    SendStatus,
-)
+from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
 from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX
@@ -53,8 +48,10 @@ def ask(master: MasterStage) -> StatusReport:
     master.do(ConnectionOpened(ASKER, "10.0.0.99"))
     answer, closing = master.hear(ASKER, msg.StatusRequest())
     assert closing == CloseConnection(ASKER, "the query is answered")
-    assert answer == SendStatus(ASKER)
-    return master.machine.status()
+    assert isinstance(answer, SendTo)
+    assert answer.connection == ASKER
+    assert isinstance(answer.message, StatusReport)
+    return answer.message
 
 
 def member(
