@@ -195,12 +195,21 @@ class Lease(Protocol):
         ...
 
 
+MACHINES = 65535
+"""Number of values of :attr:`LocalMemory.machine`."""
+
+
 class LocalMemory(Protocol):
     """The memory of this process, for others to pull, and the memory of others, to pull from."""
 
     @property
     def ancestry(self) -> Sequence[int]:
         """Id of this process, of its parent, and so on."""
+        ...
+
+    @property
+    def machine(self) -> int:
+        """Hash, from 1 to 65535, of machine and user: equal where memory may be shared."""
         ...
 
     @property

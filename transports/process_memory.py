@@ -22,11 +22,13 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import addressof, c_char, c_uint64
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pccl.protocol.checksum import bytes_hash
 from pccl.transports.announcement import (
     ANCESTRY_MAX,
     PROOF_BYTES,
@@ -34,7 +36,7 @@ from pccl.transports.announcement import (
     encode_announcement,
     encode_one_part,
 )
-from pccl.transports.base import Connection
+from pccl.transports.base import MACHINES, Connection
 from pccl.transports.socket_owner import holds_other_end
 
 _PAGE_WORDS = 512
@@ -42,6 +44,7 @@ _PR_SET_PTRACER = 0x59616D61
 _RANGES = 3
 """Ranges of most pulls: the word, the segment, and the word again."""
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 _writable = c_char.from_buffer
@@ -139,6 +142,15 @@ def _ancestry(pid: int) -> tuple[int, ...]:
     return tuple(pid for pid in pids if pid)
 
 
+@lru_cache(maxsize=1)
+def _machine(pid: int) -> int:
+    known = [str(os.getuid())]
+    with suppress(OSError):
+        known.append(_BOOT.read_text())
+        known += [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")]
+    return bytes_hash(" ".join(known).encode()) % MACHINES + 1
+
+
 class ProcessMemory:
     """The memory of this process and of others. See :class:`pccl.transports.base.LocalMemory`.
 
@@ -163,6 +175,11 @@ class ProcessMemory:
         first = addressof(self._found)
         self._ours[:] = [first, 8, 0, 0, first + 8, 8]
         self._theirs[:] = [0, 8, 0, 0, 0, 8]
+
+    @property
+    def machine(self) -> int:
+        """Hash of the system's boot, the user, and the namespaces of processes and users."""
+        return _machine(os.getpid())
 
     @property
     def ancestry(self) -> Sequence[int]:

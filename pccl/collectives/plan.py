@@ -37,7 +37,9 @@ def schedule_of(
         ValueError: the rank or the root is outside the ring.
     """
     itemsize = descriptor.dtype.itemsize
-    segment_bytes = segment_bytes or segment_bytes_for(descriptor.count * itemsize, world_size)
+    segment_bytes = segment_bytes or segment_bytes_for(
+        descriptor.count * itemsize, world_size, near=descriptor.near
+    )
     match descriptor.collective:
         case Collective.ALL_REDUCE:
             star = descriptor.algorithm is Algorithm.STAR

@@ -76,6 +76,8 @@ class Register:
     """Number of master addresses that it knows."""
     prefetches: bool = False
     """The master admits it only after ``Prefetched``."""
+    machine: U16 = 0
+    """See ``Member``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,6 +363,8 @@ class Descriptor:
     """Whether the caller has named the algorithm."""
     weighted: bool = False
     """Whether each member gives a weight. The weight itself is not in the descriptor."""
+    near: bool = False
+    """Whether all members of an all-reduce share one machine's memory; ``settled`` fills it in."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
@@ -402,11 +404,16 @@ class Descriptor:
         """
         return self.follows_ring and not self.quantization.active
 
-    def settled(self, table: AlgorithmTable) -> Descriptor:
-        """Return the same descriptor with the algorithm that AUTO stands for."""
-        if self.collective is not Collective.ALL_REDUCE or self.algorithm is not Algorithm.AUTO:
+    def settled(self, table: AlgorithmTable, *, near: bool = False) -> Descriptor:
+        """Return the same descriptor with what the view determines.
+
+        Args:
+            table: says which algorithm AUTO stands for.
+            near: whether all members of the view share one machine's memory.
+        """
+        if self.collective is not Collective.ALL_REDUCE:
             return self
-        return _settled(self, table)
+        return _settled(self, table, near)
 
     def __str__(self) -> str:
         what = f"{self.count} x {self.dtype.label}"
@@ -426,20 +433,24 @@ class Descriptor:
 
 
 @lru_cache(maxsize=1024)
-def _settled(descriptor: Descriptor, table: AlgorithmTable) -> Descriptor:
-    algorithm = table.algorithm_for(descriptor.tensor_bytes)
-    if algorithm is Algorithm.RING and descriptor.quantization.active:
-        algorithm = table.quantized
-    return replace(descriptor, algorithm=algorithm)
+def _settled(descriptor: Descriptor, table: AlgorithmTable, near: bool) -> Descriptor:
+    algorithm = descriptor.algorithm
+    if algorithm is Algorithm.AUTO:
+        algorithm = table.algorithm_for(descriptor.tensor_bytes)
+        if algorithm is Algorithm.RING and descriptor.quantization.active:
+            algorithm = table.quantized
+    return replace(descriptor, algorithm=algorithm, near=near)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The id and the address of a peer, as other members see it."""
+    """The id, the address and the machine of a peer, as other members see it."""
 
     peer: PeerId
     host: str
     port: int
+    machine: Annotated[int, Below(1 << 16)] = 0
+    """A hash of its machine, equal for processes that may share memory; 0: this one shares none."""
 
 
 _peer_of = attrgetter("peer")
@@ -473,3 +484,9 @@ class Roster:
     def ring(self) -> tuple[PeerId, ...]:
         """Ids of the members in ring order. The rank of a member is its index."""
         return tuple(map(_peer_of, self.members))
+
+    @property
+    def is_near(self) -> bool:
+        """Whether all members share the memory of one machine."""
+        machine = self.members[0].machine
+        return bool(machine) and all(member.machine == machine for member in self.members)

@@ -164,7 +164,7 @@ class PeerEngine:
         self.links = Links(self._make_link)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
-        memory = self._transport.memory if self._options.pulls else None
+        self._memory = memory = self._transport.memory if self._options.pulls else None
         self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes, memory)
         pulls = Pulls(
             memory,
@@ -251,6 +251,7 @@ class PeerEngine:
             rejoins=rejoins,
             masters=self._control.masters_count,
             prefetches=prefetches,
+            machine=self._memory.machine if self._memory is not None else 0,
         )
         await self.calls.wait(event, deadline)
         self._has_been_member = True

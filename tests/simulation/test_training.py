@@ -174,6 +174,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         drawn,
         peers=5,
         late_peers=0,
+        machine_size=1,
         latency_ns=40 * MS,
         training=training,
         faults=(*most, *rest),

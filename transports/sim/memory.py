@@ -12,9 +12,10 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from pccl.transports.announcement import Announcement, encode_announcement
-from pccl.transports.base import Connection
+from pccl.transports.base import MACHINES, Connection
 
 _GARBAGE = 0xA5
 """Value of each byte that a withdrawn pull leaves."""
@@ -86,6 +87,11 @@ class SimMemory:
         machines = self._memories.machines
         machine = machines.get(connection.local.host)
         return machine is not None and machine == machines.get(connection.remote.host)
+
+    @property
+    def machine(self) -> int:
+        """Hash of the name of the machine; without a machine, of the host."""
+        return crc32(self._memories.machines.get(self.host, self.host).encode()) % MACHINES + 1
 
     def holds(self, pid: int, connection: Connection) -> bool:
         """Whether process ``pid`` is on the host at the other end."""

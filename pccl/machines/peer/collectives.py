@@ -133,7 +133,7 @@ class Collectives:
 
     def _made(self, event: ev.ReduceCall, seen: Roster) -> OpenOperation:
         operation = self._operations.next_id(seen, self._own.group, event.tag)
-        what, call = event.descriptor.settled(seen.algorithms), event.call
+        what, call = event.descriptor.settled(seen.algorithms, near=seen.is_near), event.call
         made = OpenOperation(operation, what, seen.ring, call, event.detached)
         made.weight = event.weight
         return made

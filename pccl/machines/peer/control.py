@@ -33,8 +33,9 @@ class JoinAttempt:
         """Return the first message to a master."""
         event = self._event
         return msg.Register(
-            event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches
-        )
+            event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches,
+            event.machine,
+        )  # fmt: skip
 
     def failed(self, reason: str) -> errors.MasterLost | None:
         """Count a failed attempt; return the error to raise if it was the last one."""

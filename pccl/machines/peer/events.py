@@ -41,6 +41,8 @@ class JoinCall:
     """How many addresses of masters are known."""
     prefetches: bool = False
     """Whether the master may admit this peer only after ``PrefetchDone``."""
+    machine: int = 0
+    """See ``Member``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,9 +223,9 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
+    roster = [7, 2, 1, [[1, "h", 9, 5]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
-    registration = [0, "h", 9, 2, 1, True]
+    registration = [0, "h", 9, 2, 1, True, 5]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
@@ -234,7 +234,13 @@ def _fill_samples() -> None:
         msg.Goodbye: [3],
         msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
         msg.RoundRequest: [5, [1, 0]],
-        msg.OperationRequest: [6, op, [10, 1, 8, 2, 1, [1, 96, True], 3, True, True], True, 2.5],
+        msg.OperationRequest: [
+            6,
+            op,
+            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, True],
+            True,
+            2.5,
+        ],
         msg.SyncRequest: [
             13,
             op,
@@ -261,9 +267,9 @@ def _fill_samples() -> None:
         msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],
-        msg.LinkPlan: [65, [[1, "h", 9]], [2]],
-        msg.DialNewcomers: [87, [[1, "h", 9]]],
-        msg.ProbeAddress: [85, [1, "h", 9], "10.0.0.7"],
+        msg.LinkPlan: [65, [[1, "h", 9, 0]], [2]],
+        msg.DialNewcomers: [87, [[1, "h", 9, 0]]],
+        msg.ProbeAddress: [85, [1, "h", 9, 0], "10.0.0.7"],
         msg.Undialable: [86, "at h:9 (the master: connection refused)"],
         msg.AddressProbed: [25, 1, "connection refused"],
         msg.Resumed: [66, 2, b"m", [["h", 9]]],
@@ -308,33 +314,36 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9, 1, 1, False), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16, 1, 1, False), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9, 1, 1, False), "not an integer"),
-        (pack(1, 1.0, "h", 9, 1, 1, False), "not an integer"),
-        (pack(1, 0, b"h", 9, 1, 1, False), "not str"),
-        (pack(1, 0, None, 9, 1, 1, False), "not str"),
+        (pack(1, -1, "h", 9, 1, 1, False, 0), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1, 1, False, 0), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1, 1, False, 0), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1, 1, False, 0), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1, 1, False, 0), "not an integer"),
+        (pack(1, 0, b"h", 9, 1, 1, False, 0), "not str"),
+        (pack(1, 0, None, 9, 1, 1, False, 0), "not str"),
         (pack(2, 1, "token", 0, b""), "not bytes"),
         (pack(2, -1, b"t", 0, b""), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),
         (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
-        (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False]), "not a DataType"),
-        (asked([10, 0, 8, 1, 0, [8, 0, False], 0, False, False]), "not a WireFormat"),
-        (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False]), "0 to 65536"),
-        (asked([10, 0, 8, 1, 0, [1, 96, 1], 0, False, False]), "not bool"),
-        (asked([10, 0, 8, 1, 0, 0, 0, False, False]), "not a list"),
-        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], 1), "1 is not a float"),
-        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], -0.1), "from 0 to 1e\\+300"),
-        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], 1.1e300), "not a float"),
-        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True], math.nan), "nan is not a float"),
+        (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False, False]), "not a DataType"),
+        (asked([10, 0, 8, 1, 0, [8, 0, False], 0, False, False, False]), "not a WireFormat"),
+        (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False, False]), "0 to 65536"),
+        (asked([10, 0, 8, 1, 0, [1, 96, 1], 0, False, False, False]), "not bool"),
+        (asked([10, 0, 8, 1, 0, 0, 0, False, False, False]), "not a list"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False], 1), "1 is not a float"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False], -0.1), "from 0 to 1e\\+300"),
+        (asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False], 1.1e300), "not a float"),
+        (
+            asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False], math.nan),
+            "nan is not a float",
+        ),
         (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf]), "inf is not a float"),
         (pack(71, [1, 2, 3, 4, 5], 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
-        (pack(65, [[1, "h"]], []), "Member has 3 fields, not 2"),
+        (pack(65, [[1, "h"]], []), "Member has 4 fields, not 2"),
         (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text has 4097 bytes, over 4096"),
         (pack(67, None, "é" * 2049, 0, 0), "text has 4098 bytes, over 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),

@@ -22,7 +22,8 @@ def revive(
         now_ns: current time.
     """
     registration = header.registration
-    seen_as = Member(header.peer, dialled_at(registration.host, host), registration.port)
+    dialled = dialled_at(registration.host, host)
+    seen_as = Member(header.peer, dialled, registration.port, registration.machine)
     return RegisteredPeer(
         header.peer, registration.group, member or seen_as, header.token,
         min_peers=registration.min_peers, masters=registration.masters,
