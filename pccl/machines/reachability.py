@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from pccl.protocol.limits import TESTS_AT_ONCE_MAX, TESTS_PER_S
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 
 
+@lru_cache(maxsize=1024)
 def _address(host: str) -> IPv4Address | IPv6Address | None:
     """Return ``host`` as an IP address; None if it is a name."""
     try:

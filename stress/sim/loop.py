@@ -21,7 +21,7 @@ import contextvars
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from pccl.protocol.types import NS_PER_S
 
@@ -39,10 +39,43 @@ class OutOfTime(Exception):
     """The granted virtual time is over, or callbacks spin without a step in time."""
 
 
+class LoopTimer:
+    """A pending call of the loop: an ``asyncio.TimerHandle`` without context and debug mode."""
+
+    __slots__ = ("_args", "_callback", "_loop")
+
+    def __init__(
+        self, loop: VirtualLoop, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
+        self._loop = loop
+        self._callback: Callable[..., object] | None = callback
+        self._args = args
+
+    def cancel(self) -> None:
+        """Cancel the call, unless it was made already."""
+        if self._callback is not None:
+            self._callback = None
+            self._loop.timer_cancelled()
+
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled."""
+        return self._callback is None
+
+    def _run(self) -> None:
+        assert self._callback is not None
+        try:
+            self._callback(*self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio reports it
+            what = {"message": f"a timer failed: {error!r}", "exception": error}
+            self._loop.call_exception_handler(what)
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time that starts at 0."""
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[asyncio.Handle | LoopTimer]
     _stopping: bool
 
     def __init__(self, *, limit_ns: int | None = None) -> None:
@@ -56,7 +89,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._limit_ns = limit_ns
         self._turns = 0
         # BaseEventLoop's own heap stays empty: it holds floats and orders ties at random.
-        self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[int, int, asyncio.TimerHandle | LoopTimer]] = []
         self._timers_made = 0
         self._timers_cancelled = 0
 
@@ -73,23 +106,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_ns / NS_PER_S
 
     def call_at_ns(
-        self,
-        when_ns: int,
-        callback: Callable[[*_Ts], object],
-        *args: *_Ts,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
+        self, when_ns: int, callback: Callable[[*_Ts], object], *args: *_Ts
+    ) -> LoopTimer:
         """Call ``callback`` at the virtual time ``when_ns``, or at once if that time has passed.
 
         Raises:
             RuntimeError: the loop is closed.
         """
+        timer = LoopTimer(self, callback, args)
+        self._arm(when_ns, timer)
+        return timer
+
+    def _arm(self, when_ns: int, timer: asyncio.TimerHandle | LoopTimer) -> None:
         if self.is_closed():
             raise RuntimeError("the virtual loop is closed")
-        timer = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
         heapq.heappush(self._timers, (when_ns, self._timers_made, timer))
         self._timers_made += 1
-        return timer
 
     def call_at(
         self,
@@ -102,7 +134,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         when_ns = round(when * NS_PER_S)
         if when_ns / NS_PER_S < when:
             when_ns += 1
-        return self.call_at_ns(when_ns, callback, *args, context=context)
+        timer = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
+        self._arm(when_ns, timer)
+        return timer
 
     def let_time_pass(self, *, idle: bool) -> None:
         """Make the due timers ready; if the loop is ``idle``, jump to the next timer first.
@@ -152,8 +186,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        # Called by TimerHandle.cancel, also for a timer that is due and has left the heap. The
-        # timers that each message sets and cancels must not pile up until their time comes.
+        self.timer_cancelled()
+
+    def timer_cancelled(self) -> None:
+        """Drop the cancelled timers once there are many of them; for timers only."""
+        # Called also for a timer that is due and has left the heap. The timers that each message
+        # sets and cancels must not pile up until their time comes.
         self._timers_cancelled += 1
         if self._timers_cancelled > 100 and self._timers_cancelled > len(self._timers) // 2:
             self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled()]

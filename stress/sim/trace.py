@@ -19,6 +19,7 @@ from pccl.machines.peer.events import Tick
 from pccl.protocol.types import NS_PER_S
 
 STORY_LINES_MAX = 400
+_LINES_PER_UPDATE = 1000
 
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 
@@ -29,19 +30,27 @@ class Trace:
     def __init__(self) -> None:
         self.count = 0
         self._hash = hashlib.blake2b(digest_size=16)
+        self._unhashed: list[str] = []
         self._story: deque[tuple[int, str, object]] = deque(maxlen=STORY_LINES_MAX)
 
     def note(self, now_ns: int, who: str, what: object) -> None:
         """Record that ``what``, an event or a line of text, happened to ``who``."""
         self.count += 1
         content = what if what.__class__ is str else values_of(what)
-        self._hash.update(f"{now_ns} {who} {content!r}\n".encode())
+        self._unhashed.append(f"{now_ns} {who} {content!r}\n")
+        if len(self._unhashed) >= _LINES_PER_UPDATE:
+            self._hash_lines()
         if not _is_routine(what):
             self._story.append((now_ns, who, what))
+
+    def _hash_lines(self) -> None:
+        self._hash.update("".join(self._unhashed).encode())
+        self._unhashed.clear()
 
     @property
     def digest(self) -> str:
         """Hash of all events so far: equal if and only if the same events happened."""
+        self._hash_lines()
         return self._hash.hexdigest()
 
     def story(self, lines: int = STORY_LINES_MAX) -> str:
@@ -77,7 +86,9 @@ def _reader(kind: Any) -> Callable[[Any], object]:
     if issubclass(kind, enum.Enum):
         return lambda what: what.value
     if issubclass(kind, tuple | list):
-        return lambda what: [_reader(each.__class__)(each) for each in what]
+        return lambda what: [
+            each if each.__class__ in _PLAIN else _reader(each.__class__)(each) for each in what
+        ]
     if issubclass(kind, BaseException):
         return str
     if issubclass(kind, Mapping):
@@ -88,5 +99,6 @@ def _reader(kind: Any) -> Callable[[Any], object]:
         raise TypeError(f"a trace cannot hold a value of type {kind.__name__}")
     names = [field.name for field in fields(kind)]
     return lambda what: [
-        _reader(each.__class__)(each) for each in map(what.__getattribute__, names)
+        each if each.__class__ in _PLAIN else _reader(each.__class__)(each)
+        for each in map(what.__getattribute__, names)
     ]

@@ -47,7 +47,7 @@ SCHEDULED = [one for one in Collective if one is not Collective.SYNC]
     st.integers(2, 9),
     st.integers(1, 30),
     st.integers(1, 40),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_a_reduce_of_every_kind(
     data_type: DataType,
@@ -70,7 +70,7 @@ def test_a_reduce_of_every_kind(
 
 @pytest.mark.parametrize("data_type", DataType)
 @settings(max_examples=10)
-@given(st.integers(2, 9), st.integers(1, 30), st.integers(1, 40), st.randoms())
+@given(st.integers(2, 9), st.integers(1, 30), st.integers(1, 40), st.randoms(use_true_random=True))
 def test_a_broadcast(
     data_type: DataType, world_size: int, count: int, segment_bytes: int, rng: random.Random
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_broadcast(
 
 
 @settings(max_examples=30)
-@given(st.integers(2, 9), st.randoms())
+@given(st.integers(2, 9), st.randoms(use_true_random=True))
 def test_a_barrier_is_done_where_it_begins(world_size: int, rng: random.Random) -> None:
     ring = Ring(world_size, 64, rng)
     ring.post(Descriptor.barrier(), None)
@@ -120,7 +120,7 @@ def lent_for(
     st.integers(2, 6),
     st.integers(1, 30),
     st.integers(0, 150),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     collective: Collective,
@@ -140,7 +140,7 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
 
 @pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.BROADCAST])
 @settings(max_examples=60)
-@given(st.integers(2, 6), st.integers(1, 30), st.randoms())
+@given(st.integers(2, 6), st.integers(1, 30), st.randoms(use_true_random=True))
 def test_who_is_done_may_leave_with_his_input(
     collective: Collective, world_size: int, count: int, rng: random.Random
 ) -> None:
@@ -171,7 +171,12 @@ def test_who_is_done_may_leave_with_his_input(
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(SCHEDULED), st.integers(2, 6), st.integers(0, 60), st.randoms())
+@given(
+    st.sampled_from(SCHEDULED),
+    st.integers(2, 6),
+    st.integers(0, 60),
+    st.randoms(use_true_random=True),
+)
 def test_progress_shows_who_owes_what(
     collective: Collective, world_size: int, moment: int, rng: random.Random
 ) -> None:
@@ -196,7 +201,7 @@ def test_progress_shows_who_owes_what(
     st.sampled_from((Algorithm.STAR, Algorithm.MESH)),
     st.integers(2, 7),
     st.integers(1, 40),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_what_a_direct_reduce_moves(
     algorithm: Algorithm, world_size: int, count: int, rng: random.Random
@@ -227,7 +232,7 @@ FORMATS = [format for format in WireFormat if format is not WireFormat.NONE]
     st.integers(2, 6),
     st.integers(1, 90),
     st.booleans(),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
     wire_format: WireFormat,
@@ -280,7 +285,7 @@ def test_a_quantized_reduce_is_the_same_for_all_and_near_the_truth(
     ),
     st.integers(1, 90),
     st.booleans(),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_constants_are_reduced_as_if_they_were_not_quantized(
     wire_format: WireFormat,
@@ -313,7 +318,7 @@ def test_constants_are_reduced_as_if_they_were_not_quantized(
     st.integers(2, 5),
     st.integers(1, 60),
     st.integers(0, 120),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_an_aborted_quantized_reduce_leaves_every_input_as_it_was(
     algorithm: Algorithm,

@@ -275,7 +275,8 @@ def streams_of_frames() -> tuple[bytes, ...]:
 
 # -- files -----------------------------------------------------------------------------------------
 
-_FOLDER = TemporaryDirectory()
+_IN_MEMORY = "/dev/shm"  # a disk may take milliseconds to drop what a file held before
+_FOLDER = TemporaryDirectory(dir=_IN_MEMORY if Path(_IN_MEMORY).is_dir() else None)
 FILES = Path(_FOLDER.name)
 HEADER_KEY = b'"pccl.header":"'
 

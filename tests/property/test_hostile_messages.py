@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Callable, Coroutine
@@ -97,8 +98,14 @@ def draw(rng: Random, hint: Any) -> Any:
         return rng.choice(("", "a", "\0\n", "\U0001f600" * 300))
     if issubclass(hint, enum.IntEnum):
         return rng.choice(list(hint))
-    hints = typing.get_type_hints(hint, include_extras=True)
-    return hint(*(draw(rng, hints[field.name]) for field in dataclasses.fields(hint)))
+    return hint(*[draw(rng, each) for each in field_types(hint)])
+
+
+@functools.cache
+def field_types(kind: Any) -> list[Any]:
+    """The annotated types of the fields of a dataclass, in their order."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return [hints[field.name] for field in dataclasses.fields(kind)]
 
 
 FROM_PEERS = typing.get_args(msg.PeerMessage)

@@ -119,7 +119,7 @@ def test_what_has_no_weight_is_zeros_whatever_it_is(data_type: DataType) -> None
     st.sampled_from(ALGORITHMS),
     st.lists(WEIGHTS, min_size=2, max_size=7),
     st.integers(1, 40),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_it_is_near_the_definition_in_fractions(
     data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random
@@ -147,7 +147,7 @@ def test_it_is_near_the_definition_in_fractions(
     st.sampled_from((Algorithm.RING, Algorithm.STAR)),
     st.lists(WEIGHTS, min_size=2, max_size=7),
     st.integers(1, 40),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_ring_and_star_add_in_rank_order(
     data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random
@@ -204,7 +204,7 @@ def test_if_nobody_has_done_anything_the_result_is_zeros(algorithm: Algorithm) -
     st.integers(1, 30),
     st.integers(0, 150),
     st.booleans(),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     data_type: DataType,
@@ -235,7 +235,7 @@ def test_an_abort_at_any_moment_leaves_every_input_as_it_was(
     st.sampled_from(ALGORITHMS),
     st.lists(st.floats(0, 1e6) | st.just(0.0), min_size=2, max_size=6),
     st.integers(1, 90),
-    st.randoms(),
+    st.randoms(use_true_random=True),
 )
 def test_a_quantized_one_is_near_the_truth(
     data_type: DataType, algorithm: Algorithm, weights: list[float], count: int, rng: random.Random

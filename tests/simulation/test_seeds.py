@@ -123,8 +123,8 @@ def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
     return result
 
 
-def test_no_seed_breaks_a_promise_and_everything_is_hit() -> None:
-    result = simulate("--seeds", f"0:{SEEDS}")
+def test_no_seed_breaks_a_promise_and_everything_is_hit_under_any_hash_seed() -> None:
+    result = simulate("--seeds", f"0:{SEEDS}", PYTHONHASHSEED="1")
     assert result["violations"] == {}
     assert result["missed"] == []
     assert result["seeds"] == SEEDS
@@ -138,14 +138,9 @@ def test_no_seed_breaks_a_promise_and_everything_is_hit() -> None:
     assert all(count >= 3 for count in counts.values()), counts
     assert set(result["endings"]) >= {"finished", "killed", "left", "master lost"}
 
-
-def test_a_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    seeds = "0:12"
-    one = simulate("--seeds", seeds, "--jobs", "1", PYTHONHASHSEED="1")
-    other = simulate("--seeds", seeds, "--jobs", "2", PYTHONHASHSEED="4242")
-    assert len(one["trace_digests"]) == 12
-    assert one["trace_digests"] == other["trace_digests"]
-    assert len(set(one["trace_digests"].values())) == 12
+    again = simulate("--seeds", "0:12", "--jobs", "1", PYTHONHASHSEED="4242")["trace_digests"]
+    assert len(set(again.values())) == len(again) == 12
+    assert again.items() <= result["trace_digests"].items(), "traces depend on the hash seed"
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ class SimConnection:
     def _read(self, data: memoryview) -> memoryview | None:
         """Pass ``data`` to the receiver, piece by piece; return the rest if it pauses reading."""
         if self._open:
-            self._events.note("deliver", self, len(data))
+            self._events.note(f"deliver {self._name} {len(data)}")
             for noise in list(self._wires.noises):
                 data = noise.changed(self, data)
         try:
@@ -234,7 +234,7 @@ class SimConnection:
 
     def _writable(self) -> None:
         if self._open and self.receiver is not None:
-            self._events.note("writable", self)
+            self._events.note(f"writable {self._name}")
             try:
                 self.receiver.writable()
             except Exception as error:  # noqa: BLE001 - reported there

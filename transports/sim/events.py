@@ -50,13 +50,14 @@ class Event:
         self._timer = events.clock.call_at_ns(when_ns, self._happen)
 
     def _happen(self) -> None:
-        self._events.free(self.when_ns, happened=True)
+        self._events.taken.discard(self.when_ns)
+        self._events.latest_ns = self.when_ns
         self._action()
 
     def cancel(self) -> None:
         """Cancel the event."""
         self._timer.cancel()
-        self._events.free(self.when_ns, happened=False)
+        self._events.taken.discard(self.when_ns)
 
 
 class Events:
@@ -70,6 +71,8 @@ class Events:
 
     Attributes:
         now_ns: returns the current time in nanoseconds.
+        taken: instants that have an event; for ``Event`` only.
+        latest_ns: instant of the latest event; for ``Event`` only.
     """
 
     def __init__(
@@ -80,26 +83,23 @@ class Events:
         self.rng = rng
         self.ragged = ragged
         self._trace = trace
-        self._taken: set[int] = set()  # never iterated, so its order does not matter
-        self._latest_ns = -1
+        self.taken: set[int] = set()  # never iterated, so its order does not matter
+        self.latest_ns = -1
 
     def at(self, when_ns: int, action: Action) -> Event:
         """Schedule ``action`` at the first free instant that is not before ``when_ns``."""
-        when_ns = max(when_ns, self.now_ns(), self._latest_ns + 1)
-        while when_ns in self._taken:
+        if when_ns < (now_ns := self.now_ns()):
+            when_ns = now_ns
+        if when_ns <= self.latest_ns:
+            when_ns = self.latest_ns + 1
+        while when_ns in self.taken:
             when_ns += 1
-        self._taken.add(when_ns)
+        self.taken.add(when_ns)
         return Event(self, when_ns, action)
 
     def soon(self, action: Action) -> Event:
         """Schedule ``action`` at the first free instant."""
         return self.at(0, action)
-
-    def free(self, when_ns: int, *, happened: bool) -> None:
-        """Free the instant of an event that happened or was cancelled. For ``Event`` only."""
-        self._taken.discard(when_ns)
-        if happened:
-            self._latest_ns = when_ns
 
     def chance(self, probability: float) -> bool:
         """Return True with this probability; always False unless ``ragged``."""

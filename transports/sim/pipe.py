@@ -80,14 +80,19 @@ class Pipe:
     def take(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
         """Accept bytes that fit into the window, perhaps not all; return their number."""
         views = [memoryview(buffer) for buffer in buffers]
-        size = min(self._room(), sum(view.nbytes for view in views))
+        whole = sum([view.nbytes for view in views])
+        size = min(self._room(), whole)
         if size and self._events.chance(_PARTIAL_WRITE):
             size = self._events.some(size)
-        data = bytearray()
-        for view in views:
-            if view.nbytes and len(data) < size:
-                data += view.cast("B")[: size - len(data)]
-        rest = memoryview(bytes(data))
+        if size < whole:
+            left = size
+            fitting: list[memoryview] = []
+            for view in views:
+                if view.nbytes and left:
+                    fitting.append(view.cast("B")[:left])
+                    left -= fitting[-1].nbytes
+            views = fitting
+        rest = memoryview(b"".join(views))
         while rest:
             length = min(len(rest), PIECE_MAX_BYTES)
             if self._events.chance(_CUT_PIECE):
@@ -98,8 +103,9 @@ class Pipe:
         return size
 
     def _post(self, piece: memoryview) -> None:
-        arrival = max(self.route.transmit(len(piece)), self._last_arrival_ns)
-        self._last_arrival_ns = arrival
+        self._last_arrival_ns = arrival = max(
+            self.route.transmit(len(piece)), self._last_arrival_ns
+        )
         if self._pieces and self._pieces[-1][0] > self._events.now_ns():
             _, last = self._pieces[-1]
             together = len(last) + len(piece)
@@ -171,12 +177,15 @@ class Pipe:
 
     def _deliver(self) -> None:
         self._delivery = None
-        self._held_up = not (
-            self.route.gate.admits(self._deliver) and self.gate.admits(self._deliver)
-        )
-        if self._held_up or self._sink.awaits_start:
-            return
         now = self._events.now_ns()
+        for gate in (self.route.gate, self.gate):
+            if now < gate.shut_until_ns:
+                gate.admits(self._deliver)
+                self._held_up = True
+                return
+        self._held_up = False
+        if self._sink.awaits_start:
+            return
         if self._pieces and self._pieces[0][0] <= now:
             if not self._sink.has_room(len(self._pieces[0][1])):
                 return  # the buffer there is full; `arm` is called when its process has read
@@ -192,13 +201,15 @@ class Pipe:
         self.arm()
 
     def _acknowledge(self, nbytes: int) -> None:
-        if self._back.gate.admits(partial(self._acknowledge, nbytes)):
-            self._flying -= nbytes
-            self._returning += nbytes
-            when = max(self._last_ack_ns, self._events.now_ns() + self._back.delay_ns)
-            self._last_ack_ns = when
-            self._acks.append((when, nbytes))
-            self._plan_wake()
+        now = self._events.now_ns()
+        if now < self._back.gate.shut_until_ns:
+            self._back.gate.admits(partial(self._acknowledge, nbytes))
+            return
+        self._flying -= nbytes
+        self._returning += nbytes
+        self._last_ack_ns = when = max(self._last_ack_ns, now + self._back.delay_ns)
+        self._acks.append((when, nbytes))
+        self._plan_wake()
 
     def _cut(self, reason: str) -> None:
         if not self.gate.admits(partial(self._cut, reason)):

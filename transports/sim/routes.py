@@ -14,26 +14,30 @@ _FOR_EVER_NS = 1 << 62
 
 
 class Gate:
-    """A gate that holds actions back while it is shut, and then lets them happen in order."""
+    """A gate that holds actions back while it is shut, and then lets them happen in order.
+
+    Attributes:
+        shut_until_ns: when the gate opens, or has opened, in nanoseconds.
+    """
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._shut_until_ns = 0
+        self.shut_until_ns = 0
         self._waiting: list[Action] = []
 
     def shut(self, duration_ns: int | None) -> None:
         """Shut the gate for ``duration_ns``; None: until :meth:`open`."""
         until = _FOR_EVER_NS if duration_ns is None else self._events.now_ns() + duration_ns
-        self._shut_until_ns = max(self._shut_until_ns, until)
+        self.shut_until_ns = max(self.shut_until_ns, until)
 
     def open(self) -> None:
         """Open the gate, and let the waiting actions happen."""
-        self._shut_until_ns = self._events.now_ns()
+        self.shut_until_ns = self._events.now_ns()
         self._release()
 
     def admits(self, action: Action) -> bool:
         """Return whether the gate is open; if not, let ``action`` happen when it opens."""
-        if self._events.now_ns() >= self._shut_until_ns:
+        if self._events.now_ns() >= self.shut_until_ns:
             return True
         self._waiting.append(action)
         if len(self._waiting) == 1:
@@ -41,12 +45,12 @@ class Gate:
         return False
 
     def _release(self) -> None:
-        if self._events.now_ns() >= self._shut_until_ns:
+        if self._events.now_ns() >= self.shut_until_ns:
             waiting, self._waiting = self._waiting, []
             for action in waiting:
                 self._events.soon(action)
-        elif self._waiting and self._shut_until_ns < _FOR_EVER_NS:
-            self._events.at(self._shut_until_ns, self._release)
+        elif self._waiting and self.shut_until_ns < _FOR_EVER_NS:
+            self._events.at(self.shut_until_ns, self._release)
 
 
 class HostRoute:
@@ -71,10 +75,12 @@ class HostRoute:
 
     def transmit(self, nbytes: int) -> int:
         """Queue ``nbytes`` behind all earlier bytes of the route; return their arrival time."""
-        start = max(self._events.now_ns(), self._busy_until_ns)
-        rate = self.rate
-        self._busy_until_ns = start + (0 if rate is None else -(-nbytes * NS_PER_S // rate))
-        return self._busy_until_ns + self.delay_ns
+        ready = max(self._events.now_ns(), self._busy_until_ns)
+        rate = self.rate if self.caps else self.bytes_per_s
+        if rate is not None:
+            ready += -(-nbytes * NS_PER_S // rate)
+        self._busy_until_ns = ready
+        return ready + self.latency_ns + self.extra_ns
 
     @property
     def rate(self) -> int | None:

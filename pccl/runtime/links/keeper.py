@@ -129,10 +129,17 @@ class LinkKeeper:
         now_ns = self._clock.now_ns()
         tick = self._ticks.note(now_ns, busy_ns)
         for link in self._links.all():
-            lanes, used = link.lanes, self._frames.uses(link.peer)
-            working = {lane.number for lane in lanes if lane.backlog_bytes or lane.receiving}
-            busy = working.union(lane.number for lane in lanes if lane.carried)
-            intact_bytes = max((lane.intact_bytes for lane in lanes), default=0)
+            used = self._frames.uses(link.peer)
+            working: set[int] = set()
+            busy: set[int] = set()
+            intact_bytes = 0
+            for lane in link.lanes:
+                if lane.receiving or lane.backlog_bytes:
+                    working.add(lane.number)
+                    busy.add(lane.number)
+                elif lane.carried:
+                    busy.add(lane.number)
+                intact_bytes = max(intact_bytes, lane.intact_bytes)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             for lane in link.lanes:
                 owes = not tick.slept_ns and (used or lane.number in working)

@@ -36,7 +36,7 @@ def chain(shape: tuple[int, int, int, int, int, int]) -> list[BroadcastSchedule]
 
 
 @settings(max_examples=150)
-@given(CHAINS, st.randoms(use_true_random=False))
+@given(CHAINS, st.randoms(use_true_random=True))
 def test_everybody_gets_every_segment_once(
     shape: tuple[int, int, int, int, int, int], rng: random.Random
 ) -> None:

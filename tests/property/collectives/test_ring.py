@@ -150,7 +150,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Array], int, ReduceOp]:
 
 
 @settings(max_examples=150)
-@given(cases(), st.randoms(use_true_random=False), st.floats(0, 0.5))
+@given(cases(), st.randoms(use_true_random=True), st.floats(0, 0.5))
 def test_every_rank_holds_the_fold_whatever_the_order_of_arrival(
     case: tuple[list[Array], int, ReduceOp], rng: random.Random, repeat: float
 ) -> None:
@@ -344,7 +344,7 @@ def test_foreign_bitmaps(size: int, bitmap: bytes) -> None:
 # -- the digest --------------------------------------------------------------------------------
 
 
-@given(st.lists(st.binary(max_size=5), min_size=1, max_size=8), st.randoms(use_true_random=False))
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=8), st.randoms(use_true_random=True))
 def test_a_digest_depends_on_positions_and_not_on_the_order_of_arrival(
     parts: list[bytes], rng: random.Random
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import random
 import struct
@@ -58,6 +59,11 @@ def integers_below(bound: int) -> SearchStrategy[int]:
 
 
 def values_of(hint: Any) -> SearchStrategy[Any]:
+    return _values_of(hint)
+
+
+@functools.cache
+def _values_of(hint: Any) -> SearchStrategy[Any]:
     if isinstance(hint, typing.NewType):
         return values_of(hint.__supertype__)
     origin = typing.get_origin(hint)

@@ -25,7 +25,7 @@ def parts_of(sizes: list[int], dtype: Any = np.int16) -> list[Array]:
     return [values[end - size : end].copy() for size, end in zip(sizes, ends, strict=True)]
 
 
-@given(SIZES, st.randoms())
+@given(SIZES, st.randoms(use_true_random=True))
 def test_a_range_is_that_of_the_concatenation(sizes: list[int], rng: random.Random) -> None:
     parts = parts_of(sizes)
     memory = Memory(parts)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl.stress.sim.loop as loop_module
-from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
+from pccl.stress.sim.loop import Deadlock, LoopTimer, OutOfTime, VirtualLoop
 from tests.support.patience import patient
 
 S = 1_000_000_000
@@ -96,7 +96,7 @@ def test_a_cancelled_timer_neither_runs_nor_holds_time_up(loop: VirtualLoop) -> 
 
 def test_cancelled_while_due(loop: VirtualLoop) -> None:
     seen: list[str] = []
-    second: list[asyncio.TimerHandle] = []
+    second: list[LoopTimer] = []
     loop.call_at_ns(1, lambda: second[0].cancel())
     second.append(loop.call_at_ns(1, seen.append, "no"))
     run_out(loop)
@@ -196,7 +196,7 @@ def test_context_and_exceptions_are_asyncios(loop: VirtualLoop) -> None:
     context = contextvars.copy_context()
     context.run(variable.set, "mine")
     seen: list[str] = []
-    loop.call_at_ns(1, lambda: seen.append(variable.get()), context=context)
+    loop.call_at(1e-9, lambda: seen.append(variable.get()), context=context)
     loop.set_exception_handler(lambda _, told: seen.append(str(told.get("exception"))))
     loop.call_at_ns(2, int, "no number")
     run_out(loop)

@@ -65,7 +65,7 @@ def test_slots_are_compact_and_in_order(memory_max_bytes: int, tmp_path: Path) -
         staging.slot(0)
 
 
-@given(st.sets(st.integers(0, 6)), st.booleans(), st.randoms(use_true_random=False))
+@given(st.sets(st.integers(0, 6)), st.booleans(), st.randoms(use_true_random=True))
 def test_what_is_staged_arrives_and_nothing_else(chosen: set[int], disk: bool, chance: Any) -> None:
     lengths = (3, PIECE_BYTES, 0, 2 * PIECE_BYTES + 1, 8, 1)
     layout = StateLayout(Entry(f"t{n}", DataType.INT8, length) for n, length in enumerate(lengths))
