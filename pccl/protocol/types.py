@@ -450,7 +450,7 @@ class Member:
     host: str
     port: int
     machine: Annotated[int, Below(1 << 16)] = 0
-    """A hash of its machine, equal for processes that may share memory; 0: this one shares none."""
+    """Hash of its machine and user, if it shares memory there; otherwise 0."""
 
 
 _peer_of = attrgetter("peer")

@@ -19,8 +19,8 @@ PHASES = (
     *("sync", "fetching"),
 )
 
-SEEDS = 250
-"""Seeds of the default mix, from 0, that each run of the tests plays, without a planted bug."""
+SEEDS = range(250, 500)
+"""Seeds of the default mix that each run of the tests plays, without a planted bug."""
 
 SEEDS_OF_A_MIX = 80
 """Likewise of each other mix."""
@@ -74,7 +74,7 @@ CAUGHT_BY = {
     "lineage_ignored": 30,
     "loss_told_to_one_launch": 7,
     "lost_lane_forgotten": 75,
-    "missed_sync_repeated": 126,
+    "missed_sync_repeated": 245,
     "mistakes_undiagnosed": 227,
     "no_fencing": 0,
     "only_the_younger_dials": 1774,
@@ -94,7 +94,7 @@ CAUGHT_BY = {
     "vote_counted_twice": 733,
     "weights_in_any_order": 10,
     "weights_not_waited_for": 19,
-    "withdrawn_pull_counted": 3442,
+    "withdrawn_pull_counted": 171,
     "world_changes_unseen": 101,
     "write_after_return": 0,
 }
@@ -106,7 +106,7 @@ Missing are those whose seeds have to be searched for longer.
 
 CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
-    "damage_unnoticed": ("corruption", 5),
+    "damage_unnoticed": ("corruption", 21),
     "damaged_messages_believed": ("corruption", 2),
     "newcomers_speak_for_all": ("two-masters", 1443),
 }
@@ -124,10 +124,10 @@ def simulate(*arguments: str, **environment: str) -> dict[str, Any]:
 
 
 def test_no_seed_breaks_a_promise_and_everything_is_hit_under_any_hash_seed() -> None:
-    result = simulate("--seeds", f"0:{SEEDS}", PYTHONHASHSEED="1")
+    result = simulate("--seeds", f"{SEEDS.start}:{SEEDS.stop}", PYTHONHASHSEED="1")
     assert result["violations"] == {}
     assert result["missed"] == []
-    assert result["seeds"] == SEEDS
+    assert result["seeds"] == len(SEEDS)
     hits = {phase: result["kills"][phase] for phase in PHASES}
     assert all(count >= 10 for count in hits.values()), hits
     strikes = {kind: result["faults"].get(kind, 0) for kind in MIXES["default"].faults}
@@ -138,7 +138,8 @@ def test_no_seed_breaks_a_promise_and_everything_is_hit_under_any_hash_seed() ->
     assert all(count >= 3 for count in counts.values()), counts
     assert set(result["endings"]) >= {"finished", "killed", "left", "master lost"}
 
-    again = simulate("--seeds", "0:12", "--jobs", "1", PYTHONHASHSEED="4242")["trace_digests"]
+    few = f"{SEEDS.start}:{SEEDS.start + 12}"
+    again = simulate("--seeds", few, "--jobs", "1", PYTHONHASHSEED="4242")["trace_digests"]
     assert len(set(again.values())) == len(again) == 12
     assert again.items() <= result["trace_digests"].items(), "traces depend on the hash seed"
 
@@ -211,7 +212,7 @@ def test_two_masters_never_tell_two_outcomes() -> None:
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]
-    assert seed < SEEDS or run_seed(seed).ok, "the seed is clean without the bug"
+    assert seed in SEEDS or run_seed(seed).ok, "the seed is clean without the bug"
     with planted(bug):
         verdict = run_seed(seed)
     assert not verdict.ok

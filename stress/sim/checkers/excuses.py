@@ -193,10 +193,11 @@ class Excuses:
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
                 return touched or damaged or self.masters_divided
             case RemovalCause.UNREACHABLE:
-                # Its neighbour may be dead without the master knowing.
+                # Its neighbour may be dead, or follow another master, without the master knowing.
                 neighbour = self._accuser(why, host_of)
                 return (
-                    self.are_apart(host, neighbour)
+                    self.masters_divided
+                    or self.are_apart(host, neighbour)
                     or self._stood_still(host, neighbour, timing.link_s / 2)
                     or (
                         neighbour is not None

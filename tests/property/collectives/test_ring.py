@@ -317,6 +317,18 @@ def test_segments_have_a_sensible_size(tensor_bytes: int, world_size: int) -> No
         assert chunk / size <= 4  # and no more: each costs a fixed time
 
 
+@given(st.integers(1, 1 << 34), st.integers(2, 1000))
+def test_near_members_move_whole_chunks(tensor_bytes: int, world_size: int) -> None:
+    size = segment_bytes_for(tensor_bytes, world_size, near=True)
+    assert size % 4096 == 0
+    chunk = tensor_bytes / world_size
+    if chunk <= 4 << 20:
+        assert chunk <= size < chunk + 4096
+    else:  # in equal parts, as few as possible
+        assert size <= 4 << 20
+        assert math.ceil(chunk / size) == math.ceil(chunk / (4 << 20))
+
+
 # -- the bitmap of what is here ------------------------------------------------------------------
 
 

@@ -279,17 +279,18 @@ def test_a_fork_of_the_owner_changes_nothing_for_the_reader(memory: ProcessMemor
         assert not memory.pull(pid, where, [room(where.length)])
 
 
-def test_the_ancestry_of_a_forked_child(memory: ProcessMemory) -> None:
+def test_the_ancestry_and_the_machine_of_a_forked_child(memory: ProcessMemory) -> None:
     own = memory.ancestry
     assert own[:2] == (OWN, os.getppid())
     assert own is memory.ancestry
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        os.write(write, repr(tuple(memory.ancestry[:2])).encode())
+        os.write(write, repr((*memory.ancestry[:2], memory.machine)).encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(read, 100) == repr((child, OWN)).encode()
+    assert 0 < memory.machine < 1 << 16
+    assert os.read(read, 100) == repr((child, OWN, memory.machine)).encode()
     os.close(read)
     os.close(write)
 

@@ -13,6 +13,7 @@ from pccl._api.arguments import check_algorithm, reduce_request
 from pccl.machines.master import membership
 from pccl.machines.master.ballots.ballot import Abort, Commit
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.events import ConnectionOpened
 from pccl.machines.peer import events as ev
 from pccl.machines.peer.words import aborted
 from pccl.machines.repair import Tell
@@ -101,8 +102,10 @@ def test_what_auto_becomes() -> None:
     assert coded.settled(rounds_less) == replace(coded, algorithm=MESH)
     assert coded.settled(AlgorithmTable()) == replace(coded, algorithm=RING)
     assert SUM.settled(rounds_less) == by(RING)
+    assert SUM.settled(SMALL_STAR, near=True) == replace(SUM, algorithm=STAR, near=True)
+    assert by(MESH).settled(SMALL_STAR, near=True) == replace(by(MESH), near=True)
     broadcast = Descriptor.broadcast(DataType.FLOAT, 16, 0)
-    assert broadcast.settled(SMALL_STAR) == broadcast
+    assert broadcast.settled(SMALL_STAR, near=True) == broadcast
     assert Descriptor.barrier().settled(SMALL_STAR) == Descriptor.barrier()
     assert [what.follows_ring for what in (SUM, by(RING), by(STAR), by(MESH), broadcast)] == [
         True, True, False, False, True,
@@ -448,3 +451,21 @@ def test_who_has_to_talk_to_whom() -> None:
     for algorithm, separated in ((STAR, [one_three]), (MESH, [one_three, two_three])):
         ballot = started(by(algorithm))
         assert ballot.separated([two_three, one_three]) == separated
+
+
+# -- one machine -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("machines", "near"), [((7, 7), True), ((7, 8), False), ((0, 0), False)])
+def test_members_of_one_machine_know_it(machines: tuple[int, int], near: bool) -> None:
+    master = MasterStage().begin()
+    for number, machine in enumerate(machines, 1):
+        master.do(ConnectionOpened(number, "10.0.0.1"))
+        master.hear(number, msg.Register(0, "", 4000 + number, len(machines), machine=machine))
+        master.link(number)
+    known = master.machine.membership.roster(0)
+    assert [member.machine for member in known.members] == list(machines)
+    assert known.is_near is near
+    peer = PeerStage().member(1, 2, members=known.members)
+    (asked,) = sent(peer.do(ev.ReduceCall(9, 5, SUM)))
+    assert asked == msg.OperationRequest(op(), replace(by(RING), near=near))
