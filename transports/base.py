@@ -209,7 +209,10 @@ class LocalMemory(Protocol):
 
     @property
     def machine(self) -> int:
-        """Hash, from 1 to 65535, of machine and user: equal where memory may be shared."""
+        """Hash of machine and user, from 1 to ``MACHINES``; 0: no memory is shared.
+
+        Processes that can share memory have equal hashes; equal hashes prove nothing.
+        """
         ...
 
     @property

@@ -22,7 +22,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from ctypes import addressof, c_char, c_uint64
 from functools import lru_cache
 from pathlib import Path
@@ -144,10 +143,11 @@ def _ancestry(pid: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def _machine(pid: int) -> int:
-    known = [str(os.getuid())]
-    with suppress(OSError):
-        known.append(_BOOT.read_text())
-        known += [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")]
+    try:
+        spaces = [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")]
+        known = [_BOOT.read_text(), str(os.getuid()), *spaces]
+    except OSError:
+        return 0
     return bytes_hash(" ".join(known).encode()) % MACHINES + 1
 
 
@@ -178,8 +178,8 @@ class ProcessMemory:
 
     @property
     def machine(self) -> int:
-        """Hash of the system's boot, the user, and the namespaces of processes and users."""
-        return _machine(os.getpid())
+        """Hash of the system's boot, the user, and the namespaces; 0: unknown, or forbidden."""
+        return _machine(os.getpid()) if self.scope in (None, 0, 1) else 0
 
     @property
     def ancestry(self) -> Sequence[int]:

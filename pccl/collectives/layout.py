@@ -17,8 +17,8 @@ SEGMENT_BYTES_MAX = 896 << 10
 segment stays in the cache while it is received, added, hashed and forwarded."""
 
 NEAR_SEGMENT_BYTES_MAX = 4 << 20
-"""The same for members that pull segments: a pull takes little more than its one copy. Larger ones
-would block the I/O thread for long."""
+"""The same for members that pull segments. A pull costs little more than its one copy, but a larger
+one would block the I/O thread for too long."""
 
 _SEGMENTS_PER_CHUNK = 4
 """Several, so that a ring's steps overlap: a rank forwards a segment while it receives the next."""
@@ -28,16 +28,15 @@ _PAGE_BYTES = 4096
 def segment_bytes_for(tensor_bytes: int, world_size: int, *, near: bool = False) -> int:
     """Return the segment size for a tensor: a fixed part of a chunk, in whole pages, bounded.
 
-    If all members share the memory of one machine (``near``), a segment is a whole chunk up to
-    ``NEAR_SEGMENT_BYTES_MAX``.
+    If all members share the memory of one machine (``near``), a segment is a whole chunk, or an
+    equal part of a chunk above ``NEAR_SEGMENT_BYTES_MAX``.
     """
     parts = _SEGMENTS_PER_CHUNK
     if near:
         parts = max(1, -(-tensor_bytes // (world_size * NEAR_SEGMENT_BYTES_MAX)))
     nbytes = -(-tensor_bytes // (world_size * parts * _PAGE_BYTES)) * _PAGE_BYTES
-    if near:
-        return max(nbytes, _PAGE_BYTES)
-    return min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, nbytes))
+    largest = NEAR_SEGMENT_BYTES_MAX if near else SEGMENT_BYTES_MAX
+    return min(largest, max(SEGMENT_BYTES_MIN, nbytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from pccl.protocol.types import AtMost, Below, UpTo
 _LENGTH_BITS = 24
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size + SEAL_BYTES
-_PACKER = msgpack.Packer(use_bin_type=True)
 _U64 = Below(1 << 64)
 
 CODES: dict[type[Any], int] = {
@@ -106,7 +105,7 @@ class _Invalid(Exception):
 def encode(message: Message) -> bytes:
     """Return the bytes of one message, prefix included."""
     code = CODES[type(message)]
-    body = _PACKER.pack(_encoder_of(code)(message))
+    body: bytes = msgpack.packb(_encoder_of(code)(message), use_bin_type=True)
     assert len(body) <= BYTES_MAX[type(message)], "message too large to be accepted"
     return frame(code, body)
 
@@ -244,7 +243,7 @@ def _fields_of(kind: Any) -> list[tuple[str, Any]]:
 
 def _compiled(source: str, names: dict[str, Any]) -> _Convert:
     """Return the function ``convert`` that ``source`` defines; it may use ``names``."""
-    exec(source, names)  # the text comes from the types above, not from outside
+    exec(source, names)  # it has names and limits of our types, and nothing from outside
     return typing.cast("_Convert", names["convert"])
 
 

@@ -77,7 +77,7 @@ class Register:
     prefetches: bool = False
     """The master admits it only after ``Prefetched``."""
     machine: U16 = 0
-    """Hash of its machine and user, if it shares memory there; otherwise 0."""
+    """Hash of its machine and user if it can share memory there; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -364,7 +364,7 @@ class Descriptor:
     weighted: bool = False
     """Whether each member gives a weight. The weight itself is not in the descriptor."""
     near: bool = False
-    """Whether all members of an all-reduce share one machine's memory; ``settled`` fills it in."""
+    """Whether all members of an all-reduce may pull its segments; ``settled`` fills it in."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
@@ -439,7 +439,8 @@ def _settled(descriptor: Descriptor, table: AlgorithmTable, near: bool) -> Descr
         algorithm = table.algorithm_for(descriptor.tensor_bytes)
         if algorithm is Algorithm.RING and descriptor.quantization.active:
             algorithm = table.quantized
-    return replace(descriptor, algorithm=algorithm, near=near)
+    pulls = near and not descriptor.quantization.active and not descriptor.weighted
+    return replace(descriptor, algorithm=algorithm, near=pulls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +451,7 @@ class Member:
     host: str
     port: int
     machine: Annotated[int, Below(1 << 16)] = 0
-    """Hash of its machine and user, if it shares memory there; otherwise 0."""
+    """Hash of its machine and user if it can share memory there; otherwise 0."""
 
 
 _peer_of = attrgetter("peer")
@@ -488,5 +489,7 @@ class Roster:
     @property
     def is_near(self) -> bool:
         """Whether all members share the memory of one machine."""
-        machine = self.members[0].machine
-        return bool(machine) and all(member.machine == machine for member in self.members)
+        first = self.members[0]
+        return bool(first.machine) and all(
+            (member.machine, member.host) == (first.machine, first.host) for member in self.members
+        )

@@ -42,7 +42,7 @@ class JoinCall:
     prefetches: bool = False
     """Whether the master may admit this peer only after ``PrefetchDone``."""
     machine: int = 0
-    """Hash of its machine and user, if it shares memory there; otherwise 0."""
+    """Hash of its machine and user if it can share memory there; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)

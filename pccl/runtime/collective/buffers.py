@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_MAX = 8
+KEPT_BYTES_MAX = 8 << 20
+"""Number and size of the buffers that a pool keeps."""
 
 
 class Buffers:
@@ -21,11 +23,14 @@ class Buffers:
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
+        """Unused buffers; the last one was given back last."""
+        self._free_bytes = 0
 
     def take(self, nbytes: int) -> memoryview:
         """Return a buffer of exactly ``nbytes`` bytes, with undefined content."""
         for number in range(len(self._free) - 1, -1, -1):
             if len(self._free[number]) >= nbytes:
+                self._free_bytes -= len(self._free[number])
                 return memoryview(self._free.pop(number))[:nbytes]
         return memoryview(bytearray(nbytes))
 
@@ -34,8 +39,9 @@ class Buffers:
         memory = buffer.obj
         assert isinstance(memory, bytearray)
         self._free.append(memory)
-        if len(self._free) > KEPT_MAX:
-            del self._free[min(range(len(self._free)), key=lambda n: len(self._free[n]))]
+        self._free_bytes += len(memory)
+        while len(self._free) > KEPT_MAX or self._free_bytes > KEPT_BYTES_MAX:
+            self._free_bytes -= len(self._free.pop(0))
 
 
 BACKUP_BYTES_MIN = 128 << 10

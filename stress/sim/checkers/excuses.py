@@ -193,7 +193,7 @@ class Excuses:
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
                 return touched or damaged or self.masters_divided
             case RemovalCause.UNREACHABLE:
-                # Its neighbour may be dead, or follow another master, without the master knowing.
+                # The neighbour may be dead or follow another master; this master cannot know.
                 neighbour = self._accuser(why, host_of)
                 return (
                     self.masters_divided
