@@ -36,9 +36,16 @@ def holds_other_end(pid: int, local: Address, remote: Address) -> bool:
     try:
         found = f"socket:[{_inode(remote, local)}]"
         with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(os.readlink(entry) == found for entry in entries)
+            return any(_target(entry) == found for entry in entries)
     except (OSError, struct.error):
         return False
+
+
+def _target(entry: os.DirEntry[str]) -> str:
+    try:
+        return os.readlink(entry)
+    except FileNotFoundError:  # the process has just closed this descriptor
+        return ""
 
 
 def _inode(here: Address, there: Address) -> int:

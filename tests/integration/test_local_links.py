@@ -188,10 +188,14 @@ def test_tcp_only(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     peers.append(crew.start())
     for peer in peers:
         crew.join(peer)
-    reports = crew.reduce(6 * MIB, algorithm="mesh")
-    check(reports, pulled=None)
-    assert [report["pulled"] > 0 for report in reports] == [True, True, False]
-    assert all(report["pulled"] <= report["rx"] // 2 for report in reports)
+
+    def two_pull() -> bool:
+        reports = crew.reduce(6 * MIB, algorithm="mesh")
+        check(reports, pulled=None)
+        assert all(report["pulled"] <= report["rx"] // 2 for report in reports)
+        return [report["pulled"] > 0 for report in reports] == [True, True, False]
+
+    waiting.until(two_pull)
 
 
 def test_several_lanes(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,8 +270,8 @@ def leave_when_done(crew: Crew) -> None:
     ask(late, "stop_after", 0.9)
     trial, how = next(TRIALS), {"algorithm": "ring", "in_place": True}
     for member in crew.members[:2]:
-        member.tell("reduce", trial, 12 * MIB, {**how, "reuse": True, "timeout_s": patient(1.0)})
-    late.tell("reduce", trial, 12 * MIB, how)
+        member.tell("reduce", trial, 48 * MIB, {**how, "reuse": True, "timeout_s": patient(1.0)})
+    late.tell("reduce", trial, 48 * MIB, how)
     wait_stopped(late.process.pid)
     left = [member.answer() for member in crew.members[:2]]
     late.process.send_signal(signal.SIGCONT)
@@ -285,7 +289,7 @@ def test_memory_that_is_unmapped_after_an_abort(crew: Crew) -> None:
         crew.join(peer)
     stopped, victim = crew.members[0], crew.members[2]
     ask(stopped, "stop_after", 0.2)
-    crew.tell_all("reduce", next(TRIALS), 12 * MIB, {"algorithm": "ring"})
+    crew.tell_all("reduce", next(TRIALS), 48 * MIB, {"algorithm": "ring"})
     wait_stopped(stopped.process.pid)
     crew.lose(victim)
     stopped.process.send_signal(signal.SIGCONT)

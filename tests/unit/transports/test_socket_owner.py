@@ -45,6 +45,20 @@ def test_both_ends_in_this_process(ends: tuple[socket.socket, socket.socket]) ->
         assert not holds_other_end((1 << 31) - 1, *addresses(end))
 
 
+def test_a_descriptor_that_is_closed_meanwhile(ends: tuple[socket.socket, socket.socket]) -> None:
+    read, closed = os.readlink, list[str]()
+
+    def readlink(entry: os.DirEntry[str]) -> str:
+        if not closed:
+            closed.append(entry.name)
+            raise FileNotFoundError
+        return read(entry)
+
+    with mock.patch("os.readlink", readlink):
+        assert holds_other_end(os.getpid(), *addresses(ends[0]))
+    assert closed
+
+
 def test_the_other_end_in_another_process(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     number = theirs.fileno()
