@@ -202,7 +202,7 @@ class StreamDecoder:
 # -- dataclasses to plain lists and back -------------------------------------------------------
 #
 # The encoder and the decoder of a type are written as source text and compiled at their first use,
-# as ``dataclasses`` does for ``__init__``: then a message costs one call, not one for each field.
+# as ``dataclasses`` does for ``__init__``. So a message costs one call instead of one per field.
 
 
 _Convert = Callable[[Any], Any]

@@ -310,7 +310,10 @@ class MasterServer:
     def _on_question(
         self, number: int, host: str, question: msg.RunQuery | msg.StatusRequest
     ) -> None:
-        """Answer at once if the answer is short, else in turn; until then, it counts as silent."""
+        """Answer a short question at once, and queue a long one.
+
+        Until the answer, the connection counts as silent.
+        """
         if question == msg.RunQuery(self.machine.run, self.machine.membership.version):
             self._feed(ConnectionMessage(number, question))
         elif number not in self._desk:

@@ -65,7 +65,7 @@ PEERS_BYTES_MAX = {
 """The largest size of each message type that a master accepts from a peer; 0 or missing: none."""
 
 CHARGED = frozenset({Trust.STRANGER, Trust.NEWCOMER, Trust.LATE})
-"""Trust in connections whose bytes are charged to the allowance of newcomers."""
+"""Levels of trust at which the allowance of newcomers is charged for a connection's bytes."""
 
 
 def masters_bytes_max(kind: type[msg.Message]) -> int:

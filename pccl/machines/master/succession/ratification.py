@@ -60,7 +60,7 @@ class Ratification:
     def settle(self) -> None:
         """After an event, send the messages that were held back, if there is consent now.
 
-        A sole master has none.
+        Not for a sole master, which holds nothing back.
         """
         assert not self.is_sole
         if not self.has_consent:

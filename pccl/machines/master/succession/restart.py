@@ -389,9 +389,10 @@ class Succession:
         self._begin(Recovery(self._timing, run, incumbent, now_ns, ratified, vouched))
 
     def settle(self) -> None:
-        """After an event, send what has consent now.
+        """After an event, send the messages that have consent now.
 
-        Forget the stored run if no member is left, with consent; store it for new members.
+        If the last member has left, with consent, forget the stored run. Store it again when new
+        members come.
         """
         if self._recovery is not None:
             return
