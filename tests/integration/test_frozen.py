@@ -247,7 +247,7 @@ else:
         victim = crew.peers[2]
         victim.ask("freeze_after", fraction)
         for peer in crew.peers:
-            peer.tell("reduce", COUNT)
+            peer.tell("reduce", 8 * COUNT)  # several segments per chunk
         frozen_s = victim.wait_frozen()
         survivors_finish(crew, victim, frozen_s)
         crew.until(lambda: crew.seen().removals[0].ago_ms >= 1000)
