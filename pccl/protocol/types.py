@@ -455,6 +455,7 @@ class Member:
 
 
 _peer_of = attrgetter("peer")
+_place_of = attrgetter("machine", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,7 +490,4 @@ class Roster:
     @property
     def is_near(self) -> bool:
         """Whether all members share the memory of one machine."""
-        first = self.members[0]
-        return bool(first.machine) and all(
-            (member.machine, member.host) == (first.machine, first.host) for member in self.members
-        )
+        return self.members[0].machine > 0 and len(set(map(_place_of, self.members))) == 1
