@@ -22,9 +22,7 @@ from operator import itemgetter
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX
-
-PARTS_MAX = 64
-"""Most parts of an announced segment."""
+from pccl.protocol.limits import ANNOUNCE_BYTES_MAX
 
 ANCESTRY_MAX = 64
 """Most process ids in a PULL_ASK."""
@@ -39,7 +37,6 @@ _PAIR = struct.Struct("<QQ")
 _PID = struct.Struct("<I")
 _AT = struct.Struct("<IQ")
 
-ANNOUNCE_BYTES_MAX = (1 + PARTS_MAX) * _PAIR.size
 ASK_BYTES_MAX = PROOF_BYTES + ANCESTRY_MAX * _PID.size
 AT_BYTES = _AT.size
 
@@ -70,7 +67,7 @@ class Announcement:
 
 
 def encode_announcement(word: int, generation: int, parts: Sequence[Part]) -> bytes:
-    """Return the payload of an ANNOUNCE of at most ``PARTS_MAX`` parts."""
+    """Return the payload of an ANNOUNCE of at most ``ANNOUNCED_PARTS_MAX`` parts."""
     return _PAIR.pack(word, generation) + b"".join(_PAIR.pack(*part) for part in parts)
 
 

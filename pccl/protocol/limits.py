@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8
@@ -45,6 +45,15 @@ ROSTER_BYTES_MIN = 4 << 10
 
 EAGER_SEGMENT_BYTES = 64 << 10
 """The smallest segment of a tensor that is sent before the start, unless a size is fixed."""
+
+NEAR_SEGMENT_BYTES = 2 << 20
+"""The same for a tensor that is only announced before the start, if a chunk has several."""
+
+ANNOUNCED_PARTS_MAX = 64
+"""Most parts of an announced segment."""
+
+ANNOUNCE_BYTES_MAX = (1 + ANNOUNCED_PARTS_MAX) * 16
+"""The longest announcement: two numbers for each part, and two for the generation."""
 
 MESSAGE_COST_BYTES = 64
 """Bytes that each message adds to the cost of its sender."""

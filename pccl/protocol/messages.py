@@ -35,6 +35,7 @@ from pccl.protocol.link_messages import LinkReport as LinkReport
 from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
+from pccl.protocol.operation import Eager
 from pccl.protocol.run_messages import MemberProof as MemberProof
 from pccl.protocol.run_messages import RunIs as RunIs
 from pccl.protocol.run_messages import RunQuery as RunQuery
@@ -212,8 +213,8 @@ class OperationRequest:
 
     operation: OperationId
     descriptor: Descriptor
-    eager: bool = False
-    """The peer sends its data before the start."""
+    eager: Eager = Eager.NOTHING
+    """What the peer sends before the start."""
     weight: Weight = 0.0
     """Weight of its contribution to a weighted average."""
 

@@ -37,6 +37,16 @@ TRANSITIONS: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
+class Eager(enum.IntEnum):
+    """What a member sends of an all-reduce before it has started."""
+
+    NOTHING = 0
+    ANNOUNCEMENTS = 1
+    """The places of segments in its memory. The rest waits for the start."""
+    SEGMENTS = 2
+    """Everything. The member does not wait for the start."""
+
+
 def name_peers(peers: list[PeerId]) -> str:
     """Return ``peer 3`` or ``peers 1, 2``, for messages to users."""
     return f"peer{'s' if len(peers) > 1 else ''} " + ", ".join(str(peer) for peer in sorted(peers))

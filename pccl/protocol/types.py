@@ -455,7 +455,7 @@ class Member:
 
 
 _peer_of = attrgetter("peer")
-_place_of = attrgetter("machine", "host")
+_machine_of = attrgetter("machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,4 +490,4 @@ class Roster:
     @property
     def is_near(self) -> bool:
         """Whether all members share the memory of one machine."""
-        return self.members[0].machine > 0 and len(set(map(_place_of, self.members))) == 1
+        return self.members[0].machine > 0 and len(set(map(_machine_of, self.members))) == 1

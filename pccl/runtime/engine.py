@@ -462,8 +462,8 @@ class PeerEngine:
                 self.keeper.want(peers)
             case Post():
                 self._post(effect)
-            case Begin(operation, ahead, weights):
-                self.data_plane.begin(operation, ahead=ahead, weights=weights)
+            case Begin(operation, eager, weights):
+                self.data_plane.begin(operation, eager=eager, weights=weights)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:

@@ -90,9 +90,12 @@ class Builder:
         if scenario.machine_size > 1:
             machine = f"m{index // scenario.machine_size}"
             self._network.memories.machines[f"p{index}"] = machine
+        host = self._network.host(f"p{index}")
+        if host.memory is not None and index % 4 == 1:
+            host.memory.pull_bytes_min = scenario.segment_bytes  # it sends all shorter segments
         return PeerProcess(
             self._parts,
-            self._network.host(f"p{index}"),
+            host,
             options,
             self._on_event,
             make_link,

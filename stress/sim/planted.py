@@ -124,6 +124,13 @@ def vote_counted_twice(
 _says("done_ahead_ignored", CollectiveBallot, "_is_ahead", False)
 
 
+@_does(CollectiveBallot, "wait_for_start")
+def announcers_not_started(_: Any, ballot: CollectiveBallot) -> list[PeerId]:
+    """The master does not tell the start to members that only announce their segments."""
+    eager = getattr(ballot, "_eager")  # noqa: B009
+    return [peer for peer in ballot.survivors if peer not in eager]
+
+
 @_does(CollectiveBallot, "weights")
 def weights_in_any_order(weights: Any, ballot: CollectiveBallot) -> tuple[float, ...]:
     """The master announces the weights of an average in the order of their arrival."""

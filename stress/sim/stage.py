@@ -25,6 +25,7 @@ from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import LinkError
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.messages import Withdraw
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import PeerId, Roster
 from pccl.stress.sim.builder import Builder
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
@@ -337,8 +338,9 @@ class Stage:
 
     def _on_event(self, process: PeerProcess, event: PeerEvent, effects: list[PeerEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, Begin) and effect.ahead:
-                self.checkers.done["ahead of the start"] += 1
+            if isinstance(effect, Begin) and effect.eager:
+                way = "announced" if effect.eager is Eager.ANNOUNCEMENTS else "sent"
+                self.checkers.done[f"{way} ahead of the start"] += 1
             elif isinstance(effect, Post):
                 content = process.engine.inputs[effect.call]
                 posted = InRun(process.run, effect.operation)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pccl.protocol.limits import ANNOUNCED_PARTS_MAX
 from pccl.transports.announcement import (
-    PARTS_MAX,
     PROOF_BYTES,
     Announcement,
     decode_announcement,
@@ -179,7 +179,8 @@ def test_parts_need_not_be_the_destinations(pair: Pair) -> None:
     assert [length for _, length in where.parts] == [6, 4, 6]
     for lengths in ((16,), (6, 4, 6), (1, 9, 6), (1,) * 16, (15, 1)):
         assert pair.pull(where, *lengths) == "0123456789012345"
-    assert pair.pull(pair.announce("", *["c"] * PARTS_MAX)) == "6789" * PARTS_MAX
+    many = ["c"] * ANNOUNCED_PARTS_MAX
+    assert pair.pull(pair.announce("", *many)) == "6789" * len(many)
 
 
 def test_the_reader_gets_what_is_there_now(pair: Pair) -> None:

@@ -145,7 +145,7 @@ class Collectives:
         what, ring = operation.descriptor, operation.ring
         operation.eager = self._eager.take(operation.id, what, len(ring))
         post = ev.Post(operation.call, operation.id, what, ring)
-        begin = (ev.Begin(operation.id, ahead=True),) if operation.eager else ()
+        begin = (ev.Begin(operation.id, operation.eager),) if operation.eager else ()
         self._out.add(post, *begin)
         self._out.send(operation.request())
 

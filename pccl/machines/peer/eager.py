@@ -1,8 +1,11 @@
-"""Early sending: a small all-reduce sends data before all members are known to have asked for it.
+"""Early sending: an all-reduce sends data before all members are known to have asked for it.
 
-Data that arrives at a member that has not asked yet waits in an early store. Each link has such a
+Frames that arrive at a member that has not asked yet wait in an early store. Each link has such a
 store of bounded size, so each member accounts for what it sends early. Before all have asked, a
 link carries at most the tensor once per operation: all later segments need all contributions.
+
+A small tensor is sent. A large one is announced, if the members share the memory of one machine.
+Segments that cannot be announced then wait for the start.
 
 A weighted average is never sent early: combining contributions needs all weights, and these come
 with the start.
@@ -27,8 +30,14 @@ from zlib import crc32
 
 from pccl.protocol.codec import encode
 from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION
-from pccl.protocol.limits import EAGER_SEGMENT_BYTES, EARLY_STORE_BYTES_MAX
+from pccl.protocol.limits import (
+    ANNOUNCE_BYTES_MAX,
+    EAGER_SEGMENT_BYTES,
+    EARLY_STORE_BYTES_MAX,
+    NEAR_SEGMENT_BYTES,
+)
 from pccl.protocol.messages import OperationRequest
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import Collective, Descriptor, OperationId
 
 
@@ -45,7 +54,8 @@ class EagerBudget:
     """Limits what one member sends before an operation starts.
 
     Args:
-        tensor_bytes_max: the largest tensor that it sends early; 0 disables this.
+        tensor_bytes_max: the largest tensor that it sends early; 0: it neither sends nor announces
+            anything early.
         segment_bytes: the fixed size of segments, if there is one.
         bytes_max: bytes that each other member stores for this member, headers included.
     """
@@ -57,7 +67,7 @@ class EagerBudget:
         bytes_max: int = EARLY_STORE_BYTES_MAX,
     ) -> None:
         self._tensor_bytes_max = tensor_bytes_max
-        self._segment_bytes = segment_bytes or EAGER_SEGMENT_BYTES
+        self._segment_bytes = segment_bytes
         self._free = bytes_max
         self._debts: dict[int, dict[int, dict[int, int]]] = {}
         """View -> tag -> number of an operation -> its cost in bytes."""
@@ -71,26 +81,31 @@ class EagerBudget:
         """Bytes that this member may still send early."""
         return self._free
 
-    def take(self, operation: OperationId, what: Descriptor, world_size: int) -> bool:
-        """Decide whether an operation sends early, and charge its cost if so.
+    def take(self, operation: OperationId, what: Descriptor, world_size: int) -> Eager:
+        """Decide what an operation sends early, and charge its cost.
 
         No member completes an all-reduce with elements before all have asked for it. This does not
         hold for a broadcast, a barrier or an empty all-reduce.
         """
         nbytes = what.count * what.dtype.itemsize
-        if what.collective is not Collective.ALL_REDUCE or what.weighted:
-            return False
-        if operation.view not in self._entered:
-            return False
-        if not 0 < nbytes <= self._tensor_bytes_max:
-            return False
-        segments = world_size + nbytes // self._segment_bytes
-        cost = nbytes + (segments + 1) * HEADER_BYTES  # plus one query after a lost lane
+        if what.collective is not Collective.ALL_REDUCE or what.weighted or not nbytes:
+            return Eager.NOTHING
+        if operation.view not in self._entered or not self._tensor_bytes_max:
+            return Eager.NOTHING
+        cost = HEADER_BYTES  # of one query after a lost lane
+        if nbytes <= self._tensor_bytes_max:
+            eager, segment_bytes = Eager.SEGMENTS, self._segment_bytes or EAGER_SEGMENT_BYTES
+            cost += nbytes + (world_size + nbytes // segment_bytes) * HEADER_BYTES
+        elif what.near:
+            eager, segment_bytes = Eager.ANNOUNCEMENTS, self._segment_bytes or NEAR_SEGMENT_BYTES
+            cost += (world_size + nbytes // segment_bytes) * (HEADER_BYTES + ANNOUNCE_BYTES_MAX)
+        else:
+            return Eager.NOTHING
         if cost > self._free:
-            return False
+            return Eager.NOTHING
         self._free -= cost
         self._debts.setdefault(operation.view, {}).setdefault(operation.tag, {})[operation.n] = cost
-        return True
+        return eager
 
     def all_asked(self, operation: OperationId) -> None:
         """Record that all members of its view have asked for ``operation``, and get costs back."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.operation import Eager
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.types import (
     NOBODY,
@@ -329,8 +330,8 @@ class Begin:
     """Move the data of an operation, unless it moves already."""
 
     operation: OperationId
-    ahead: bool = False
-    """Whether to send early, before all members are known to have posted the operation."""
+    eager: Eager = Eager.NOTHING
+    """What to send early, before all members are known to have posted the operation."""
     weights: tuple[float, ...] = ()
     """One per member in ring order, for a weighted average."""
 

@@ -19,7 +19,7 @@ from pccl.machines.peer import events as ev
 from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import MISSED_KEPT_MAX
-from pccl.protocol.operation import TRANSITIONS, Phase
+from pccl.protocol.operation import TRANSITIONS, Eager, Phase
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Roster
 
@@ -52,8 +52,8 @@ class OpenOperation:
     attempt: int = 0
     waits_for: str = ""
     """The members that the operation waits for, as the master last reported."""
-    eager: bool = False
-    """Whether the operation moves data before its start."""
+    eager: Eager = Eager.NOTHING
+    """What the operation sends before its start."""
     weight: float = 0.0
     """Weight of this peer's contribution to a weighted average."""
     weights: tuple[float, ...] = ()
@@ -93,7 +93,7 @@ class OpenOperation:
     @property
     def moves_data(self) -> bool:
         """Whether the operation moves data here: it has begun, and was not withdrawn."""
-        begun = self.eager or self.phase in (Phase.STARTED, Phase.DONE)
+        begun = bool(self.eager) or self.phase in (Phase.STARTED, Phase.DONE)
         return begun and self.withdrawn is None
 
 

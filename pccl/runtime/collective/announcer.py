@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.transports.announcement import PARTS_MAX
+from pccl.protocol.limits import ANNOUNCED_PARTS_MAX
 from pccl.transports.base import Lease, LocalMemory
 from pccl.transports.outgoing import Payload
 
@@ -28,7 +28,7 @@ class Announcer:
             return None
         views = [payload] if isinstance(payload, memoryview) else payload
         length = sum(map(len, views))
-        if length < self._memory.pull_bytes_min or len(views) > PARTS_MAX:
+        if length < self._memory.pull_bytes_min or len(views) > ANNOUNCED_PARTS_MAX:
             return None
         if self._lease is None:
             self._lease = self._memory.lease()

@@ -22,8 +22,9 @@ from pccl.collectives.residual import Residual
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.guards.early_store import EarlyStore
-from pccl.protocol.limits import FLOWS_MAX
+from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, FLOWS_MAX
 from pccl.protocol.messages import Progress
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import Collective, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.chain_transfer import ChainTransfer
@@ -32,7 +33,6 @@ from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Transfer
-from pccl.transports.announcement import ANNOUNCE_BYTES_MAX
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Collect, Drain, Sink
@@ -156,23 +156,28 @@ class DataPlane:
         self,
         operation: OperationId,
         *,
-        ahead: bool = False,
+        eager: Eager = Eager.NOTHING,
         weights: tuple[float, ...] = (),
     ) -> None:
         """Begin to send the data of an operation, unless it is being sent already.
 
         Args:
             operation: id of the operation.
-            ahead: whether to send although the operation is not known to have started.
+            eager: what to send although the operation is not known to have started. Nothing: it
+                has started.
             weights: weights of all members in ring order, for a weighted average.
         """
         transfer = self.transfers[operation]
-        if ahead:
+        if eager:
             for outlet in transfer.outlets.values():
                 outlet.what = transfer.what
+                outlet.only_announces = eager is Eager.ANNOUNCEMENTS
         else:
             transfer.what = 0
             self._started[operation] = transfer
+            for outlet in transfer.outlets.values():
+                if outlet.only_announces:
+                    outlet.send_held()
         if not transfer.begun:
             transfer.begin(weights=weights)
 

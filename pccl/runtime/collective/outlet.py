@@ -48,6 +48,10 @@ class Outlet:
         """Numbers of the segments that cannot be sent yet."""
         self.what = 0
         """Fingerprint of the request in frames that are sent before the start; otherwise 0."""
+        self.only_announces = False
+        """Whether a segment that cannot be announced waits for the start of the operation."""
+        self._held: list[tuple[Hop, int | None]] = []
+        """These segments, and their hashes."""
         self._operation = operation
         self._payload = payload
         self._announcer = announcer
@@ -79,19 +83,30 @@ class Outlet:
         number, step, segment = hop.number, hop.step, hop.segment
         if number not in self._unready:
             return
-        self._unready.remove(number)
         kind, length = FrameKind.DATA, segment.wire_length
-        self.sent_bytes += length
-        self.raw_bytes += segment.length
         payload = self._payload(step, segment)
+        announced = None
         if self.link.pulls and self._announcer is not None:
             announced = self._announcer.announce(payload)
-            if announced is not None:
-                kind, payload, check = FrameKind.ANNOUNCE, announced, None
-                length = len(announced)
-                self._announced.append(number)
+        if announced is not None:
+            kind, payload, check = FrameKind.ANNOUNCE, announced, None
+            length = len(announced)
+            self._announced.append(number)
+        elif self.only_announces:
+            self._held.append((hop, check))
+            return
+        self._unready.remove(number)
+        self.sent_bytes += segment.wire_length
+        self.raw_bytes += segment.length
         header = FrameHeader(kind, self._operation, step, segment.offset, length, self.what)
         self.link.send(header, payload, number, check)
+
+    def send_held(self) -> None:
+        """Send the segments that waited for the start, and from now on all others at once."""
+        self.only_announces = False
+        held, self._held = self._held, []
+        for hop, check in held:
+            self.offer(hop, check)
 
     def lane_lost(self, numbers: list[int]) -> None:
         """Ask which of the segments ``numbers``, which a lost lane carried, have arrived."""

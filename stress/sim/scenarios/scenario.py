@@ -252,8 +252,8 @@ def draw(seed: int) -> Scenario:
         timing=timing,
         settles_ns=_settling_ns(timing) if rng.random() < 0.3 else 0,
     )
-    eager = Random(f"{seed}/eager").choice((0, 256, EAGER_BYTES_MAX, EAGER_BYTES_MAX))
-    machine_size = Random(f"{seed}/machines").choice((1,) * 7 + (2, 3, peers))
+    eager = Random(f"{seed}/eager").choice((0, 64, 256, EAGER_BYTES_MAX))
+    machine_size = Random(f"{seed}/machines").choice((1,) * 6 + (2, 3, peers, peers))
     scenario = replace(scenario, eager_bytes_max=eager, machine_size=machine_size)
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:

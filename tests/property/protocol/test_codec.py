@@ -244,7 +244,7 @@ def _fill_samples() -> None:
             6,
             op,
             [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, True],
-            True,
+            2,
             2.5,
         ],
         msg.SyncRequest: [
@@ -314,7 +314,7 @@ _fill_samples()
 
 def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
     """A request of an operation."""
-    return pack(6, [1, 2, 3, 4, 5], descriptor, False, weight)
+    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ import pytest
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX
+from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, ANNOUNCED_PARTS_MAX
 from pccl.transports.announcement import (
     ANCESTRY_MAX,
-    ANNOUNCE_BYTES_MAX,
     ASK_BYTES_MAX,
     AT_BYTES,
-    PARTS_MAX,
     PROOF_BYTES,
     Announcement,
     decode_announcement,
@@ -48,9 +47,9 @@ def test_several_parts() -> None:
 
 
 def test_the_longest_ones() -> None:
-    payload = LEASE + PARTS_MAX * struct.pack("<QQ", 64, 1)
+    payload = LEASE + ANNOUNCED_PARTS_MAX * struct.pack("<QQ", 64, 1)
     assert len(payload) == ANNOUNCE_BYTES_MAX
-    assert decode_announcement(payload).length == PARTS_MAX
+    assert decode_announcement(payload).length == ANNOUNCED_PARTS_MAX
     longest = LEASE + struct.pack("<QQ", 64, PAYLOAD_BYTES_MAX)
     assert decode_announcement(longest).length == PAYLOAD_BYTES_MAX
 
@@ -65,7 +64,7 @@ def test_the_longest_ones() -> None:
         LEASE + PART + b"\0",
         LEASE + PART[:8],
         LEASE + PART + PART[:8],
-        LEASE + (PARTS_MAX + 1) * PART,
+        LEASE + (ANNOUNCED_PARTS_MAX + 1) * PART,
         LEASE + struct.pack("<QQ", 64, 0),
         LEASE + PART + struct.pack("<QQ", 64, 0),
         LEASE + struct.pack("<QQ", 64, PAYLOAD_BYTES_MAX + 1),

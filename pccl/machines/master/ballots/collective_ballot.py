@@ -2,7 +2,7 @@
 
 After a loss, ``repair`` continues with the data that the remaining members have.
 
-Members send the data of a small all-reduce before its start (``eager``). A member can complete the
+Members send data of an all-reduce before its start (``eager``). A member can complete the
 result only if all members have made the same request. So a done report proves the start, even while
 another member's request has not reached the master.
 """
@@ -16,7 +16,7 @@ from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterMessage, OperationStarted
-from pccl.protocol.operation import Phase, name_peers
+from pccl.protocol.operation import Eager, Phase, name_peers
 from pccl.protocol.types import AbortCause, Algorithm, Descriptor, OperationId, PeerId
 from pccl.topology.ring_order import Pair, broken_neighbours
 
@@ -43,12 +43,12 @@ class CollectiveBallot(Ballot):
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
         """Member -> its weight in a weighted average; also of lost members."""
-        self._eager: dict[PeerId, None] = {}
-        """The members that do not wait for the start."""
+        self._eager: dict[PeerId, Eager] = {}
+        """The members that send before the start."""
         self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
         """The last ``Wait``, and its origin: phase, number of requests, number of survivors."""
         self._untold = False
-        """Whether members in ``_eager`` have yet to receive the start."""
+        """Whether members that do not wait for the start have yet to receive it."""
 
     @property
     def outlives_view(self) -> bool:
@@ -75,7 +75,7 @@ class CollectiveBallot(Ballot):
         descriptor: Descriptor,
         now_ns: int,
         *,
-        eager: bool = False,
+        eager: Eager = Eager.NOTHING,
         weight: float = 0.0,
     ) -> Decision | None:
         """Record a member's request. A second request of the same member changes nothing.
@@ -84,7 +84,7 @@ class CollectiveBallot(Ballot):
             peer: the member.
             descriptor: what the member requests.
             now_ns: current time.
-            eager: whether the member sends its data before the start.
+            eager: what the member sends before the start.
             weight: the weight of its contribution to a weighted average.
         """
         if self.phase.ended or peer in self._descriptors:
@@ -94,12 +94,12 @@ class CollectiveBallot(Ballot):
         if descriptor.weighted:
             self._weights[peer] = weight
         if eager:
-            self._eager[peer] = None
+            self._eager[peer] = eager
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
-            self._untold = self._untold or eager  # its request came after the start
+            self._untold |= eager is Eager.SEGMENTS  # its request came after the start
             return None
         return self._start() if len(self._descriptors) == len(self.members) else None
 
@@ -152,10 +152,10 @@ class CollectiveBallot(Ballot):
 
     def wait_for_start(self) -> list[PeerId]:
         """Return the members that do nothing before they receive the start."""
-        return [peer for peer in self.survivors if peer not in self._eager]
+        return [peer for peer in self.survivors if self._eager.get(peer) is not Eager.SEGMENTS]
 
     def take_untold(self) -> list[PeerId]:
-        """Return, once, the members that sent data before the start and have not received it.
+        """Return, once, the members that did not wait for the start and have not received it.
 
         Such a member needs the start only if the operation takes long: after the start, it suspects
         a lane that delivers nothing.
@@ -163,7 +163,7 @@ class CollectiveBallot(Ballot):
         if not self._untold or self.phase is not Phase.STARTED:
             return []
         self._untold = False
-        return [peer for peer in self.survivors if peer in self._eager]
+        return [peer for peer in self.survivors if self._eager.get(peer) is Eager.SEGMENTS]
 
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
         """Drop lost members. Then commit if the rest has the result, else repair or abort.
@@ -265,7 +265,7 @@ class CollectiveBallot(Ballot):
 
     def _start(self) -> Start:
         self.phase = Phase.STARTED
-        self._untold = bool(self._eager)
+        self._untold = Eager.SEGMENTS in self._eager.values()
         return Start(self.weights)
 
     def _is_ahead(self, peer: PeerId) -> bool:

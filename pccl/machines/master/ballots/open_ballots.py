@@ -19,7 +19,7 @@ from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
-from pccl.protocol.operation import Phase
+from pccl.protocol.operation import Eager, Phase
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
 
@@ -79,7 +79,7 @@ class OpenBallots:
                     raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
                 ballot = self._find(peer, operation, opens=True)
                 if isinstance(ballot, CollectiveBallot):
-                    if not eager:
+                    if eager is not Eager.SEGMENTS:
                         self.repeat_start(peer, ballot)
                     decision = ballot.request(
                         peer.id, descriptor, now_ns, eager=eager, weight=weight

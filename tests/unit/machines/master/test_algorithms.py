@@ -21,6 +21,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import BYTES_PER_S_MAX, RTT_NS_MAX, TERM_GAP
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import (
     ALGORITHM_STEPS_MAX,
     STAR_BYTES_MAX,
@@ -438,11 +439,11 @@ def test_who_forces_another_algorithm_is_told_so() -> None:
 def test_whoever_goes_ahead_late_is_told_of_the_start_too() -> None:
     ballot = CollectiveBallot(op(), TRIO, ONE, 0)
     for peer in (ONE, TWO):
-        ballot.request(peer, by(RING), 0, eager=True)
+        ballot.request(peer, by(RING), 0, eager=Eager.SEGMENTS)
     ballot.done(ONE, b"x", 0)  # so all have asked, and the last request is on its way
     assert ballot.take_untold() == [1, 2]
     assert ballot.take_untold() == []
-    ballot.request(THREE, by(RING), 1, eager=True)
+    ballot.request(THREE, by(RING), 1, eager=Eager.SEGMENTS)
     assert ballot.take_untold() == [1, 2, 3]
 
 

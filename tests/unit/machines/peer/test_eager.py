@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from pccl.machines.peer.eager import EagerBudget, fingerprint
 from pccl.machines.repair import Tell
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.operation import Phase
-from pccl.protocol.types import AbortCause, Descriptor, PeerId, ReduceOp
+from pccl.protocol.limits import EARLY_STORE_BYTES_MAX
+from pccl.protocol.operation import Eager, Phase
+from pccl.protocol.types import AbortCause, Descriptor, Member, PeerId, ReduceOp
 from tests.support.peer_stage import SUM, PeerStage, ended
 from tests.support.scenarios import op
 
@@ -61,19 +63,42 @@ def test_who_says_nothing_never_goes_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "goes"),
+    ("what", "eager"),
     [
-        (SUM, True),
-        (replace(SUM, count=16), True),
-        (replace(SUM, count=17), False),
-        (replace(SUM, op=ReduceOp.AVG, weighted=True), False),  # the start tells the weights
-        (replace(SUM, count=0), False),  # one is done with nothing before others have asked
-        (Descriptor.broadcast(DataType.FLOAT, 8, 0), False),
-        (Descriptor.barrier(), False),
+        (SUM, Eager.SEGMENTS),
+        (replace(SUM, count=16), Eager.SEGMENTS),
+        (replace(SUM, count=16, near=True), Eager.SEGMENTS),
+        (replace(SUM, count=17), Eager.NOTHING),
+        (replace(SUM, count=17, near=True), Eager.ANNOUNCEMENTS),
+        (replace(SUM, op=ReduceOp.AVG, weighted=True), Eager.NOTHING),  # the start tells weights
+        (replace(SUM, count=0, near=True), Eager.NOTHING),  # done before others have asked
+        (Descriptor.broadcast(DataType.FLOAT, 8, 0), Eager.NOTHING),
+        (Descriptor.barrier(), Eager.NOTHING),
     ],
 )
-def test_what_goes_ahead(what: Descriptor, goes: bool) -> None:
-    assert budget().take(op(), what, 3) is goes
+def test_what_goes_ahead(what: Descriptor, eager: Eager) -> None:
+    assert budget(bytes_max=10_000).take(op(), what, 3) is eager
+
+
+def test_an_announcement_costs_the_longest_one() -> None:
+    near = replace(SUM, count=3 << 20, near=True)  # chunks of 4 MiB
+    made = budget(bytes_max=EARLY_STORE_BYTES_MAX)
+    assert made.take(op(), near, 3) is Eager.ANNOUNCEMENTS
+    segments = 3 + 6  # a chunk of more than 4 MiB has at least segments of 2 MiB
+    assert EARLY_STORE_BYTES_MAX - made.free_bytes == 56 + segments * (56 + 16 + 64 * 16)
+    made.all_asked(op())
+    assert made.free_bytes == EARLY_STORE_BYTES_MAX
+
+
+def test_a_huge_tensor_waits_because_its_announcements_would_fill_the_store() -> None:
+    made = budget(bytes_max=EARLY_STORE_BYTES_MAX)
+    assert not made.take(op(), replace(SUM, count=1 << 28, near=True), 2)
+
+
+def test_none_is_announced_early_if_none_is_sent_early() -> None:
+    made = EagerBudget(0)
+    made.all_asked(op(tag=99))
+    assert not made.take(op(), replace(SUM, count=17, near=True), 3)
 
 
 def test_nothing_goes_ahead_in_a_view_that_others_may_not_know() -> None:
@@ -85,7 +110,8 @@ def test_nothing_goes_ahead_in_a_view_that_others_may_not_know() -> None:
 
 def test_what_is_out_is_bounded() -> None:
     made = budget()
-    assert [made.take(op(tag=tag), SUM, 3) for tag in range(4)] == [True, True, True, False]
+    taken = [bool(made.take(op(tag=tag), SUM, 3)) for tag in range(4)]
+    assert taken == [True, True, True, False]
     assert made.free_bytes == 0
     made.all_asked(op(tag=1))
     assert made.free_bytes == COST
@@ -133,12 +159,13 @@ def test_a_closed_view_is_forgotten_by_whoever_enters_the_one_after_it() -> None
 # -- a peer that goes ahead --------------------------------------------------------------------
 
 
-def entered() -> PeerStage:
+def entered(**others: Any) -> PeerStage:
     """Peer 2 of 3, in view 1: the first operation in it has waited for its start."""
-    peer, first = PeerStage(eager=EagerBudget(64)).member(*RING), op(tag=99)
+    peer, first = PeerStage(eager=EagerBudget(64)).member(*RING, **others), op(tag=99)
+    what = replace(SUM, near=bool(others))
     assert peer.do(ev.ReduceCall(2, 99, SUM)) == [
-        ev.Post(2, first, SUM, RING),
-        ev.Send(msg.OperationRequest(first, SUM)),
+        ev.Post(2, first, what, RING),
+        ev.Send(msg.OperationRequest(first, what)),
     ]
     peer.do(msg.OperationStarted(first))
     peer.do(ev.ReduceDone(first, b"d"))
@@ -146,13 +173,13 @@ def entered() -> PeerStage:
     return peer
 
 
-ASKED = ev.Send(msg.OperationRequest(op(), SUM, eager=True))
+ASKED = ev.Send(msg.OperationRequest(op(), SUM, eager=Eager.SEGMENTS))
 
 
 def test_the_second_operation_of_a_view_goes_ahead() -> None:
     peer = entered()
     post = ev.Post(3, op(), SUM, RING)
-    assert peer.do(ev.ReduceCall(3, 5, SUM)) == [post, ev.Begin(op(), ahead=True), ASKED]
+    assert peer.do(ev.ReduceCall(3, 5, SUM)) == [post, ev.Begin(op(), eager=Eager.SEGMENTS), ASKED]
     assert peer.machine.phase_of(op()) is Phase.REQUESTED
     assert peer.do(ev.ReduceDone(op(), b"d")) == [
         ev.Begin(op()), ev.Send(msg.OperationDone(op(), b"d"))
@@ -160,6 +187,18 @@ def test_the_second_operation_of_a_view_goes_ahead() -> None:
     assert peer.machine.phase_of(op()) is Phase.DONE
     assert peer.do(msg.OperationStarted(op())) == []
     assert peer.do(ended(op(), contributors=RING))[0] == ev.End(op(), True)
+
+
+def test_of_a_large_tensor_near_members_announce_the_second_operation_ahead() -> None:
+    peer = entered(members=tuple(Member(peer, "10.0.0.1", 7000 + peer, 5) for peer in RING))
+    large = replace(SUM, count=17)
+    asked = replace(large, near=True)
+    assert peer.do(ev.ReduceCall(3, 5, large)) == [
+        ev.Post(3, op(), asked, RING),
+        ev.Begin(op(), Eager.ANNOUNCEMENTS),
+        ev.Send(msg.OperationRequest(op(), asked, Eager.ANNOUNCEMENTS)),
+    ]
+    assert peer.do(msg.OperationStarted(op())) == [ev.Begin(op())]
 
 
 def test_it_may_be_told_of_the_start_later() -> None:
@@ -199,8 +238,8 @@ def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
     assert effects == [
         ev.End(op(), False),
         ev.Post(3, op(1), SUM, RING),
-        ev.Begin(op(1), ahead=True),
-        ev.Send(msg.OperationRequest(op(1), SUM, eager=True)),
+        ev.Begin(op(1), eager=Eager.SEGMENTS),
+        ev.Send(msg.OperationRequest(op(1), SUM, eager=Eager.SEGMENTS)),
     ]
 
 
@@ -210,13 +249,28 @@ def test_another_attempt_after_differing_results_goes_ahead_anew() -> None:
 def ballot(*eager: PeerId, inherited: bool = False) -> CollectiveBallot:
     made = CollectiveBallot(op(), RING, A, 0, inherited=inherited)
     for peer in eager:
-        assert made.request(peer, SUM, 0, eager=True) is None
+        assert made.request(peer, SUM, 0, eager=Eager.SEGMENTS) is None
     return made
+
+
+def test_whoever_only_announces_ahead_waits_for_the_start() -> None:
+    made = ballot(A)
+    assert made.request(B, SUM, 0, eager=Eager.ANNOUNCEMENTS) is None
+    assert made.request(C, SUM, 0, eager=Eager.ANNOUNCEMENTS) == Start()
+    assert made.wait_for_start() == [B, C]
+    assert made.take_untold() == [A]
+
+
+def test_whoever_only_announces_ahead_may_be_done_before_the_others_have_asked() -> None:
+    made = ballot(A)
+    made.request(B, SUM, 0, eager=Eager.ANNOUNCEMENTS)
+    assert made.done(B, b"x", 5) == Start()
+    assert made.wait_for_start() == [B, C]
 
 
 def test_nobody_waits_for_the_start_of_what_has_gone_ahead() -> None:
     made = ballot(A, B)
-    assert made.request(C, SUM, 0, eager=True) == Start()
+    assert made.request(C, SUM, 0, eager=Eager.SEGMENTS) == Start()
     assert made.wait_for_start() == []
     assert made.take_untold() == [A, B, C]
     assert made.take_untold() == []
@@ -235,7 +289,7 @@ def test_who_is_done_shows_that_all_have_asked() -> None:
     assert made.done(B, b"x", 5) == Start()
     assert (made.phase, made.progress_ns) == (Phase.STARTED, 5)
     assert made.waiting_for() == [A, C]
-    assert made.request(C, SUM, 6, eager=True) is None
+    assert made.request(C, SUM, 6, eager=Eager.SEGMENTS) is None
     assert [made.done(peer, b"x", 7) for peer in (A, C)] == [None, Commit()]
 
 
@@ -259,7 +313,7 @@ def test_who_is_done_with_something_else() -> None:
     """Fingerprints of 32 bits may be alike by chance, and members may lie."""
     made = ballot(A, B)
     assert made.done(A, b"x", 5) == Start()
-    decision = made.request(C, replace(SUM, op=ReduceOp.MAX), 6, eager=True)
+    decision = made.request(C, replace(SUM, op=ReduceOp.MAX), 6, eager=Eager.SEGMENTS)
     assert isinstance(decision, Abort)
     assert decision.cause is AbortCause.DESCRIPTOR_MISMATCH
     assert "peer 3 asked for MAX" in decision.reason
@@ -284,5 +338,5 @@ def test_another_master_takes_it_up() -> None:
     made = ballot(A, inherited=True)
     assert made.done(A, b"x", 5) == Start()
     assert made.wait_for_start() == [B, C]
-    assert made.request(B, SUM, 6, eager=True) is None
+    assert made.request(B, SUM, 6, eager=Eager.SEGMENTS) is None
     assert [made.done(peer, b"x", 7) for peer in (B, C)] == [None, Commit()]

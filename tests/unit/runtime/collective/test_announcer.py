@@ -13,6 +13,8 @@ from pccl.protocol.checksum import payload_hash
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
+from pccl.protocol.limits import ANNOUNCE_BYTES_MAX, ANNOUNCED_PARTS_MAX
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import (
     Algorithm,
     Descriptor,
@@ -26,8 +28,6 @@ from pccl.runtime.collective.announcer import Announcer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow, borrow_many
 from pccl.transports.announcement import (
-    ANNOUNCE_BYTES_MAX,
-    PARTS_MAX,
     decode_announcement,
     encode_announcement,
 )
@@ -216,14 +216,15 @@ def test_bytes_that_stay_where_they_are_are_announced(pair: Pair) -> None:
     assert announcer.announce(b"abc") is None
     assert announcer.announce(lambda: data) is None
     assert memory.leases == {}
-    for parts in ([data], [data[:2], data[2:]], [data[n % 6 :][:1] for n in range(PARTS_MAX)]):
+    most = [data[n % 6 :][:1] for n in range(ANNOUNCED_PARTS_MAX)]
+    for parts in ([data], [data[:2], data[2:]], most):
         announced = announcer.announce(parts[0] if len(parts) == 1 else parts)
         assert announced is not None
         where = decode_announcement(announced)
         into = memoryview(bytearray(where.length))
         assert memory.pull(memory.ancestry[0], where, [into])
         assert into == b"".join(parts)
-    assert announcer.announce([data] * (PARTS_MAX + 1)) is None
+    assert announcer.announce([data] * (ANNOUNCED_PARTS_MAX + 1)) is None
     assert len(memory.leases) == 1
 
 
@@ -275,6 +276,53 @@ def test_all_segments_are_pulled(pair: Pair, algorithm: Algorithm, in_place: boo
     assert pulled == [transfer.rx_bytes for transfer in transfers]
     assert sum(pulled) == 2 * 4 * COUNT == sum(transfer.tx_bytes for transfer in transfers)
     pair.check(in_place=in_place)
+
+
+def test_segments_are_announced_before_the_start_and_pulled_once_they_are_posted(
+    pair: Pair,
+) -> None:
+    first, second = pair.nodes
+    second.coming = True
+    first.post(add_up())
+    first.plane.begin(OPERATION, eager=Eager.ANNOUNCEMENTS)
+    assert kinds(pair.deliver(second)) == {ANNOUNCE}
+    second.post(add_up())
+    assert second.plane.transfers[OPERATION].rx_bytes == 2 * COUNT  # half of the tensor
+    for node in (second, first):
+        node.plane.begin(OPERATION)
+        pair.run()
+    pair.check()
+
+
+def test_segments_that_cannot_be_announced_wait_for_the_start(pair: Pair) -> None:
+    first, second = pair.nodes
+    first.memory.pull_bytes_min = second.memory.pull_bytes_min = 4 * COUNT
+    for node in pair.nodes:
+        node.post(add_up())
+        node.plane.begin(OPERATION, eager=Eager.ANNOUNCEMENTS)
+    assert pair.run() == []
+    assert [node.plane.transfers[OPERATION].tx_bytes for node in pair.nodes] == [0, 0]
+    first.plane.begin(OPERATION)
+    assert kinds(pair.run()) == {DATA}
+    second.plane.begin(OPERATION)
+    pair.run()
+    pair.check()
+
+
+def test_if_the_pull_fails_before_the_start_the_bytes_wait_for_it(pair: Pair) -> None:
+    first, second = pair.nodes
+    for node in pair.nodes:
+        node.post(add_up())
+        node.plane.begin(OPERATION, eager=Eager.ANNOUNCEMENTS)
+    second.link.process = None
+    headers = pair.run()
+    assert FrameKind.PULL_FAILED in kinds(headers)
+    assert DATA not in kinds(headers)
+    assert first.digest is second.digest is None
+    for node in pair.nodes:
+        node.plane.begin(OPERATION)
+    pair.run()
+    pair.check()
 
 
 def test_a_broadcast_is_pulled(pair: Pair) -> None:

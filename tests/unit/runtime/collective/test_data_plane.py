@@ -17,6 +17,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
+from pccl.protocol.operation import Eager
 from pccl.protocol.types import Algorithm, Descriptor, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow
@@ -119,7 +120,7 @@ class Bench:
         operand = borrow(send, np.zeros_like(send))
         descriptor = Descriptor(DataType.INT32, op, operand.send.size)
         self.plane.post(operation, descriptor, operand, (ME, OTHER), ME)
-        self.plane.begin(operation, ahead=True)
+        self.plane.begin(operation, eager=Eager.SEGMENTS)
 
     def broadcast(self, buffer: Any, root: int) -> None:
         descriptor = Descriptor.broadcast(DataType.INT32, len(buffer), root)

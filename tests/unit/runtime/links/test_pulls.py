@@ -9,10 +9,11 @@ import pytest
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import NO_OPERATION, FrameHeader, FrameKind
+from pccl.protocol.limits import ANNOUNCED_PARTS_MAX
 from pccl.protocol.types import PeerId
 from pccl.runtime.links.pulls import Pulls
 from pccl.topology.tracer import ANYONE
-from pccl.transports.announcement import ASK_BYTES_MAX, AT_BYTES, PARTS_MAX
+from pccl.transports.announcement import ASK_BYTES_MAX, AT_BYTES
 from pccl.transports.link import Link
 from pccl.transports.sinks import Drain
 
@@ -365,7 +366,7 @@ def test_an_agreement_lost_with_its_lane_is_made_again() -> None:
         ((200, 1), False, 200),
         ((200, 1), True, ANYONE),
         ((100, 40, 1), False, None),
-        ((200,) * PARTS_MAX, False, 200),
+        ((200,) * ANNOUNCED_PARTS_MAX, False, 200),
     ],
 )
 def test_where_the_system_asks_a_reader_is_named(
