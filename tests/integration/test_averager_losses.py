@@ -161,7 +161,7 @@ class Process(PeerProcess):
         self.refusals = 0
         """Steps that were not taken."""
         given = json.dumps([address, shard, peers, kill, list(stops)])
-        super().__init__(__name__, given, limit_s=LONG_LIMIT_S, with_torch=True)
+        super().__init__(__name__, given, limit_s=LONG_LIMIT_S)
 
     def until(self, condition: Callable[[Process], bool]) -> None:
         """Take in what it says until the condition holds."""

@@ -1,7 +1,7 @@
-"""Programs with torch, as forks of a process that has imported it already.
+"""Programs as forks of a process that has imported pccl and torch already.
 
-Torch and its first optimizer take a processor for two seconds in each process that imports them.
-Here one process a test session does so, and each program is a fork of it, ready at once.
+In each process that imports it, pccl takes a processor for 0.3 seconds, and torch with its first
+optimizer for two. One process a test session does so, and each program is a fork, ready at once.
 
 * :class:`ForkedProgram`: a module of ``tests`` as a program.
 * :func:`ready_python`: a command line that runs a script, for what starts processes by itself.
@@ -43,7 +43,8 @@ class ForkedProgram:
     def __init__(self, module: str, *arguments: str) -> None:
         stdin, to_stdin = _CONTEXT.Pipe(duplex=False)
         from_stdout, stdout = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_run, args=(module, arguments, stdin, stdout))
+        given = module, arguments, stdin, stdout, dict(os.environ)
+        self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         stdin.close()
         stdout.close()
@@ -73,7 +74,15 @@ def _opened(end: Connection[Any, Any], mode: str) -> IO[str]:
         return os.fdopen(os.dup(end.fileno()), mode, buffering=1)
 
 
-def _run(module: str, arguments: tuple[str, ...], stdin: Connection, stdout: Connection) -> None:
+def _run(
+    module: str,
+    arguments: tuple[str, ...],
+    stdin: Connection,
+    stdout: Connection,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     for end, number in ((stdin, 0), (stdout, 1)):
         os.dup2(end.fileno(), number)
         end.close()

@@ -3,6 +3,9 @@
 import contextlib
 from importlib import import_module
 
+for name in ("pytest", "pccl.aio", "pccl.master_node"):
+    import_module(name)
+
 with contextlib.suppress(ImportError):
     torch = import_module("torch")
     import_module("pccl.bindings.diloco")
