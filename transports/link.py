@@ -115,6 +115,8 @@ class Lane:
     def backlog_bytes(self) -> int:
         """Unsent bytes that only this lane can send."""
         current = self._current.missing if self._current is not None else 0
+        if not self._own:  # nearly always, and every tick asks
+            return current
         return current + sum(frame.missing for frame in self._own.values())
 
     # -- sending -------------------------------------------------------------------------------
@@ -293,6 +295,7 @@ class Link:
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
+        self._by_number: tuple[Lane, ...] = ()
         self._lanes: deque[Lane] = deque()
         """Lanes in the order in which they are offered the next segment."""
         self.near = False
@@ -310,7 +313,7 @@ class Link:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """All lanes, ordered by number."""
-        return tuple(sorted(self._lanes, key=_number))
+        return self._by_number
 
     @property
     def backlog_bytes(self) -> int:
@@ -407,6 +410,7 @@ class Link:
     def add(self, lane: Lane) -> None:
         """Add a lane, and let it send queued segments."""
         self._lanes.append(lane)
+        self._by_number = tuple(sorted(self._lanes, key=_number))
         self.near = lane.connection.local.host == lane.connection.remote.host
         lane.pump()
 
@@ -415,6 +419,7 @@ class Link:
         if lane not in self._lanes:
             return False
         self._lanes.remove(lane)
+        self._by_number = tuple(sorted(self._lanes, key=_number))
         if not self._lanes:
             self.process, self.pulls = None, False
         return True

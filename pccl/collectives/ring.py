@@ -49,11 +49,8 @@ class RingSchedule:
         self.incoming = Route((k, self._chunk(k + 1)) for k in range(self.step_count))
         self.outgoing = Route((k, self._chunk(k)) for k in range(self.step_count))
         self.hop_count = self.incoming.count + self.outgoing.count
-
-    @property
-    def first_gather_index(self) -> int:
+        self.first_gather_index = self.incoming.count_before(world_size - 1)
         """How many incoming segments are partial results; all later ones belong to the gather."""
-        return self.incoming.count_before(self.world_size - 1)
 
     def seen_by(self, rank: int) -> RingSchedule:
         """Return the same ring as another rank sees it (modulo the world size)."""

@@ -159,8 +159,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._turns += 1
             if self._turns > TURNS_PER_INSTANT_MAX:
                 raise OutOfTime(f"callbacks never end at {self._now_ns} ns; {self._waiting()}")
-        while timers and timers[0][0] <= self._now_ns:
-            _, _, timer = heapq.heappop(timers)
+        now_ns = self._now_ns
+        while timers and timers[0][0] <= now_ns:
+            timer = heapq.heappop(timers)[2]
             if timer.cancelled():
                 self._timers_cancelled -= 1
             else:

@@ -401,9 +401,10 @@ def outdated_elected(
     members: Mapping[PeerId, Offer],
     standing: Mapping[PeerId, Offer],
     expected: Expected,
+    commits: int,
 ) -> Any:
     """Contents win an election by votes, whatever their revisions."""
-    found = footing(members, standing, expected)
+    found = footing(members, standing, expected, commits)
     return found and replace(found, valid=frozenset(members))
 
 

@@ -21,6 +21,10 @@ from pccl.protocol.types import NS_PER_S
 STORY_LINES_MAX = 400
 _LINES_PER_UPDATE = 1000
 
+_ROUTINE_LINES = ("deliver ", "writable ")
+_ROUTINE_EVENTS = frozenset((MasterTick, Tick))
+"""What happens all the time: the hash includes it, but the story does not."""
+
 _PLAIN = frozenset((int, float, bool, str, bytes, type(None)))
 
 
@@ -36,11 +40,15 @@ class Trace:
     def note(self, now_ns: int, who: str, what: object) -> None:
         """Record that ``what``, an event or a line of text, happened to ``who``."""
         self.count += 1
-        content = what if what.__class__ is str else values_of(what)
+        content: object = what
+        if isinstance(what, str):
+            is_routine = what.startswith(_ROUTINE_LINES)
+        else:
+            content, is_routine = values_of(what), what.__class__ in _ROUTINE_EVENTS
         self._unhashed.append(f"{now_ns} {who} {content!r}\n")
         if len(self._unhashed) >= _LINES_PER_UPDATE:
             self._hash_lines()
-        if not _is_routine(what):
+        if not is_routine:
             self._story.append((now_ns, who, what))
 
     def _hash_lines(self) -> None:
@@ -59,13 +67,6 @@ class Trace:
         return "\n".join(
             f"{now_ns / NS_PER_S:14.9f} {who:<8} {what}" for now_ns, who, what in entries
         )
-
-
-def _is_routine(what: object) -> bool:
-    """Whether ``what`` happens all the time: the hash includes it, but the story does not."""
-    if isinstance(what, str):
-        return what.startswith(("deliver ", "writable "))
-    return isinstance(what, MasterTick | Tick)
 
 
 def values_of(what: object) -> object:

@@ -25,11 +25,23 @@ T = TypeVar("T")
 
 
 @pytest.fixture(scope="session")
-def ready_python() -> Iterator[tuple[str, ...]]:
-    """A command that runs a script with torch: see :mod:`tests.support.forks`."""
-    pytest.importorskip("torch")
+def forked_python() -> Iterator[tuple[str, ...]]:
+    """A command that runs a script or a module: see :mod:`tests.support.forks`."""
     with forks.ready_python() as command:
         yield command
+
+
+@pytest.fixture(scope="session")
+def ready_python(forked_python: tuple[str, ...]) -> tuple[str, ...]:
+    """A command that runs a script with torch."""
+    pytest.importorskip("torch")
+    return forked_python
+
+
+@pytest.fixture(scope="session")
+def ready_pccl(forked_python: tuple[str, ...]) -> tuple[str, ...]:
+    """The command ``pccl``, for tests that look at what it says and not at its processes."""
+    return (*forked_python, "-m", "pccl.cli.main")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ LR = 0.25
 KILL_AT = 3
 STOP_AT = 2
 """Complete backward passes between two stops."""
-QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=3.0)
+QUICK = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, deadline_s=2.0)
 
 
 def gradient(shard: int, step: int, number: int) -> float:
@@ -161,7 +161,7 @@ class Process(PeerProcess):
         self.refusals = 0
         """Steps that were not taken."""
         given = json.dumps([address, shard, peers, kill, list(stops)])
-        super().__init__(__name__, given, limit_s=LONG_LIMIT_S, with_torch=True)
+        super().__init__(__name__, given, limit_s=LONG_LIMIT_S)
 
     def until(self, condition: Callable[[Process], bool]) -> None:
         """Take in what it says until the condition holds."""

@@ -26,7 +26,8 @@ from tests.support.paths import ROOT
 from tests.support.patience import LONG_LIMIT_S, patient
 from tests.support.processes import descendants, is_there
 
-COMMAND = (*PCCL, "bench", "allreduce")
+ALLREDUCE = ("bench", "allreduce")
+COMMAND = (*PCCL, *ALLREDUCE)
 
 FIELDS = {
     *("peers", "bytes", "dtype", "algorithm", "lanes", "in_place", "seconds_median"),
@@ -48,13 +49,14 @@ ENVIRONMENT = {
 }
 
 
-def measure(*options: str) -> list[dict[str, Any]]:
+def measure(pccl: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
     """The objects that a benchmark prints."""
-    return printed_objects(*COMMAND, "--json", *options, env=ENVIRONMENT)
+    return printed_objects(*pccl, *ALLREDUCE, "--json", *options, env=ENVIRONMENT)
 
 
-def test_sizes_peers_and_lanes() -> None:
+def test_sizes_peers_and_lanes(ready_pccl: tuple[str, ...]) -> None:
     results = measure(
+        ready_pccl,
         *("--size", "4,64KiB", "--peers", "2,3", "--lanes", "1,2", "--rounds", "2"),
         *("--warmup", "1"),
     )
@@ -81,8 +83,9 @@ def test_sizes_peers_and_lanes() -> None:
         assert 0 <= result["extra_mib"] < 64
 
 
-def test_in_place_with_another_dtype_and_no_lanes_named() -> None:
-    [result] = measure(*("--size", "1MiB", "--dtype", "bfloat16", "--in-place", "--rounds", "1"))
+def test_in_place_with_another_dtype_and_no_lanes_named(ready_pccl: tuple[str, ...]) -> None:
+    how = ("--dtype", "bfloat16", "--in-place", "--rounds", "1")
+    [result] = measure(ready_pccl, "--size", "1MiB", *how)
     assert result["values_ok"] is True
     assert result["in_place"] is True
     assert result["dtype"] == "bfloat16"
@@ -106,7 +109,7 @@ def check_sides(results: list[dict[str, Any]], sides: list[str]) -> None:
 
 def test_against_a_bare_ring() -> None:
     sizes = ("--size", "4,1MiB", "--peers", "3", "--in-place", "--dtype", "bfloat16")
-    results = measure(*sizes, "--against", "ring", "--rounds", "3", "--warmup", "0")
+    results = measure(PCCL, *sizes, "--against", "ring", "--rounds", "3", "--warmup", "0")
     for case in (results[:2], results[2:]):
         check_sides(case, ["pccl", "ring"])
         assert case[0]["congestion"] == case[1]["congestion"]
@@ -117,7 +120,7 @@ def test_against_a_bare_ring() -> None:
 def test_against_gloo_also_under_our_congestion_control() -> None:
     pytest.importorskip("torch")
     ask = ("--size", "64KiB", "--peers", "3", "--against", "gloo,ring")
-    results = measure(*ask, "--rounds", "3", "--warmup", "0")
+    results = measure(PCCL, *ask, "--rounds", "3", "--warmup", "0")
     conditions, control = results[0]["conditions"], results[0]["congestion"]
     default = conditions["congestion_default"]
     again = [f"gloo-{control}"] if control != default and not conditions["no_namespace"] else []
@@ -127,9 +130,10 @@ def test_against_gloo_also_under_our_congestion_control() -> None:
     assert set(controls.values()) == {control}
 
 
-def test_emulated_link() -> None:
+def test_emulated_link(ready_pccl: tuple[str, ...]) -> None:
     [result] = measure(
-        *("--size", "4KiB", "--emulate", "rate=200mbit,rtt=20ms", "--rounds", "1", "--warmup", "0")
+        ready_pccl,
+        *("--size", "4KiB", "--emulate", "rate=200mbit,rtt=20ms", "--rounds", "1", "--warmup", "0"),
     )
     assert result["values_ok"] is True
     assert result["conditions"]["emulate"] == "rate=200mbit,rtt=20ms"

@@ -9,23 +9,22 @@ from click.testing import CliRunner
 
 from pccl.cli.main import group
 from tests.integration.test_bench import ENVIRONMENT
-from tests.support.commands import PCCL, printed_objects
-
-COMMAND = (*PCCL, "bench", "state")
+from tests.support.commands import printed_objects
 
 
-def measure(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
+def measure(pccl: tuple[str, ...], *options: str) -> dict[tuple[str, str], dict[str, Any]]:
     """The objects that a benchmark prints, by part and case."""
-    found = printed_objects(*COMMAND, "--json", *options, env=ENVIRONMENT)
+    found = printed_objects(*pccl, "bench", "state", "--json", *options, env=ENVIRONMENT)
     for figure in found:
         assert figure["values_ok"] is True
         assert figure["faults"] == []
     return {(figure["state"], figure["case"]): figure for figure in found}
 
 
-def test_synchronizations() -> None:
+def test_synchronizations(ready_pccl: tuple[str, ...]) -> None:
     found = measure(
-        *("--only", "sync", "--size", "4MiB", "--sources", "2", "--rounds", "2", "--warmup", "0")
+        ready_pccl,
+        *("--only", "sync", "--size", "4MiB", "--sources", "2", "--rounds", "2", "--warmup", "0"),
     )
     assert list(found) == [
         ("sync", case) for case in ("1 source", "2 sources", "1 source, 2 joiners")
@@ -40,8 +39,9 @@ def test_synchronizations() -> None:
     assert [sum(each["tx_mib"]) for each in (one, two, joiners)] == [4, 4, 8]
 
 
-def test_behind_emulated_uplinks() -> None:
+def test_behind_emulated_uplinks(ready_pccl: tuple[str, ...]) -> None:
     found = measure(
+        ready_pccl,
         *("--size", "1MiB", "--emulate", "rate=40mbit,rtt=2ms", "--sources", "1"),
         *("--rounds", "1", "--warmup", "0", "--compute", "0.02"),
     )

@@ -13,14 +13,15 @@ from tests.support.commands import PCCL, environment_with, printed_objects
 ONCE = ("--rounds", "1", "--warmup", "1")
 
 
-def measure(*options: str) -> list[dict[str, Any]]:
+def measure(pccl: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
     """The objects that a benchmark prints."""
-    return printed_objects(*PCCL, "bench", "--json", *options, env=environment_with())
+    return printed_objects(*pccl, "bench", "--json", *options, env=environment_with())
 
 
-def test_eight_bits_through_a_mesh() -> None:
+def test_eight_bits_through_a_mesh(ready_pccl: tuple[str, ...]) -> None:
     # More values than a period has, so that the tight bound is the one that holds.
-    [result] = measure("--size", "512KiB", "--quantize", "int8", "--algorithm", "mesh", *ONCE)
+    way = ("--quantize", "int8", "--algorithm", "mesh")
+    [result] = measure(ready_pccl, "--size", "512KiB", *way, *ONCE)
     assert result["algorithm"] == result["algorithm_asked"] == "mesh"
     assert result["quantize"] == "int8"
     assert result["values_ok"] is True
@@ -28,9 +29,9 @@ def test_eight_bits_through_a_mesh() -> None:
     assert result["wire_bytes_per_value"] == pytest.approx(1 + 2 / 32, abs=1e-3)
 
 
-def test_ways_take_turns_in_one_run() -> None:
+def test_ways_take_turns_in_one_run(ready_pccl: tuple[str, ...]) -> None:
     ways = ("--algorithm", "ring,mesh,star", "--quantize", "none,companded8")
-    found = measure("--size", "64KiB", *ways, *ONCE)
+    found = measure(ready_pccl, "--size", "64KiB", *ways, *ONCE)
     assert [(each["algorithm"], each["quantize"]) for each in found] == [
         (algorithm, wire)
         for algorithm in ("ring", "mesh", "star")
@@ -44,8 +45,9 @@ def test_ways_take_turns_in_one_run() -> None:
 
 
 @pytest.mark.parametrize("wire", ["uint8", "int4", "float16", "bfloat16", "uint16"])
-def test_every_format(wire: str) -> None:
-    [result] = measure("--size", "512KiB", "--quantize", wire, "--in-place", *ONCE)
+def test_every_format(wire: str, ready_pccl: tuple[str, ...]) -> None:
+    way = ("--quantize", wire, "--in-place")
+    [result] = measure(ready_pccl, "--size", "512KiB", *way, *ONCE)
     assert result["values_ok"] is True
     assert 0 < result["error"] < {"int4": 0.25, "uint16": 1e-4, "bfloat16": 0.01}.get(wire, 0.02)
     assert result["algorithm_asked"] == "auto"
@@ -55,7 +57,7 @@ def test_every_format(wire: str) -> None:
 def test_beside_gloo() -> None:
     pytest.importorskip("torch")
     found = measure(
-        *("--size", "64KiB", "--quantize", "none,int8", "--rounds", "1", "--against", "gloo")
+        PCCL, *("--size", "64KiB", "--quantize", "none,int8", "--rounds", "1", "--against", "gloo")
     )
     sides = [(each["side"].partition("-")[0], each["quantize"]) for each in found]
     assert sides[:3] == [("pccl", "none"), ("pccl", "int8"), ("gloo", "none")]

@@ -132,10 +132,13 @@ def test_no_process_is_left(wanted: signal.Signals, tmp_path: Path) -> None:
         (["--json", "no/such/folder.json"], "the folder"),
     ],
 )
-def test_mistakes_are_said_first(options: list[str], words: str, tmp_path: Path) -> None:
+def test_mistakes_are_said_first(
+    options: list[str], words: str, ready_pccl: tuple[str, ...], tmp_path: Path
+) -> None:
     bad = {**SHORT, "faults": [{"at_s": 1, "kind": "explode"}]}
     (tmp_path / "bad.json").write_text(json.dumps(bad))
-    done = stress(tmp_path, *options)
+    command = (*ready_pccl, "stress", "run")
+    done = run_to_end(*command, *options, cwd=tmp_path, env=FROM_ANYWHERE)
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr

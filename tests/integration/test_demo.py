@@ -24,9 +24,11 @@ STATE_BYTES = 1797 * (64 * 4 + 8) + 2 * 4 * WEIGHT_COUNT + 8
 """Images and digits; weights and their momentum; the step counter."""
 
 
-def test_demo_survives_a_kill_and_takes_a_newcomer_in(tmp_path: Path) -> None:
+def test_demo_survives_a_kill_and_takes_a_newcomer_in(
+    ready_pccl: tuple[str, ...], tmp_path: Path
+) -> None:
     picture = tmp_path / "picture.png"
-    run = run_to_end(*COMMAND, "--json", "--steps", "150", "--out", str(picture))
+    run = run_to_end(*ready_pccl, "demo", "--json", "--steps", "150", "--out", str(picture))
     assert run.returncode == 0, run.stdout + run.stderr
     verdict = json.loads(run.stdout)
     assert set(verdict) == {

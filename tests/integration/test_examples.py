@@ -68,8 +68,8 @@ def test_blocking() -> None:
     assert sorted(ranks) == ["0", "1", "2"]
 
 
-def test_with_asyncio() -> None:
-    printed = run_example("with_asyncio.py", 3)
+def test_with_asyncio(forked_python: tuple[str, ...]) -> None:
+    printed = run_example("with_asyncio.py", 3, forked_python)
     for lines in printed.values():
         sums, big, turns = lines
         assert sums == "sums by tag: [30.0, 33.0, 36.0, 39.0]"
@@ -84,10 +84,9 @@ def test_with_torch() -> None:
     check_training(printed[0], [f"outer step {number}" for number in range(8)])
 
 
-def test_diloco_one_step_late() -> None:
+def test_diloco_one_step_late(ready_python: tuple[str, ...]) -> None:
     """Ten outer steps, after which both have the same weights."""
-    pytest.importorskip("torch")
-    printed = run_example("diloco_one_step_late.py", 2)
+    printed = run_example("diloco_one_step_late.py", 2, ready_python)
     assert printed[0] == printed[1]
     assert re.fullmatch(r"10 steps: \[ *-?\d.*\]", printed[0][0])
 
@@ -120,8 +119,8 @@ def test_data_parallel(ready_python: tuple[str, ...]) -> None:
     check_training(printed[0], [f"step {10 * number + 10}" for number in range(6)])
 
 
-def test_peer_groups() -> None:
-    printed = run_example("peer_groups.py", 4)
+def test_peer_groups(forked_python: tuple[str, ...]) -> None:
+    printed = run_example("peer_groups.py", 4, forked_python)
     everybody = "4 peers in 2 groups"
     assert printed == {
         0: ["group 0: [1. 1.] from 2 peers", everybody],

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,9 +27,11 @@ import pccl
 from pccl.errors import Evicted
 from pccl.runtime.collective.transfer import Placement
 from tests.support import members
+from tests.support.insides import knows_the_time
 from tests.support.patience import LIMIT_S, patient
 from tests.support.peers import PeerProcess, obey
 from tests.support.ports import free_port
+from tests.support.processes import wait_stopped
 from tests.support.waiting import until
 
 PROMISE_S = 3.0
@@ -55,6 +57,7 @@ class Peer:
     def connect(self, min_peers: int) -> dict[str, Any]:
         self.comm.connect(min_peers=min_peers)
         self.comm.update_topology()
+        until(lambda: knows_the_time(self.comm))  # to say later for how long it was out
         return {"peer": self.comm.peer_id}
 
     def reduce(self, count: int) -> dict[str, Any]:
@@ -92,7 +95,7 @@ class Peer:
             due = fraction * (transfer.progress.received + transfer.lacking)
             if not frozen and transfer.progress.received >= due:
                 frozen = True
-                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # no thread goes on
 
         mock.patch.object(Placement, "complete", complete_and_freeze).start()
         return {}
@@ -115,9 +118,7 @@ class Process(PeerProcess):
 
     def wait_frozen(self) -> float:
         """Return when it has stopped."""
-        found = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        assert found is not None
-        assert found.si_code == os.CLD_STOPPED
+        wait_stopped(self.process.pid)
         return time.monotonic()
 
     def stop(self) -> float:

@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -113,7 +114,7 @@ class Peer:
         def make(peer: PeerId, number: int, payload: memoryview) -> memoryview:
             self.given += len(payload)
             if self.given >= share * SIZE and what:
-                os.kill(os.getpid(), getattr(signal, what))
+                signal.pthread_kill(threading.get_ident(), getattr(signal, what))
                 self.given = -(1 << 60)  # once
             return payload
 

@@ -1,10 +1,12 @@
-"""Programs with torch, as forks of a process that has imported it already.
+"""Programs as forks of a process that has imported pccl and torch already.
 
-Torch and its first optimizer take a processor for two seconds in each process that imports them.
-Here one process a test session does so, and each program is a fork of it, ready at once.
+In each process that imports it, pccl takes a processor for 0.3 seconds, and torch with its first
+optimizer for two. One process a test session does so, and each program is a fork, ready at once.
 
 * :class:`ForkedProgram`: a module of ``tests`` as a program.
 * :func:`ready_python`: a command line that runs a script, for what starts processes by itself.
+  With ``-m MODULE`` for a script it runs a module, whose ``sys.executable`` does the same. So all
+  processes of a command of pccl are forks.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import multiprocessing as mp
 import os
 import runpy
+import shlex
 import signal
 import socket
 import sys
@@ -27,6 +30,12 @@ from typing import IO, Any
 
 from tests.support import ready_python as client
 from tests.support.patience import LIMIT_S
+
+_PYTHON = """#!/bin/sh
+[ "$1" = -m ] && exec {} "$@"
+exec {} "$@"
+"""
+"""A Python whose modules are forks."""
 
 _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.torch_ready"])
@@ -43,7 +52,8 @@ class ForkedProgram:
     def __init__(self, module: str, *arguments: str) -> None:
         stdin, to_stdin = _CONTEXT.Pipe(duplex=False)
         from_stdout, stdout = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_run, args=(module, arguments, stdin, stdout))
+        given = module, arguments, stdin, stdout, dict(os.environ)
+        self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         stdin.close()
         stdout.close()
@@ -73,7 +83,15 @@ def _opened(end: Connection[Any, Any], mode: str) -> IO[str]:
         return os.fdopen(os.dup(end.fileno()), mode, buffering=1)
 
 
-def _run(module: str, arguments: tuple[str, ...], stdin: Connection, stdout: Connection) -> None:
+def _run(
+    module: str,
+    arguments: tuple[str, ...],
+    stdin: Connection,
+    stdout: Connection,
+    environment: dict[str, str],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     for end, number in ((stdin, 0), (stdout, 1)):
         os.dup2(end.fileno(), number)
         end.close()
@@ -89,30 +107,40 @@ def ready_python() -> Generator[tuple[str, ...]]:
     """What to write before a script and its arguments instead of ``python -W error``."""
     with tempfile.TemporaryDirectory() as folder:
         address = str(Path(folder) / "socket")
+        command = (sys.executable, "-I", "-S", client.__file__, address)
+        python = Path(folder) / "python"
+        python.write_text(_PYTHON.format(shlex.join(command), shlex.quote(sys.executable)))
+        python.chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()
-            server = _CONTEXT.Process(target=serve, args=(listener,), daemon=True)
+            given = listener, str(python)
+            server = _CONTEXT.Process(target=serve, args=given, daemon=True)
             server.start()
-        yield sys.executable, "-I", "-S", client.__file__, address
+        yield command
         server.kill()
         server.join()
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork for each script that ``ready_python.py`` asks for, until the tests end."""
+def serve(listener: socket.socket, python: str) -> None:
+    """Fork for each script that ``ready_python.py`` asks for, until the tests end.
+
+    Args:
+        listener: where they ask.
+        python: ``sys.executable`` of modules.
+    """
     parent = mp.parent_process()
     assert parent is not None
     while parent.sentinel not in wait([listener, parent.sentinel]):
         asker, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            _attend(asker)
+            _attend(asker, python)
             return
         asker.close()
 
 
-def _attend(asker: socket.socket) -> None:
+def _attend(asker: socket.socket, python: str) -> None:
     """Run a script in one more fork; tell how it ended, and end it if nobody waits any longer."""
     _, streams, _, _ = socket.recv_fds(asker, 1, 3)
     with asker.makefile() as lines:
@@ -126,8 +154,9 @@ def _attend(asker: socket.socket) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        _run_script(command)
+        _run_script(command, python)
         return
+    asker.sendall(b"%d\n" % pid)
     for stream in streams:
         os.close(stream)
 
@@ -144,10 +173,15 @@ def _attend(asker: socket.socket) -> None:
     os._exit(0)
 
 
-def _run_script(command: list[str]) -> None:
+def _run_script(command: list[str], python: str) -> None:
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1)
+    warnings.simplefilter("error")
+    if command[0] == "-m":
+        sys.executable = python
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
-    warnings.simplefilter("error")
     runpy.run_path(command[0], run_name="__main__")

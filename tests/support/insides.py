@@ -26,6 +26,11 @@ def lanes_of(comm: pccl.Communicator) -> int:
     return sum(len(link.lanes) for link in links)
 
 
+def knows_the_time(comm: pccl.Communicator) -> bool:
+    """Whether a member has heard a heartbeat, which says the time by the master's clock."""
+    return engine_of(comm).machine.contact._clock_ahead_ms is not None  # pyright: ignore[reportPrivateUsage]
+
+
 def server_of(node: pccl.MasterNode) -> MasterServer:
     """The server of a master that runs."""
     server = node._server  # pyright: ignore[reportPrivateUsage]

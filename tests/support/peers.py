@@ -35,8 +35,7 @@ class PeerProcess:
         module: whose program it runs.
         arguments: of the program.
         limit_s: for an answer.
-        with_torch: whether it is a fork of a process that has imported torch.
-        prefix: command that starts it; not with torch.
+        prefix: command that starts it; without one it is a fork, see :mod:`tests.support.forks`.
     """
 
     def __init__(
@@ -44,18 +43,17 @@ class PeerProcess:
         module: str,
         *arguments: str,
         limit_s: float = LIMIT_S,
-        with_torch: bool = False,
         prefix: tuple[str, ...] = (),
     ) -> None:
         self.id = 0
         """Of the peer, when the test has learned it."""
         self.process: subprocess.Popen[str] | ForkedProgram
-        if with_torch:
-            self.process = ForkedProgram(module, *arguments)
-        else:
+        if prefix:
             command = [*prefix, sys.executable, "-m", module, *arguments]
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        else:
+            self.process = ForkedProgram(module, *arguments)
         self._limit_s = limit_s
         self._lines: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)

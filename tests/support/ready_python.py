@@ -2,13 +2,17 @@
 
 ``python -I -S ready_python.py SOCKET SCRIPT ARGUMENT...``: :func:`tests.support.forks.serve` forks,
 and the fork runs the script with the streams, folder, environment and arguments of this process.
-This process ends with the script's status; if it is killed, so is the fork.
+This process passes signals on, and ends with the script's status; if it is killed, so is the fork.
 """
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import sys
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main() -> int:
@@ -17,7 +21,16 @@ def main() -> int:
         server.connect(address)
         socket.send_fds(server, [b"-"], [0, 1, 2])
         server.sendall(json.dumps([command, os.getcwd(), dict(os.environ)]).encode() + b"\n")
-        status = server.recv(1)
+        answers = server.makefile("rb")
+        fork = int(answers.readline())
+
+        def pass_on(number: int, frame: object) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork, number)
+
+        for each in PASSED_ON:
+            signal.signal(each, pass_on)
+        status = answers.read(1)
     return status[0] if status else 1
 
 

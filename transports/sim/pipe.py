@@ -144,9 +144,9 @@ class Pipe:
 
     def _plan_wake(self) -> None:
         """Schedule ``on_room`` for when a third of the window is free, as in a kernel."""
-        enough = max(1, self._window_bytes // 3)
         if not self._wanted or self._wake_planned:
             return
+        enough = max(1, self._window_bytes // 3)
         if self._room() >= enough:
             when = 0
         elif self._window_bytes - self._flying >= enough:

@@ -208,6 +208,8 @@ class StateExchange:
 
     def uses(self, peer: PeerId) -> bool:
         """Whether this peer expects shared state from ``peer``, or has pieces queued for it."""
+        if not (self.sessions or self.prefetches or self.snapshots):
+            return False  # nearly always, and each tick asks for each link
         return any(part.uses(peer) for part in self._parts()) or any(
             snapshot.owes(peer) for snapshot in self.snapshots.values()
         )
