@@ -356,7 +356,10 @@ class DataPlane:
                     if not transfer.accepts(header.what):
                         continue
                     if header.kind is FrameKind.ANNOUNCE:
-                        transfer.pull(self._memory, self._link_to(peer), header, payload)
+                        link = self._link_to(peer)
+                        nbytes = transfer.pull(self._memory, link, header, payload)
+                        for lane in link.lanes[:1]:  # the one that carried it is not known
+                            lane.pulled(nbytes)
                     else:
                         transfer.take_early(peer, header, payload)
             except RemoteProtocolError as error:
