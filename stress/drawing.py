@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 from pccl.stress.timeline import (
@@ -55,6 +56,7 @@ def draw(
     groups: int = 1,
     deadline_s: float = 10.0,
     link: str = "",
+    local: bool = False,
     weights: Mapping[FaultKind, int] = WEIGHTS,
 ) -> Timeline:
     """Draw a timeline, which depends on the arguments only.
@@ -71,12 +73,13 @@ def draw(
         groups: see ``Timeline``.
         deadline_s: see ``Timeline``; pauses of processes and links are shorter or longer than this.
         link: see ``Timeline``.
+        local: see ``Timeline``.
         weights: weight of each kind; missing kinds are not drawn.
 
     Raises:
         TimelineError: an argument is out of range.
     """
-    plain = Timeline(seed, peers, duration_s, (), lanes, groups, deadline_s, link)
+    plain = Timeline(seed, peers, duration_s, (), lanes, groups, deadline_s, link, local)
     if not every_s > 0:
         raise ValueError(f"every_s must be above 0, not {every_s!r}")
     drawing = _Drawing(plain, weights)
@@ -90,7 +93,7 @@ def draw(
         fault = drawing.fault(round(at_s, 3))
         if fault is not None:
             faults.append(fault)
-    return Timeline(seed, peers, duration_s, tuple(faults), lanes, groups, deadline_s, link)
+    return replace(plain, faults=tuple(faults))
 
 
 class _Drawing:
@@ -139,6 +142,8 @@ class _Drawing:
             return MASTER, None
         if kind in OF_PAIR:
             peer = self._one(self._alive)
+            if self._plain.local:
+                return peer, MASTER
             others = [MASTER, *(each for each in self._alive if each != peer)]
             alone = kind is not FaultKind.HALF_OPEN and self._below(5) == 0
             return peer, None if alone else self._one(others)

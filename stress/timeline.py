@@ -211,6 +211,8 @@ class Timeline:
         groups: process i belongs to peer group i modulo this.
         deadline_s: silence after which the master evicts a peer that members wait for.
         link: link between any two processes, for ``LinkSpec.parse``; empty: no limits.
+        local: whether peers dial each other directly, and so share the memory of the machine. Then
+            ``link`` and the faults of pairs affect only the connections to the masters.
 
     Raises:
         TimelineError: a value is out of range, or a fault names a process that never exists.
@@ -224,6 +226,7 @@ class Timeline:
     groups: int = 1
     deadline_s: float = 10.0
     link: str = ""
+    local: bool = False
 
     def __post_init__(self) -> None:
         _check_count("seed", self.seed, 0, 2**63 - 1)
@@ -256,6 +259,10 @@ class Timeline:
                     raise TimelineError(
                         f"{where}.amount: {known} processes are more than {PROCESSES_MAX}"
                     )
+            if self.local and fault.kind in OF_PAIR and fault.other != MASTER:
+                raise TimelineError(
+                    f"{where}.other: local peers have no emulated link; write {MASTER}"
+                )
             for name, index in (("peer", fault.peer), ("other", fault.other)):
                 if index is not None and index >= known:
                     raise TimelineError(
@@ -369,6 +376,8 @@ def _object(where: str, given: object, kind: type[TimelineFault | Timeline]) -> 
             raise TimelineError(f"{where}.{name}: is missing")
     if not isinstance(values.get("link", ""), str):
         raise TimelineError(f"{where}.link: must be text such as 'rate=200mbit,rtt=20ms'")
+    if not isinstance(values.get("local", False), bool):
+        raise TimelineError(f"{where}.local: must be true or false")
     return dict(values)
 
 

@@ -27,7 +27,17 @@ from pccl.stress.timeline import PEERS_MAX, Timeline, TimelineError
 STATUS_INTERRUPTED = 130
 MINUTES_MAX = 7 * 24 * 60
 
-OF_THE_SCENARIO = ("peers", "minutes", "seed", "every", "link", "lanes", "groups", "deadline")
+OF_THE_SCENARIO = (
+    "peers",
+    "minutes",
+    "seed",
+    "every",
+    "link",
+    "local",
+    "lanes",
+    "groups",
+    "deadline",
+)
 """Options that a scenario file replaces."""
 
 
@@ -63,6 +73,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     show_default=True,
     help="Link between any two processes.",
 )
+@click.option("--local", is_flag=True, help="Peers share memory; --link is to the master.")
 @click.option("--lanes", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--groups", type=click.IntRange(1, 16), default=1, show_default=True)
 @click.option(
@@ -90,6 +101,7 @@ def run(
     seed: int,
     every: float,
     link: LinkSpec,
+    local: bool,
     lanes: int,
     groups: int,
     deadline: float,
@@ -112,8 +124,10 @@ def run(
     else:
         timeline = draw(
             seed, peers, minutes * 60, every, lanes=lanes, groups=groups, deadline_s=deadline,
-            link=str(link),
+            link=str(link), local=local,
         )  # fmt: skip
+    if netns and timeline.local:
+        raise click.UsageError("in namespaces no memory is shared; leave out --netns or local")
     if save_scenario is not None:
         timeline.dump(save_scenario)
     with tempfile.TemporaryDirectory(prefix="pccl-stress-") as folder:

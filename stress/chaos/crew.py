@@ -125,6 +125,8 @@ class ChaosCrew:
             relays = self._network.add(index, self._hosts.relay_host, door, self._masters)
             self._doors[index] = (door, *relays)
         door, front, *masters = self._doors[index]
+        if timeline.local:
+            front = door
         arguments = [
             *("--master", ",".join(masters), "--listen", door, "--advertise", front),
             *("--seed", str(timeline.seed), "--lanes", str(timeline.lanes)),

@@ -77,6 +77,21 @@ def test_a_short_run_with_faults_of_many_kinds(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").read_text().count("<svg") == 3
 
 
+def test_processes_that_share_memory_go_on(tmp_path: Path) -> None:
+    faults = [
+        {"at_s": 0.5, "kind": "freeze", "peer": 1, "duration_s": 0.5},
+        {"at_s": 1.5, "kind": "restart", "peer": 2, "duration_s": 0.2},
+        {"at_s": 2.5, "kind": "reset", "peer": 0, "other": -1},
+    ]
+    changes = {"duration_s": 4.0, "link": "", "local": True, "faults": faults}
+    scenario = write(tmp_path, {**SHORT, **changes})
+    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["faults"] == {"freeze": 1, "restart": 1, "reset": 1}
+    assert report["operations"] >= 10
+
+
 def test_a_wrong_value_is_seen(tmp_path: Path) -> None:
     scenario = write(tmp_path, {**SHORT, "duration_s": 1.0, "faults": []})
     done = stress(tmp_path, "--scenario", scenario, "--plant", "3", "--json", "r.json")

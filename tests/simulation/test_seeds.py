@@ -83,7 +83,7 @@ CAUGHT_BY = {
     "no_restore_after_completion": 37,
     "nothing_for_others_after_leaving": 704,
     "outcome_not_kept": 107,
-    "lease_not_revoked": 10753,
+    "lease_not_revoked": 5701,
     "outdated_elected": 18,
     "partial_taken_for_final": 896,
     "partly_sent_forgotten": 75,

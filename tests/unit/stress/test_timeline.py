@@ -52,6 +52,24 @@ def test_a_scenario_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert [each.end_s for each in read.faults] == [5.5, 9.0]
 
 
+def test_local_peers_have_faults_only_of_processes_and_of_the_way_to_the_master() -> None:
+    drawn = draw(3, 5, 400.0, 0.5, local=True)
+    assert drawn.local
+    pairs = [each for each in drawn.faults if each.kind in OF_PAIR]
+    assert len(pairs) > 50
+    assert {each.other for each in pairs} == {MASTER}
+    reset = {"at_s": 1.0, "kind": "reset", "peer": 1}
+    for other, refused in (({"other": 2}, True), ({}, True), ({"other": MASTER}, False)):
+        told = scenario(local=True, faults=[{**reset, **other}])
+        if refused:
+            with pytest.raises(TimelineError, match=r"faults\[0\].other: local peers have no"):
+                Timeline.from_json(told)
+        else:
+            assert Timeline.from_json(told).local
+    with pytest.raises(TimelineError, match="local: must be true or false"):
+        Timeline.from_json(scenario(local=1))
+
+
 def test_what_is_dumped_is_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "scenario.json"
     drawn = draw(3, 5, 200.0, 1.0, lanes=3, groups=2, deadline_s=4.0, link="rtt=2ms")
