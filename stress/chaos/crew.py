@@ -56,7 +56,7 @@ class ChaosCrew:
         self._stops: dict[int, set[object]] = {}
         """Index -> reasons for which the process is stopped now."""
         self._port = PORT_FIRST + settings.timeline.seed * 131 % (PORT_LAST - PORT_FIRST - 4000)
-        self._port += os.getpid() % 3000
+        self._port += os.getpid() * 61 % 3000  # two runs that start together are far apart
         self._masters: list[str] = []
         self._in_charge = 0
         """Index of the master in charge in ``_masters``."""
