@@ -96,7 +96,7 @@ CAUGHT_BY = {
     "vote_counted_twice": 733,
     "weights_in_any_order": 10,
     "weights_not_waited_for": 19,
-    "withdrawn_pull_counted": 1313,
+    "withdrawn_pull_counted": 8210,
     "world_changes_unseen": 101,
     "write_after_return": 0,
 }

@@ -45,6 +45,7 @@ def from_timeline(timeline: Timeline) -> Scenario:
         retries=True,
         min_peers=timeline.peers,
         lanes=timeline.lanes,
+        machine_size=timeline.processes if timeline.local else 1,
         timing=Timing(deadline_s=timeline.deadline_s),
         settles_ns=60 * NS_PER_S,
         standby=any(entry.kind is FaultKind.STANDBY for entry in timeline.faults),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pccl.stress.drawing import WEIGHTS, draw
+from pccl.stress.sim.scenarios.from_timeline import from_timeline
 from pccl.stress.timeline import (
     LASTING,
     MASTER,
@@ -66,6 +67,10 @@ def test_local_peers_have_faults_only_of_processes_and_of_the_way_to_the_master(
                 Timeline.from_json(told)
         else:
             assert Timeline.from_json(told).local
+    joiners = [{"at_s": 1.0, "kind": "joiners", "amount": 2}]
+    for local, size in ((False, 1), (True, 5)):
+        told = Timeline.from_json(scenario(local=local, faults=joiners))
+        assert from_timeline(told).machine_size == size
     with pytest.raises(TimelineError, match="local: must be true or false"):
         Timeline.from_json(scenario(local=1))
 
