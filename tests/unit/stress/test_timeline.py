@@ -67,10 +67,10 @@ def test_local_peers_have_faults_only_of_processes_and_of_the_way_to_the_master(
                 Timeline.from_json(told)
         else:
             assert Timeline.from_json(told).local
-    joiners = [{"at_s": 1.0, "kind": "joiners", "amount": 2}]
+    joiners: list[dict[str, Any]] = [{"at_s": 1.0, "kind": "joiners", "amount": 2}]
     for local, size in ((False, 1), (True, 5)):
-        told = Timeline.from_json(scenario(local=local, faults=joiners))
-        assert from_timeline(told).machine_size == size
+        read = Timeline.from_json(scenario(local=local, faults=joiners))
+        assert from_timeline(read).machine_size == size
     with pytest.raises(TimelineError, match="local: must be true or false"):
         Timeline.from_json(scenario(local=1))
 
