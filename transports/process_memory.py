@@ -144,7 +144,7 @@ def _ancestry(pid: int) -> tuple[int, ...]:
 @lru_cache(maxsize=1)
 def _machine(pid: int) -> int:
     try:
-        spaces = [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user")]
+        spaces = [os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "user", "net")]
         known = [_BOOT.read_text(), str(os.getuid()), *spaces]
     except OSError:
         return 0

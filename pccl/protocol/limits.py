@@ -43,11 +43,8 @@ objects of its own from each."""
 ROSTER_BYTES_MIN = 4 << 10
 """Bytes that a reported roster counts at least, because each attempt to continue a run reads it."""
 
-EAGER_SEGMENT_BYTES = 64 << 10
-"""The smallest segment of a tensor that is sent before the start, unless a size is fixed."""
-
-NEAR_SEGMENT_BYTES = 2 << 20
-"""The same for a tensor that is only announced before the start, if a chunk has several."""
+EAGER_SEGMENT_BYTES = 2 << 20
+"""The smallest segment of a chunk that has several, if it may be sent before the start."""
 
 ANNOUNCED_PARTS_MAX = 64
 """Most parts of an announced segment."""
@@ -270,9 +267,14 @@ EARLY_STORE_BYTES_MAX = 256 << 10
 Senders count their frames, and never exceed it."""
 
 EAGER_BYTES_MAX = 64 << 10
-"""A tensor that is sent early; a larger one waits for the start.
+"""A tensor that is sent early.
 
 For a larger one, the time of one message hardly matters, and a few would fill an early store."""
+
+ANNOUNCED_EARLY_BYTES_MAX = 16 << 20
+"""A tensor that near members announce early.
+
+A member that asks last pulls all that was announced at once, which blocks its I/O thread."""
 
 # -- reports and acknowledgements ------------------------------------------------------------------
 

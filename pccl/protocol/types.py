@@ -404,6 +404,11 @@ class Descriptor:
         """
         return self.follows_ring and not self.quantization.active
 
+    @property
+    def may_begin_early(self) -> bool:
+        """Whether it may begin before its start: it needs data of all members, and no weights."""
+        return self.collective is Collective.ALL_REDUCE and self.count > 0 and not self.weighted
+
     def settled(self, table: AlgorithmTable, *, near: bool = False) -> Descriptor:
         """Return the same descriptor with what the view determines.
 

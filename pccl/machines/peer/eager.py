@@ -4,7 +4,7 @@ Frames that arrive at a member that has not asked yet wait in an early store. Ea
 store of bounded size, so each member accounts for what it sends early. Before all have asked, a
 link carries at most the tensor once per operation: all later segments need all contributions.
 
-A small tensor is sent. A large one is announced, if the members share the memory of one machine.
+A small tensor is sent. A larger one is announced, if the members share the memory of one machine.
 Segments that cannot be announced then wait for the start.
 
 A weighted average is never sent early: combining contributions needs all weights, and these come
@@ -32,13 +32,13 @@ from pccl.protocol.codec import encode
 from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION
 from pccl.protocol.limits import (
     ANNOUNCE_BYTES_MAX,
+    ANNOUNCED_EARLY_BYTES_MAX,
     EAGER_SEGMENT_BYTES,
     EARLY_STORE_BYTES_MAX,
-    NEAR_SEGMENT_BYTES,
 )
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.operation import Eager
-from pccl.protocol.types import Collective, Descriptor, OperationId
+from pccl.protocol.types import Descriptor, OperationId
 
 
 def fingerprint(descriptor: Descriptor) -> int:
@@ -67,7 +67,7 @@ class EagerBudget:
         bytes_max: int = EARLY_STORE_BYTES_MAX,
     ) -> None:
         self._tensor_bytes_max = tensor_bytes_max
-        self._segment_bytes = segment_bytes
+        self._segment_bytes = segment_bytes or EAGER_SEGMENT_BYTES
         self._free = bytes_max
         self._debts: dict[int, dict[int, dict[int, int]]] = {}
         """View -> tag -> number of an operation -> its cost in bytes."""
@@ -88,19 +88,21 @@ class EagerBudget:
         hold for a broadcast, a barrier or an empty all-reduce.
         """
         nbytes = what.count * what.dtype.itemsize
-        if what.collective is not Collective.ALL_REDUCE or what.weighted or not nbytes:
+        if not (self._tensor_bytes_max and what.may_begin_early):
             return Eager.NOTHING
-        if operation.view not in self._entered or not self._tensor_bytes_max:
+        if operation.view not in self._entered:
             return Eager.NOTHING
         cost = HEADER_BYTES  # of one query after a lost lane
         if nbytes <= self._tensor_bytes_max:
-            eager, segment_bytes = Eager.SEGMENTS, self._segment_bytes or EAGER_SEGMENT_BYTES
-            cost += nbytes + (world_size + nbytes // segment_bytes) * HEADER_BYTES
-        elif what.near:
-            eager, segment_bytes = Eager.ANNOUNCEMENTS, self._segment_bytes or NEAR_SEGMENT_BYTES
-            cost += (world_size + nbytes // segment_bytes) * (HEADER_BYTES + ANNOUNCE_BYTES_MAX)
+            eager, frame_bytes = Eager.SEGMENTS, HEADER_BYTES
+            cost += nbytes
+        elif what.near and nbytes <= ANNOUNCED_EARLY_BYTES_MAX:
+            eager, frame_bytes = Eager.ANNOUNCEMENTS, HEADER_BYTES + ANNOUNCE_BYTES_MAX
         else:
             return Eager.NOTHING
+        segment_bytes = self._segment_bytes
+        segment_bytes -= segment_bytes % min(segment_bytes, what.dtype.itemsize)
+        cost += (world_size + nbytes // segment_bytes) * frame_bytes  # as many as all chunks have
         if cost > self._free:
             return Eager.NOTHING
         self._free -= cost

@@ -164,6 +164,7 @@ class Outlet:
         self.link = link
         self.route = route
         self._announced.clear()
+        self._held.clear()
         self._question += 1
         self._doubtful = dict.fromkeys(here, self._question)
         self._unready = set(range(route.count)).difference(there, self._doubtful)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair
-from pccl.protocol.limits import Timing
+from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, OperationStarted
 from pccl.protocol.operation import Eager, Phase, name_peers
 from pccl.protocol.types import AbortCause, Algorithm, Descriptor, OperationId, PeerId
@@ -93,7 +93,7 @@ class CollectiveBallot(Ballot):
         self._descriptors[peer] = descriptor
         if descriptor.weighted:
             self._weights[peer] = weight
-        if eager:
+        if eager and _may_be_eager(descriptor):
             self._eager[peer] = eager
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
@@ -278,3 +278,12 @@ class CollectiveBallot(Ballot):
             asked.setdefault(descriptor, []).append(peer)
         claims = [f"{name_peers(peers)} asked for {what}" for what, peers in asked.items()]
         return f"tag {self.operation.tag}: " + "; ".join(claims)
+
+
+def _may_be_eager(descriptor: Descriptor) -> bool:
+    """Whether a report of a complete result proves that all members have made this request.
+
+    A member that lies about it must not start an operation that others cannot begin yet.
+    """
+    sent_early = descriptor.near or descriptor.tensor_bytes <= EAGER_BYTES_MAX
+    return descriptor.may_begin_early and sent_early

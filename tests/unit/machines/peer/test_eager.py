@@ -84,15 +84,16 @@ def test_an_announcement_costs_the_longest_one() -> None:
     near = replace(SUM, count=3 << 20, near=True)  # chunks of 4 MiB
     made = budget(bytes_max=EARLY_STORE_BYTES_MAX)
     assert made.take(op(), near, 3) is Eager.ANNOUNCEMENTS
-    segments = 3 + 6  # a chunk of more than 4 MiB has at least segments of 2 MiB
+    segments = 3 + 6  # a chunk of more than 4 MiB would have segments of at least 2 MiB
     assert EARLY_STORE_BYTES_MAX - made.free_bytes == 56 + segments * (56 + 16 + 64 * 16)
     made.all_asked(op())
     assert made.free_bytes == EARLY_STORE_BYTES_MAX
 
 
-def test_a_huge_tensor_waits_because_its_announcements_would_fill_the_store() -> None:
+def test_a_tensor_that_would_be_pulled_for_long_waits() -> None:
     made = budget(bytes_max=EARLY_STORE_BYTES_MAX)
-    assert not made.take(op(), replace(SUM, count=1 << 28, near=True), 2)
+    assert made.take(op(), replace(SUM, count=4 << 20, near=True), 2)
+    assert not made.take(op(1), replace(SUM, count=(4 << 20) + 1, near=True), 2)
 
 
 def test_none_is_announced_early_if_none_is_sent_early() -> None:
@@ -266,6 +267,23 @@ def test_whoever_only_announces_ahead_may_be_done_before_the_others_have_asked()
     made.request(B, SUM, 0, eager=Eager.ANNOUNCEMENTS)
     assert made.done(B, b"x", 5) == Start()
     assert made.wait_for_start() == [B, C]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        Descriptor.broadcast(DataType.FLOAT, 8, 0),
+        Descriptor.barrier(),
+        replace(SUM, op=ReduceOp.AVG, weighted=True),
+        replace(SUM, count=0),
+        replace(SUM, count=1 << 20),
+    ],
+)
+def test_a_report_before_the_start_proves_nothing_where_none_may_go_ahead(what: Descriptor) -> None:
+    made = CollectiveBallot(op(), RING, A, 0)
+    assert made.request(A, what, 0, eager=Eager.SEGMENTS) is None
+    assert made.done(A, b"x", 5) is None
+    assert made.phase is Phase.REQUESTED
 
 
 def test_nobody_waits_for_the_start_of_what_has_gone_ahead() -> None:
