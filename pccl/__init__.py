@@ -23,6 +23,7 @@ Public modules:
 * ``addresses``: parses addresses such as ``host:port``.
 * ``checks``: checks of plain arguments.
 * ``cuda``: support for tensors on CUDA devices.
+* ``observe``: shows what happens in a run: logs, metrics, recordings.
 * ``bindings``: adapters to training frameworks.
 * ``cli``: the command line.
 
@@ -32,6 +33,7 @@ Internal packages, of which none imports a later one:
 * ``collectives``: the schedules, the arithmetic and the wire formats of collectives.
 * ``topology``: measured links, and the choice of an algorithm.
 * ``state``: shared state: digests, election, fetching.
+* ``telemetry``: what people and tools learn about a run.
 * ``machines``: state machines of master and peer, which make all decisions.
 * ``transports``: connections that move bytes.
 * ``runtime``: event loops, timers and threads; it carries out the decisions.

@@ -26,6 +26,7 @@ TAG_MAX = 2**64 - 2
 """The library uses the largest 64-bit number itself."""
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
+STEP_MAX = 2**62
 _SHOWN_BYTES_MAX = 200
 
 

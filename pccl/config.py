@@ -12,6 +12,7 @@
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
+| ``PCCL_NAME`` | ``name`` |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
 An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
@@ -28,6 +29,8 @@ from pathlib import Path
 from pccl.addresses import Advertised, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
+from pccl.protocol.types import NAME_BYTES_MAX
+from pccl.telemetry.names import name_flaw
 from pccl.transports.base import Address
 
 MASTER = "PCCL_MASTER"
@@ -40,6 +43,7 @@ TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
 LOCAL = "PCCL_LOCAL"
+NAME = "PCCL_NAME"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
@@ -102,6 +106,25 @@ def resolve_listen(listen: str | None) -> Advertised | None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
     return parse_advertised(text, LISTEN) if text else None
+
+
+def resolve_name(name: str | None) -> str:
+    """Return the name of this peer: as given, else ``host:pid``.
+
+    Raises:
+        TypeError: ``name`` is no str.
+        ValueError: the name is empty, too long, or has characters that cannot be printed.
+    """
+    if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"name must be a str, not {type(name).__name__}")
+    given = os.environ.get(NAME) if name is None else name
+    if not given and name is None:
+        host = "".join(filter(str.isprintable, os.uname().nodename)) or "host"
+        pid = f":{os.getpid()}"
+        return host.encode()[: NAME_BYTES_MAX - len(pid)].decode("utf-8", "ignore") + pid
+    if flaw := name_flaw(given or ""):
+        raise ValueError(f"{NAME if name is None else 'name'}: {flaw}")
+    return given or ""
 
 
 def resolve_drain() -> bool:

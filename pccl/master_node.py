@@ -15,6 +15,7 @@ from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_timing
 from pccl.config import resolve_token
 from pccl.errors import PCCLError, named
+from pccl.observe.logs import log_events, show_log
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.runtime.clock import LoopClock
@@ -75,6 +76,7 @@ class MasterNode:
         if self._listen in self._standbys:
             raise ValueError(f"{listen_address} is this master itself; name another master")
         self._timing = check_timing(timing)
+        show_log("master")
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._leave: Callable[[], None]
@@ -110,6 +112,7 @@ class MasterNode:
                 standbys=standbys,
                 standby_of=self._standby_of,
             )
+            log_events(server.events, lambda: "master")
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
             self._server = server

@@ -8,7 +8,7 @@ from pccl._api.draining import drain
 from pccl._api.listening import reachable_at
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.checks import check_member, check_timing
+from pccl.checks import STEP_MAX, check_member, check_range, check_timing
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
@@ -17,9 +17,11 @@ from pccl.config import (
     resolve_listen,
     resolve_local,
     resolve_masters,
+    resolve_name,
     resolve_token,
 )
 from pccl.errors import NotConnected
+from pccl.observe.logs import show_log
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
 
@@ -46,6 +48,8 @@ class CommunicatorBase:
             as behind a port mapping or a relay. None: ``PCCL_LISTEN``, otherwise the port of
             ``advertise``.
         lanes: the same as ``p2p_connection_pool_size``.
+        name: what people see of this peer beside its id. None: ``PCCL_NAME``, otherwise
+            ``HOST:PID``.
 
     Raises:
         ValueError: an address is missing or malformed, or another argument is out of range.
@@ -63,6 +67,7 @@ class CommunicatorBase:
         advertise: str | None = None,
         listen: str | None = None,
         lanes: int | None = None,
+        name: str | None = None,
     ) -> None:
         self.p2p_connection_pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
         master, *others = resolve_masters(address)
@@ -75,10 +80,12 @@ class CommunicatorBase:
             lanes=self.p2p_connection_pool_size,
             other_masters=tuple(others),
             token=resolve_token(token),
+            name=resolve_name(name),
             pulls=local != "tcp",
             pulled_by_anyone=local == "any",
         )
         drains = resolve_drain()
+        show_log(options.name)
         self._session = Session(self, master, group, options)
         self._engine = self._session.engine
         if drains:
@@ -144,6 +151,16 @@ class CommunicatorBase:
             NotConnected: this peer is not a member yet, or the communicator is closed.
         """
         return members_of(self._session.roster("members"))
+
+    def report_step(self, step: int) -> None:
+        """Tell the run at which step this program is, for status, logs and metrics. Local.
+
+        The next heartbeat carries it, within a second. ``DiLoCo`` and ``GradientAverager`` call it.
+
+        Raises:
+            TypeError, ValueError: ``step`` is no int, or not from 0 to 2**62.
+        """
+        self._engine.step = check_range("step", step, 0, STEP_MAX)
 
     def status(self) -> Status:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from pccl.machines.peer.events import JoinCall, PeerEvent, ReduceCall, RoundCall, SyncCall
+from pccl.machines.peer.events import CallEvent, call_name
 from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
+from pccl.telemetry.events import CallEnded
+from pccl.telemetry.stream import EventStream
+from pccl.telemetry.words import line_of
 from pccl.transports.link import Lane
+
+HAPPENED_MAX = 16
+"""Events in a status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,7 @@ class MemberInfo:
 
     Attributes:
         peer_id: its id, unique in the run; peers that joined later have larger ids.
+        name: its name, for people; not necessarily unique.
         rank: its place in the ring, from 0.
         host: host at which other peers reach it.
         port: port at which other peers reach it.
@@ -27,6 +36,7 @@ class MemberInfo:
     rank: int
     host: str
     port: int
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +203,23 @@ def status_of(engine: PeerEngine) -> Status:
             for operation in machine.open_operations
             if operation.id in engine.data_plane.transfers
         ),
-        happened=tuple(Happened(_seconds(now_ns - n.at_ns), n.text) for n in engine.news.items),
+        happened=tuple(_happened(engine.events, now_ns)),
     )
 
 
-def _call_status(event: PeerEvent | None, waits_for: str, open_ns: int) -> CallStatus:
-    name = ""
-    tag: int | None = None
-    match event:
-        case JoinCall(rejoins=rejoins):
-            name = "update_topology" if rejoins else "connect"
-        case RoundCall(kind=kind):
-            name = kind.call_name
-        case ReduceCall(tag=number, descriptor=what, detached=detached):
-            tag = number
-            name = what.collective.name.lower() + ("_async" if detached else "")
-        case SyncCall(offer=offer):
-            name = offer.purpose.call_name
-        case _:
-            pass
+def _happened(stream: EventStream, now_ns: int) -> Iterator[Happened]:
+    """Yield the latest events that people should know, the newest first."""
+    lines = (
+        (stamped.at_ns, *line_of(stamped.event))
+        for stamped in reversed(stream.kept)
+        if not isinstance(stamped.event, CallEnded) or stamped.event.reason
+    )
+    for at_ns, _, text in islice(lines, HAPPENED_MAX):
+        yield Happened(_seconds(now_ns - at_ns), text)
+
+
+def _call_status(event: CallEvent | None, waits_for: str, open_ns: int) -> CallStatus:
+    name, tag = call_name(event) if event is not None else ("", None)
     return CallStatus(name, tag, _seconds(open_ns), waits_for)
 
 
@@ -248,6 +256,6 @@ def _lane_status(lane: Lane) -> LaneStatus:
 def members_of(roster: Roster) -> tuple[MemberInfo, ...]:
     """Return the members of a group as the user sees them."""
     return tuple(
-        MemberInfo(member.peer, rank, member.host, member.port)
+        MemberInfo(member.peer, rank, member.host, member.port, member.name)
         for rank, member in enumerate(roster.members)
     )

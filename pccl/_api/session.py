@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from pccl._api.callers import Caller, Callers
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
+from pccl.observe.logs import log_events
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
@@ -68,6 +69,7 @@ class Session:
         try:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
+            log_events(self.engine.events, lambda: options.name)
             self._leave = partial(self._io.leave, user, self.engine.close)
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:

@@ -11,6 +11,7 @@ import click
 
 import pccl.addresses
 from pccl import config
+from pccl.observe.logs import resolve_level, resolve_local_time
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -77,15 +78,26 @@ def check_address(ctx: click.Context, param: click.Parameter, value: str | None)
     return value
 
 
+def check_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a name that no peer can have."""
+    try:
+        return value if value is None else config.resolve_name(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 def check_switches() -> None:
-    """Refuse wrong values of ``config.DRAIN`` and ``config.PROGRESS``, which peers inherit.
+    """Refuse wrong values of the variables that peers inherit.
 
     Raises:
-        click.UsageError: a variable is neither 0 nor 1.
+        click.UsageError: a variable has a value that does not exist.
     """
     try:
         config.resolve_drain()
         config.resolve_progress()
+        config.resolve_name(None)
+        resolve_level()
+        resolve_local_time()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

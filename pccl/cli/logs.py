@@ -1,41 +1,37 @@
-"""Configures logging for the commands. The library itself adds no handlers.
+"""Configures logging for the commands, in the form of :mod:`pccl.observe.logs`.
 
-Logs go to stderr, so that stdout holds only the output of a command. They are formatted by rich on
-a terminal, and are plain lines elsewhere.
+Logs go to stderr, so that stdout holds only the output of a command.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
+from pccl.observe.logs import LineFormatter, ThreadedHandler, resolve_local_time
+
 F = TypeVar("F", bound=Callable[..., object])
 
-PLAIN_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-
-def configure(level: int) -> None:
+def configure(level: int, command: str) -> None:
     """Show records of ``pccl`` from ``level`` on, and warnings of all other packages.
 
     Args:
         level: a level of :mod:`logging`.
-    """
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        # Imported here, so that a piped command does not load rich for its log.
-        from rich.console import Console
-        from rich.logging import RichHandler
+        command: name of the command, which each line shows.
 
-        handler = RichHandler(console=Console(stderr=True), show_path=False)
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(PLAIN_FORMAT))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    Raises:
+        click.UsageError: ``PCCL_LOG_TIME`` has a wrong value.
+    """
+    stream = logging.StreamHandler()
+    try:
+        stream.setFormatter(LineFormatter(command, local=resolve_local_time()))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    logging.basicConfig(level=logging.WARNING, handlers=[ThreadedHandler(stream)], force=True)
     logging.getLogger("pccl").setLevel(level)
 
 
@@ -50,7 +46,7 @@ def verbose_option(default_level: int) -> Callable[[F], F]:
 
     def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if not ctx.resilient_parsing:
-            configure(logging.DEBUG if value else default_level)
+            configure(logging.DEBUG if value else default_level, ctx.info_name or "pccl")
 
     return click.option(
         "--verbose", "-v", is_flag=True, expose_value=False, callback=callback, help="Log more."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from pccl.protocol.types import NS_PER_S
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Both sides refuse a connection of another version."""
 
 INCUMBENT_BYTES = 8
@@ -60,6 +60,12 @@ TURN_BYTES_MAX = 8 << 10
 
 That is at most some 700 messages, which take about 20 ms."""
 
+DEPARTURES_MAX = 32
+"""Removals that one ``RosterChanged`` explains."""
+
+DEPARTURE_BYTES_MAX = 400
+"""The reason of a removal, as members learn it. A longer text is cut."""
+
 WAITS_NAMED_MAX = 64
 """Operations that one report of a long wait names; it counts the rest."""
 
@@ -76,9 +82,6 @@ That is longer than ``link_s``, after which the master refuses a newcomer that n
 
 JOIN_REASONS_MAX = 3
 """Number of different reasons that a failed ``connect`` names: the last ones."""
-
-NEWS_KEPT_MAX = 16
-"""Recent events that a peer keeps for its status. It forgets the oldest."""
 
 SHARED_CONNECTIONS_MAX = 256
 """Lanes that all links of one peer to other machines have together, roughly, unless the user sets a
@@ -216,10 +219,10 @@ elsewhere."""
 
 # -- joining -------------------------------------------------------------------------------------
 
-PEERS_MAX = 3840
+PEERS_MAX = 3072
 """Peers registered at one master. It refuses further newcomers.
 
-A roster of all these peers, with the longest host names, fits a message."""
+A roster of all these peers, with the longest hosts and names, fits a message."""
 
 PENDING_MAX = 1024
 """Newcomers that wait. The master removes the oldest from the largest source (``CROWDED_OUT``).
@@ -340,7 +343,7 @@ class Timing:
     """Time that outdated members may delay a synchronization, before the master evicts them."""
     lockstep_s: float = 1.0
     """Wait for different calls, before ``LockstepError``."""
-    waiting_report_s: float = 5.0
+    waiting_report_s: float = 2.0
     """Time before the log names the members that a call waits for."""
     recovery_s: float = 5.0
     """Time for members to return to another master: ten of their longest pauses."""

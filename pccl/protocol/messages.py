@@ -20,6 +20,8 @@ from typing import Annotated
 
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
+    DEPARTURE_BYTES_MAX,
+    DEPARTURES_MAX,
     FLOWS_MAX,
     HOST_CHARACTERS_MAX,
     PEERS_MAX,
@@ -48,6 +50,7 @@ from pccl.protocol.types import (
     Descriptor,
     OperationId,
     PeerId,
+    PeerName,
     RemovalCause,
     Roster,
     RoundId,
@@ -79,6 +82,7 @@ class Register:
     """The master admits it only after ``Prefetched``."""
     machine: U16 = 0
     """Hash of its machine and user if it can share memory there; otherwise 0."""
+    name: PeerName = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,8 @@ class Heartbeat:
     """The peer ignores masters of lower terms."""
     proposed: int = field(default=0, compare=False)
     """The peer has stored each ``Proposed`` of this term up to this place."""
+    step: int = field(default=0, compare=False)
+    """Step of its program, if it reports steps; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +341,23 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Departure:
+    """Part of ``RosterChanged``: why a member is gone."""
+
+    peer: PeerId
+    cause: RemovalCause
+    reason: Annotated[str, AtMost(DEPARTURE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class RosterChanged:
     """The members of the run have changed. Callers see it when a joint call returns."""
 
     roster: Roster
+    departures: Annotated[tuple[Departure, ...], AtMost(DEPARTURES_MAX)] = field(
+        default=(), compare=False
+    )
+    """For people. It may lack removals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.protocol.types import OperationId, PeerId, RemovalCause, RoundId
+from pccl.protocol.types import OperationId, PeerId, PeerName, RemovalCause, RoundId
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class MemberStatus:
 
     Attributes:
         peer: id of the member.
+        name: its name.
         group: its peer group.
         rank: its index in the ring of its group's newest view.
         host: host at which other peers reach it.
@@ -25,9 +26,14 @@ class MemberStatus:
         silent_ms: time since its last message.
         awaited_ms: time for which other peers have waited for it; None: no peer waits.
         calls: names of the calls that it is in; empty: the master knows of none.
+        last_call: its latest call, in words; empty: none.
+        last_call_ms: time since that call.
+        step: step of its program, as it reports; 0: unknown.
+        step_us: time of one step of its program in microseconds; 0: unknown.
     """
 
     peer: PeerId
+    name: PeerName
     group: int
     rank: int
     host: str
@@ -36,6 +42,10 @@ class MemberStatus:
     silent_ms: int
     awaited_ms: int | None
     calls: str
+    last_call: str
+    last_call_ms: int
+    step: int
+    step_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class NewcomerStatus:
 
     Attributes:
         peer: id of the newcomer.
+        name: its name.
         group: its peer group.
         host: host at which other peers reach it.
         port: port at which other peers reach it.
@@ -54,6 +65,7 @@ class NewcomerStatus:
     """
 
     peer: PeerId
+    name: PeerName
     group: int
     host: str
     port: int
@@ -135,6 +147,7 @@ class RemovalStatus:
 
     Attributes:
         peer: id of the peer.
+        name: its name.
         group: its peer group.
         cause: kind of the removal.
         reason: reason in words, with the evidence.
@@ -142,6 +155,7 @@ class RemovalStatus:
     """
 
     peer: PeerId
+    name: PeerName
     group: int
     cause: RemovalCause
     reason: str

@@ -44,6 +44,9 @@ class AtMost:
     count: int
 
 
+NAME_BYTES_MAX = 64
+PeerName = Annotated[str, AtMost(NAME_BYTES_MAX)]
+
 WEIGHT_MAX = 1e300
 """The largest weight. The sum of all weights stays finite even in the largest run."""
 
@@ -95,9 +98,7 @@ STAR_BYTES_MAX = 4 << 20
 The root stores contributions that arrive before their turn. Peers refuse a table with more."""
 
 ALGORITHM_STEPS_MAX = 4
-"""The largest number of steps in the algorithm table of a view.
-
-Three algorithms need two steps, if each is the fastest in one range of sizes."""
+"""Most steps in the algorithm table of a view. Three algorithms with one range each need two."""
 
 
 class QuantizationAlgorithm(enum.IntEnum):
@@ -450,13 +451,14 @@ def _settled(descriptor: Descriptor, table: AlgorithmTable, near: bool) -> Descr
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The id, the address and the machine of a peer, as other members see it."""
+    """The id, address, machine and name of a peer, as other members see it."""
 
     peer: PeerId
     host: str
     port: int
     machine: Annotated[int, Below(1 << 16)] = 0
     """Hash of its machine and user if it can share memory there; otherwise 0."""
+    name: PeerName = ""
 
 
 _peer_of = attrgetter("peer")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pccl.collectives.residual import Residual
 from pccl.machines.peer.events import (
+    CallEvent,
     Claim,
     Forget,
     JoinCall,
@@ -24,14 +25,14 @@ from pccl.machines.peer.events import (
     LeftCommitted,
     LeftFailed,
     PeerEvent,
-    ReduceCall,
     ReduceResult,
     RoundCall,
     SyncCall,
     SyncResult,
+    call_name,
 )
 from pccl.protocol import errors
-from pccl.protocol.types import OperationId, RoundKind
+from pccl.protocol.types import NS_PER_S, OperationId, RoundKind
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.collective.memory import LentRanges, Range
 from pccl.runtime.collective.operand import Operand
@@ -46,12 +47,12 @@ from pccl.runtime.requests import (
 )
 from pccl.runtime.state.sync import StateSync
 from pccl.runtime.waiting import settled
+from pccl.telemetry.events import CallEnded
+from pccl.telemetry.names import Names
+from pccl.telemetry.stream import EventStream
 
 LEFT = "the caller left"
 _ErrorT = TypeVar("_ErrorT", bound=Exception)
-
-CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
-"""Event that begins a call; ``Calls`` fills in the number."""
 
 
 @dataclass(slots=True)
@@ -118,17 +119,25 @@ class Calls:
         loop: event loop that the calls run on.
         clock: gives the time, for deadlines.
         feed: passes an event to the machine.
+        events: stream that takes the end of each call.
+        names: names of the peers that errors mention.
 
     Attributes:
         bug: error that new calls raise after the machine broke down; None: the machine works.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, feed: Callable[[PeerEvent], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        feed: Callable[[PeerEvent], None],
+        events: EventStream,
+        names: Names,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._feed = feed
+        self._events, self._names = events, names
         self.open: dict[int, OpenCall] = {}
         """Open calls by number."""
         self.lent = LentRanges()
@@ -317,6 +326,7 @@ class Calls:
         call = self._answered(number)
         if call is not None:
             result = call.info(value) if isinstance(value, ReduceResult) else value
+            self._report(call, None)
             call.future.set_result(result)
             if call.forgotten:
                 self._feed(Forget(number))
@@ -327,9 +337,31 @@ class Calls:
         if call is not None:
             # A copy: the machine keeps the error, and must not keep its traceback, whose frames
             # hold the caller's tensors.
-            call.future.set_exception(fresh(error))
+            raised = fresh(error)
+            if isinstance(raised, errors.PCCLError):
+                raised.reason = self._names.explain(raised.reason)
+            self._report(call, raised)
+            call.future.set_exception(raised)
             if call.forgotten:
                 self._feed(Forget(number))
+
+    def _report(self, call: OpenCall, error: errors.PCCLError | ValueError | None) -> None:
+        """Put the end of a call, or of one attempt, into the stream."""
+        assert call.event is not None
+        assert call.began_ns is not None
+        now_ns = self._clock.now_ns()
+        name, tag = call_name(call.event)
+        told = CallEnded(
+            call=name,
+            tag=tag,
+            outcome="ok" if error is None else type(error).__name__,
+            reason=error.reason if isinstance(error, errors.PCCLError) else str(error or ""),
+            seconds=(now_ns - call.began_ns) / NS_PER_S,
+            attempts=call.failures + 1,
+            tx_bytes=call.tx_bytes,
+            rx_bytes=call.rx_bytes,
+        )
+        self._events.put(told, now_ns)
 
     def break_down(self, bug: errors.LocalProtocolError) -> None:
         """End every open call with ``bug``, and every later one."""

@@ -50,7 +50,7 @@ from pccl.machines.peer.events import (
     Tick,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.machines.peer.news import PeerNews
+from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
@@ -81,7 +81,9 @@ from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
-from pccl.runtime.waiting import log_wait, log_warning, next_turn
+from pccl.runtime.waiting import next_turn
+from pccl.telemetry.names import Names
+from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Transport
 from pccl.transports.link import Link, Links
 
@@ -114,6 +116,8 @@ class PeerEngine:
         hasher: Hasher | None = None,
     ) -> None:
         self.group = group
+        self.step = 0
+        """Step of the program, if it reports steps; any thread may set it."""
         self._loop = loop
         self._clock = clock
         self._transport = transport
@@ -135,8 +139,10 @@ class PeerEngine:
             self._tasks.create,
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
-        self.calls = Calls(loop, clock, self.feed)
-        self.news = PeerNews()
+        self.events = EventStream()
+        self.names = Names()
+        self.calls = Calls(loop, clock, self.feed, self.events, self.names)
+        self._reporter = PeerReporter(self.events, self.names, self._timing)
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -252,6 +258,7 @@ class PeerEngine:
             masters=self._control.masters_count,
             prefetches=prefetches,
             machine=self._memory.machine if self._memory is not None else 0,
+            name=self._options.name,
         )
         await self.calls.wait(event, deadline)
         self._has_been_member = True
@@ -444,7 +451,7 @@ class PeerEngine:
     def _step(self, event: PeerEvent) -> None:
         now_ns = self._clock.now_ns()
         effects = self.machine.handle(event, now_ns)
-        self.news.note(event, effects, now_ns)
+        self._reporter.note(self.machine, event, effects, now_ns)
         for effect in effects:
             self._carry_out(effect)
         if self._observer is not None:
@@ -480,12 +487,10 @@ class PeerEngine:
                 self.data_plane.forget_early()
             case AskCallers(query):
                 self.feed(CallersAsked(query, self._callers_blocked()))
-            case ReportWait(text, waited_s):
-                log_wait(text, waited_s)
+            case ReportWait() | ReportUndialable():
+                pass  # the reporter has put it into the stream
             case TryAddress():
                 self._control.probe(effect)
-            case ReportUndialable(text):
-                log_warning(text)
             case ReturnCall(number, value):
                 call = self.calls.open.get(number)
                 if isinstance(value, ReduceResult) and call is not None and call.observable:
@@ -536,7 +541,7 @@ class PeerEngine:
             self.feed(LinkMeasurements(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
-        self.feed(Tick(progress, self._callers_blocked(), busy_ns))
+        self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step))
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:

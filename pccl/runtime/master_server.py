@@ -53,6 +53,9 @@ from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
+from pccl.telemetry.events import RunChanged
+from pccl.telemetry.names import Names
+from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
@@ -117,6 +120,8 @@ class MasterServer:
             self._on_proven,
         )
         self._strangers = StrangerLog(clock, _log)
+        self.events = EventStream()
+        self._names = Names()
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
         self._streams: dict[int, ControlStream] = {}
@@ -405,5 +410,8 @@ class MasterServer:
             case ForgetRun():
                 self._keep(None)
                 _log.info("no member is left: the run is over")
-            case Announce(what, peer, group, text):
-                _log.info("peer %d of group %d %s: %s", peer, group, what, text)
+            case Announce(what, peer, name, group, text):
+                self._names.note(peer, name)
+                reason = self._names.explain(text)
+                told = RunChanged(what=what, peer_id=peer, name=name, group=group, reason=reason)
+                self.events.put(told, self._clock.now_ns())

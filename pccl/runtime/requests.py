@@ -30,6 +30,8 @@ class PeerOptions:
     """Host that other peers dial; empty: the address from which the master sees the peer."""
     advertise_port: int = 0
     """Port that other peers dial; 0: the port that the peer listens on."""
+    name: str = ""
+    """Name of the peer, for people."""
     token: bytes | None = None
     """Secret of the run, if it has one."""
     other_masters: tuple[Address, ...] = ()

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Any
-
-_log = logging.getLogger("pccl.peer")
-
-LONG_WAIT_S = 10
-"""A call that waits this long for other members is logged as a warning."""
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
@@ -42,14 +36,3 @@ async def cancelled_and_settled(task: asyncio.Task[Any]) -> None:
             await settled(task)
     if not task.cancelled():
         task.exception()  # mark it as retrieved: the caller raises an error of its own
-
-
-def log_wait(text: str, waited_s: int) -> None:
-    """Log that a call waits for other members, as a warning after ``LONG_WAIT_S``."""
-    level = logging.WARNING if waited_s >= LONG_WAIT_S else logging.DEBUG
-    _log.log(level, "%s (for %d s)", text, waited_s)
-
-
-def log_warning(text: str) -> None:
-    """Log a warning of the engine for the user."""
-    _log.warning("%s", text)

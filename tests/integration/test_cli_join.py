@@ -87,6 +87,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_TOKEN_FILE": str(token),
         "PCCL_DRAIN": "1",
         "PCCL_PROGRESS": "1",
+        "PCCL_LOG": "info",
     }
 
 

@@ -128,6 +128,8 @@ def test_environment(start: type[Launched]) -> None:
             "PCCL_PEERS": "3",
             "PCCL_DRAIN": "1",
             "PCCL_PROGRESS": "1",
+            "PCCL_LOG": "info",
+            "PCCL_NAME": f"p{peer}",
             "PCCL_GROUP": "5",
             "PCCL_MIN_PEERS": "2",
             "PCCL_LANES": "4",
@@ -143,7 +145,9 @@ def test_another_master(start: type[Launched]) -> None:
         *("-n", "1", "--master", "[2001:db8::1]:48148", "--", *PYTHON, source),
         PCCL_TOKEN_FILE="secret.txt",
     )
-    assert launch.finish() == (0, "[0] [2001:db8::1]:48148 None secret.txt None None\n", "")
+    prefix = f"[{os.uname().nodename[:40]}-p0]"
+    shown = f"{prefix} [2001:db8::1]:48148 None secret.txt None None\n"
+    assert launch.finish() == (0, shown, "")
 
 
 def test_port(start: type[Launched]) -> None:
@@ -160,15 +164,15 @@ def test_port(start: type[Launched]) -> None:
     )
     source = "import os; print(os.environ['PCCL_MASTER'])"
     free = start("-n", "1", "--port", port, "--", *PYTHON, source)
-    assert free.finish() == (0, f"[0] 127.0.0.1:{port}\n", "")
+    assert free.finish() == (0, f"[p0] 127.0.0.1:{port}\n", "")
 
 
 def test_streams_are_kept_apart_and_no_line_is_lost(start: type[Launched]) -> None:
     source = ME + "print('out', me); sys.stderr.write(f'err {me}')"
     status, out, err = start("-n", "2", "--", *PYTHON, source).finish()
     assert status == 0
-    assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1"]
-    assert sorted(err.splitlines()) == ["[0] err 0", "[1] err 1"]
+    assert sorted(out.splitlines()) == ["[p0] out 0", "[p1] out 1"]
+    assert sorted(err.splitlines()) == ["[p0] err 0", "[p1] err 1"]
 
 
 def test_lines_come_whole_and_in_order(start: type[Launched]) -> None:
@@ -178,8 +182,8 @@ def test_lines_come_whole_and_in_order(start: type[Launched]) -> None:
     lines = out.splitlines()
     assert len(lines) == 900
     for peer in range(3):
-        mine = [line for line in lines if line.startswith(f"[{peer}] ")]
-        assert mine == [f"[{peer}] " + f"{i:03}" * 400 for i in range(300)]
+        mine = [line for line in lines if line.startswith(f"[p{peer}] ")]
+        assert mine == [f"[p{peer}] " + f"{i:03}" * 400 for i in range(300)]
 
 
 def test_long_lines_and_garbage_pass(start: type[Launched]) -> None:
@@ -190,9 +194,9 @@ def test_long_lines_and_garbage_pass(start: type[Launched]) -> None:
     status, out, err = start("-n", "1", "--", *PYTHON, source).finish()
     assert (status, err) == (0, "")
     *long, garbage, half, done = out.split("\n")[:-1]
-    assert "".join(line.removeprefix("[0] ") for line in long) == "x" * 200_000
-    assert garbage.encode(errors="surrogateescape") == b"[0] \xff\x00\xfe"
-    assert (half, done) == ("[0] half", "[0] done")
+    assert "".join(line.removeprefix("[p0] ") for line in long) == "x" * 200_000
+    assert garbage.encode(errors="surrogateescape") == b"[p0] \xff\x00\xfe"
+    assert (half, done) == ("[p0] half", "[p0] done")
 
 
 def test_lines_come_at_once(start: type[Launched]) -> None:
@@ -224,13 +228,13 @@ def test_colours(environment: dict[str, str], coloured: bool) -> None:
     assert launch.stderr == b""
     lines = sorted(said.splitlines())
     if coloured:
-        assert len({line.partition(b"[0] ")[0] for line in lines}) == 2
+        assert len({line.partition(b"[p0] ")[0] for line in lines}) == 2
         assert all(
             re.fullmatch(rb"\x1b\[[\d;]+m\[\d\] \x1b\[0m\x1b\[1mbold\x1b\[0m", line)
             for line in lines
         )
     else:
-        assert lines == [b"[0] \x1b[1mbold", b"[1] \x1b[1mbold"]
+        assert lines == [b"[p0] \x1b[1mbold", b"[p1] \x1b[1mbold"]
 
 
 # -- how it ends -----------------------------------------------------------------------------------
@@ -246,16 +250,16 @@ def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Pa
         + "print('went on')"
     )
     launch = start("-n", "3", "--", *PYTHON, source)
-    assert launch.err.readline() == "pccl launch: peer 1 failed: exit code 3\n"
+    assert launch.err.readline() == "pccl launch: p1 failed: exit code 3\n"
     gate.write_text("")  # only now can peer 0 end
-    assert launch.finish() == (3, "[2] went on\n", "pccl launch: peer 0 failed: exit code 4\n")
+    assert launch.finish() == (3, "[p2] went on\n", "pccl launch: p0 failed: exit code 4\n")
 
 
 def test_death_by_signal(start: type[Launched]) -> None:
     source = ME + "if me == 1: os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
     launch = start("-n", "2", "--", *PYTHON, source)
-    error = "pccl launch: peer 1 failed: signal SIGKILL\n"
-    assert launch.finish() == (137, "[0] went on\n", error)
+    error = "pccl launch: p1 failed: signal SIGKILL\n"
+    assert launch.finish() == (137, "[p0] went on\n", error)
 
 
 def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
     assert launch.finish() == (
         3,
         "",
-        "pccl launch: peer 1 failed: exit code 3\n"
+        "pccl launch: p1 failed: exit code 3\n"
         "pccl launch: ending the other peers (--fail-fast)\n",
     )
     assert_gone(pids)
@@ -329,7 +333,7 @@ def test_grace(
     launch.process.terminate()
     status, _, err = launch.finish()
     assert status == 143
-    said = [f"pccl launch: killed peer {peer}, which did not end at the signal" for peer in (0, 1)]
+    said = [f"pccl launch: killed p{peer}, which did not end at the signal" for peer in (0, 1)]
     assert sorted(err.splitlines()) == said
     assert_gone(pids)
 
@@ -351,7 +355,7 @@ def test_grandchildren_end_with_their_peer(start: type[Launched]) -> None:
     launch = start("-n", "2", "--", *PYTHON, PARENT + "sys.exit(me)")
     pids = launch.pids(2)
     assert len(pids) == 4
-    assert launch.finish() == (1, "", "pccl launch: peer 1 failed: exit code 1\n")
+    assert launch.finish() == (1, "", "pccl launch: p1 failed: exit code 1\n")
     assert_gone(pids)
 
 
@@ -401,7 +405,7 @@ def test_nohup_stays_in_force(start: type[Launched], tmp_path: Path) -> None:
     launch.pids(1)
     launch.process.send_signal(signal.SIGHUP)
     gate.write_text("")
-    assert launch.finish() == (0, "[0] went on\n", "")
+    assert launch.finish() == (0, "[p0] went on\n", "")
 
 
 def test_no_descriptors_left() -> None:
@@ -410,7 +414,7 @@ def test_no_descriptors_left() -> None:
     command = (*limited, "-n", "64", "--", *PYTHON, ME + FOREVER)
     launch = run_to_end(*command, limit_s=LIMIT_S)
     assert launch.returncode == 71
-    complaint = r"pccl launch: cannot start peer \d+: Too many open files\n"
+    complaint = r"pccl launch: cannot start p\d+: Too many open files\n"
     assert re.fullmatch(complaint, launch.stderr), launch.stderr
 
 
@@ -444,8 +448,8 @@ def test_what_the_system_refuses(
     ended, out, err = start("-n", "1", "--", str(script)).finish()
     assert (ended, out) == (status, "")
     refused, verdict = err.splitlines()
-    assert refused.startswith(f"[0] cannot run {script}: {words}")
-    assert verdict == f"pccl launch: peer 0 failed: exit code {status}"
+    assert refused.startswith(f"[p0] cannot run {script}: {words}")
+    assert verdict == f"pccl launch: p0 failed: exit code {status}"
 
 
 # -- a run -----------------------------------------------------------------------------------------

@@ -32,4 +32,4 @@ def test_there_is_an_expectation_for_each() -> None:
 @pytest.mark.parametrize("number", range(len(PRINTED)))
 def test_example(number: int, tmp_path: Path) -> None:
     ended = launch_example(EXAMPLES[number], tmp_path, LIMIT_S)
-    assert sorted(ended.stdout.splitlines()) == [f"[{n}] {PRINTED[number]}" for n in range(2)]
+    assert sorted(ended.stdout.splitlines()) == [f"[p{n}] {PRINTED[number]}" for n in range(2)]

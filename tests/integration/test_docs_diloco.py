@@ -55,6 +55,6 @@ def test_by_hand(tmp_path: Path, ready_python: tuple[str, ...]) -> None:
     (program,) = BY_HAND
     lines = sorted(launch_example(program, tmp_path, python=ready_python).stdout.splitlines())
     (first, mine), (second, theirs) = (line.split("] ", 1) for line in lines)
-    assert (first, second) == ("[0", "[1")
+    assert (first, second) == ("[p0", "[p1")
     assert re.match(r"10 tensor\(\[ ?-?\d", mine)
     assert mine == theirs

@@ -183,7 +183,7 @@ def test_all_peers_of_a_launch_say_goodbye(new_run: Callable[..., Run], start: S
         lines_until(process, "ready")
     status, out, err = leave(run, process, peers=2)
     assert (status, err) == (128 + signal.SIGTERM, "")
-    assert sorted(out.splitlines()) == ["[0] cleaned up", "[1] cleaned up"]
+    assert sorted(out.splitlines()) == ["[p0] cleaned up", "[p1] cleaned up"]
     assert removals(run) == [RemovalCause.GOODBYE] * 2
     run.check()
 

@@ -140,7 +140,7 @@ def test_churn_goes_on_without_the_dead() -> None:
     """The status is that of the peer that was killed; the others end well all the same."""
     command = (*STRICT_PYTHON, str(EXAMPLES / "churn.py"), "--kill", "1")
     printed, complaints = launch(3, *command, status=128 + 9)
-    assert complaints == ["pccl launch: peer 1 failed: signal SIGKILL"]
+    assert complaints == ["pccl launch: p1 failed: signal SIGKILL"]
     assert sums(printed[1]) == [7.0] * 10
     for peer in (0, 2):
         assert sums(printed[peer]) == [7.0] * 10 + [5.0] * 10

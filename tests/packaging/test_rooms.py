@@ -37,9 +37,9 @@ _VOCABULARY = frozenset(
     ]
 )
 
-PURE = frozenset({"protocol", "collectives", "state", "topology", "machines"})
+PURE = frozenset({"protocol", "collectives", "state", "topology", "telemetry", "machines"})
 BELOW_API = PURE | {"transports", "runtime"}
-PUBLIC = BELOW_API | {VOCABULARY, "_api", API}
+PUBLIC = BELOW_API | {VOCABULARY, "observe", "_api", API}
 EVERYTHING = PUBLIC | {"bindings", "stress", "emulator", "cli", "demo peer", "bench network"}
 
 MAY_USE: dict[str, frozenset[str]] = {
@@ -47,17 +47,19 @@ MAY_USE: dict[str, frozenset[str]] = {
     "collectives": frozenset({"collectives", "protocol"}),
     "state": frozenset({"state", "protocol"}),
     "topology": frozenset({"topology", "protocol"}),
-    "machines": frozenset({"machines", "topology", "state", "protocol"}),
+    "telemetry": frozenset({"telemetry", "protocol"}),
+    "machines": frozenset({"machines", "telemetry", "topology", "state", "protocol"}),
     "transports": frozenset({"transports", "protocol"}),
     "runtime": BELOW_API,
     VOCABULARY: BELOW_API | {VOCABULARY},
-    "_api": BELOW_API | {VOCABULARY, "_api"},
+    "observe": BELOW_API | {VOCABULARY, "observe"},
+    "_api": BELOW_API | {VOCABULARY, "observe", "_api"},
     API: PUBLIC,
-    "bindings": frozenset({"bindings", API, VOCABULARY}),
+    "bindings": frozenset({"bindings", "observe", API, VOCABULARY}),
     "stress": EVERYTHING,
     "emulator": EVERYTHING,
-    "cli": frozenset({"cli", API, VOCABULARY}),
-    "demo peer": frozenset({"cli", API, VOCABULARY, "bindings"}),
+    "cli": frozenset({"cli", "observe", API, VOCABULARY}),
+    "demo peer": frozenset({"cli", "observe", API, VOCABULARY, "bindings"}),
     "bench network": frozenset({"cli"}),
 }
 MAY_USE_WHEN_CALLED: dict[str, frozenset[str]] = {"cli": frozenset({"stress"})}

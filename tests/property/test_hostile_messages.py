@@ -305,7 +305,9 @@ def test_any_messages_from_a_master(seed: int) -> None:
 
 def test_the_fullest_roster_fits_a_message() -> None:
     last = (1 << 32) - 1
-    members = tuple(Member(PeerId(last - n), "x" * 253, 65535) for n in range(PEERS_MAX))
+    members = tuple(
+        Member(PeerId(last - n), "x" * 253, 65535, 65535, "n" * 64) for n in range(PEERS_MAX)
+    )
     roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
     message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
     assert list(StreamDecoder().feed(encode(message))) == [message]
@@ -417,5 +419,6 @@ def test_of_a_member_that_waits_for_very_much_a_part_is_named() -> None:
     assert watch.look(waits, (), 0) == []
     *_, last = watch.look(waits, (), 10**9)
     assert isinstance(last, LongWait)
-    assert last.whom.startswith("peer 2 (in tag 0 and tag 1 and ")
-    assert last.whom.endswith("tag 15 and 83 more)")
+    (calls,) = last.calls
+    assert calls.startswith("tag 0 and tag 1 and ")
+    assert calls.endswith("tag 15 and 83 more")

@@ -158,7 +158,7 @@ class MasterWitness:
                     self.members.discard(peer)
                     self.owed.pop(peer, None)
                     gone.add(peer)
-                case me.Announce("admitted", peer, _, text):
+                case me.Announce("admitted", peer, text=text):
                     assert int(text.removeprefix("world size ")) >= self.min_peers[peer]
                     self.members.add(peer)
                     self.new_members.add(peer)
@@ -715,9 +715,10 @@ class Process:
         match effect:
             case pe.AskCallers(query):
                 self.asked.append(query)
-            case pe.ReportWait(text, waited_s):
-                assert self.calls
-                assert text
+            case pe.ReportWait(call, what, whom, waited_s):
+                assert call in self.calls
+                assert what
+                assert whom
                 assert waited_s >= TIMING.waiting_report_s
             case pe.SendAcross(operation):
                 assert operation in self.posted

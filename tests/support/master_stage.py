@@ -148,7 +148,7 @@ class MasterStage:
 
     def new(self, members: int = 0, deadline_s: float = Timing().deadline_s) -> Self:
         """A master of a new run, which has admitted so many peers."""
-        self.begin(timing=Timing(deadline_s=deadline_s))
+        self.begin(timing=Timing(deadline_s=deadline_s, waiting_report_s=5.0))
         for peer in range(1, members + 1):
             self.register(peer)
         if members > 1:
@@ -196,7 +196,7 @@ class MasterStage:
         """A master of any kind."""
         numbers = count(1)
         self.machine = MasterMachine(
-            timing or Timing(),
+            timing or Timing(waiting_report_s=5.0),
             run,
             term,
             lambda size: bytes([next(numbers)] * size),

@@ -20,6 +20,7 @@ from pccl.cli.command_line import (
     Seconds,
     Wrapper,
     check_address,
+    check_name,
     check_own_address,
     check_switches,
     read_secret,
@@ -28,6 +29,7 @@ from pccl.cli.command_line import (
 )
 from pccl.cli.processes.guard import become
 from pccl.cli.processes.programs import find_program
+from pccl.observe.logs import LEVEL
 
 FIRST_PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
@@ -116,6 +118,13 @@ class JoinCommand(Wrapper):
 @click.command(cls=JoinCommand, epilog=f"Example: {JoinCommand.example}")
 @click.argument("master", metavar="HOST:PORT", callback=check_address)
 @click.option(
+    "--name",
+    "peer_name",
+    metavar="NAME",
+    callback=check_name,
+    help="Name of this peer in logs and status (PCCL_NAME).  [default: HOST:PID]",
+)
+@click.option(
     "--group",
     metavar="GROUP",
     type=click.IntRange(0, PEER_GROUP_MAX),
@@ -152,6 +161,7 @@ class JoinCommand(Wrapper):
 def join(
     ctx: click.Context,
     master: str,
+    peer_name: str | None,
     group: int | None,
     advertise: str | None,
     listen: str | None,
@@ -168,8 +178,9 @@ def join(
     check_switches()
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
-    environment = {config.DRAIN: "1", config.PROGRESS: "1", **os.environ, config.MASTER: master}
-    given: dict[str, object] = {config.GROUP: group, config.LANES: lanes}
+    defaults = {config.DRAIN: "1", config.PROGRESS: "1", LEVEL: "info"}
+    environment = {**defaults, **os.environ, config.MASTER: master}
+    given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen}
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     if token is not None:

@@ -26,6 +26,7 @@ from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
 from pccl.errors import LinkError
+from pccl.observe.logs import LEVEL
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -47,10 +48,15 @@ class LaunchedRun:
     """The peers of one launch, from their start to the exit status."""
 
     def __init__(
-        self, children: Children[int], output: PeerOutput, grace_s: float, fail_fast: bool
+        self,
+        children: Children[int],
+        names: Sequence[str],
+        grace_s: float,
+        fail_fast: bool,
     ) -> None:
+        self._names = names
         self._children = children
-        self._output = output
+        self._output = PeerOutput(names)
         self._grace_s = grace_s
         self._fail_fast = fail_fast
         self._stopping = 0
@@ -71,7 +77,7 @@ class LaunchedRun:
             try:
                 pid = self._children.start(peer, command, environment)
             except OSError as error:
-                self._output.complain(f"cannot start peer {peer}: {error.strerror}")
+                self._output.complain(f"cannot start {self._names[peer]}: {error.strerror}")
                 self._first_failure = self._first_failure or STATUS_NO_RESOURCES
                 self._stop(signal.SIGTERM)
                 break
@@ -112,10 +118,11 @@ class LaunchedRun:
             return
         if self._stopping:
             if ended.exit_code == -signal.SIGKILL and self._killed:
-                self._output.complain(f"killed peer {peer}, which did not end at the signal")
+                name = self._names[peer]
+                self._output.complain(f"killed {name}, which did not end at the signal")
             return
         self._first_failure = self._first_failure or ended.status
-        self._output.complain(f"peer {peer} failed: {ended}")
+        self._output.complain(f"{self._names[peer]} failed: {ended}")
         if self._fail_fast:
             if self._children:
                 self._output.complain("ending the other peers (--fail-fast)")
@@ -158,26 +165,41 @@ def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
 
 
 def peer_environments(
-    count: int, master: str, token: str | None, group: int | None, min_peers: int | None
+    names: Sequence[str], master: str, token: str | None, group: int | None, min_peers: int | None
 ) -> list[dict[str, str]]:
     """Return the environment of each peer.
 
     Args:
-        count: number of peers.
+        names: names of the peers.
         master: address of their master.
         token: the run's secret; None: as in the environment of this process.
         group: their peer group; None: as in the environment.
         min_peers: number of members that ``connect`` waits for; None: as in the environment.
     """
-    common = {**os.environ, config.MASTER: master, PEERS: str(count), "PYTHONUNBUFFERED": "1"}
+    common = {**os.environ, config.MASTER: master, PEERS: str(len(names)), "PYTHONUNBUFFERED": "1"}
     common.setdefault(config.DRAIN, "1")
     common.setdefault(config.PROGRESS, "1")
+    common.setdefault(LEVEL, "info")
     if token is not None:
         common[config.TOKEN] = token
         common.pop(config.TOKEN_FILE, None)
     given = {config.GROUP: group, config.MIN_PEERS: min_peers}
     common |= {name: str(value) for name, value in given.items() if value is not None}
-    return [{**common, PEER_INDEX: str(peer)} for peer in range(count)]
+    return [{**common, PEER_INDEX: str(peer), config.NAME: name} for peer, name in enumerate(names)]
+
+
+def peer_names(count: int, *, is_ours: bool) -> list[str]:
+    """Return the names of the peers: ``p0``, ``p1``; with ``PCCL_NAME``: ``NAME-0``, ``NAME-1``.
+
+    Args:
+        count: number of peers.
+        is_ours: whether all peers of the run are children of this process. Otherwise the name of
+            this host comes first.
+    """
+    if given := os.environ.get(config.NAME):
+        return [f"{given}-{peer}" for peer in range(count)]
+    host = "" if is_ours else f"{os.uname().nodename[:40]}-"
+    return [f"{host}p{peer}" for peer in range(count)]
 
 
 @contextlib.contextmanager
@@ -262,7 +284,8 @@ def launch(
 
     Each peer runs COMMAND. PCCL_MASTER holds the master's address, so pccl.Communicator() needs no
     address. PCCL_PEER_INDEX holds the peer's number, from 0, and PCCL_PEERS the number of peers.
-    The output of peers appears line by line, with the peer's number before each line.
+    The output of peers appears line by line, with the peer's name before each line: PCCL_NAME and
+    the number, or p0, p1 and so on.
 
     When a peer fails, the other peers continue. The exit status is 0 if all peers end with 0,
     otherwise the status of the first failed peer. Ctrl-C and SIGTERM go to all peers, which leave
@@ -275,12 +298,13 @@ def launch(
     command = [find_program(name), name, *arguments]
     token = secrets.token_urlsafe(32)
     with Children[int]() as children, contextlib.ExitStack() as stack:
-        started = LaunchedRun(children, PeerOutput(peers), grace_s, fail_fast)
+        names = peer_names(peers, is_ours=master is None)
+        started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
             address = stack.enter_context(own_master(port or 0, token))
-            environments = peer_environments(peers, address, token, group, min_peers)
+            environments = peer_environments(names, address, token, group, min_peers)
         else:
-            environments = peer_environments(peers, master, None, group, min_peers)
+            environments = peer_environments(names, master, None, group, min_peers)
         started.run(command, environments)
     ctx.exit(started.status)

@@ -1,4 +1,4 @@
-"""Prints the output of peers line by line, with the peer's number before each line.
+"""Prints the output of peers line by line, with the peer's name before each line.
 
 The module never decodes the output, so any bytes pass. On a terminal each peer has a colour.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import BinaryIO, TextIO
 
 from pccl.cli.processes.children import STDERR, STDOUT, OutputLine
@@ -20,14 +21,12 @@ RESET = b"\x1b[0m"
 class PeerOutput:
     """The stdout and stderr of ``pccl launch``, which all peers share."""
 
-    def __init__(self, peer_count: int) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         streams = {STDOUT: sys.stdout, STDERR: sys.stderr}
         self._outs: dict[int, BinaryIO] = {
             number: stream.buffer for number, stream in streams.items()
         }
-        self._prefixes = {
-            number: prefixes(stream, peer_count) for number, stream in streams.items()
-        }
+        self._prefixes = {number: prefixes(stream, names) for number, stream in streams.items()}
 
     def write(self, peer: int, line: OutputLine) -> None:
         """Write a line of a peer; ``flush`` makes it visible."""
@@ -63,11 +62,11 @@ class PeerOutput:
         os.close(nothing)
 
 
-def prefixes(stream: TextIO, peer_count: int) -> list[bytes]:
-    """Return the text before the lines of each peer: ``[0] `` etc., coloured on a terminal."""
-    plain = [f"[{peer}] " for peer in range(peer_count)]
+def prefixes(stream: TextIO, names: Sequence[str]) -> list[bytes]:
+    """Return the text before the lines of each peer: ``[p0] `` etc., coloured on a terminal."""
+    plain = [f"[{name}] " for name in names]
     if not stream.isatty():
-        return [prefix.encode() for prefix in plain]
+        return [prefix.encode(errors="replace") for prefix in plain]
     # Imported here, so that a piped launch does not load rich.
     from rich.console import Console
     from rich.text import Text

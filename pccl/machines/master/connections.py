@@ -26,7 +26,7 @@ class Outbox:
 
     def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
         """Announce to operators what happened to a peer."""
-        self.add(Announce(what, peer.id, peer.group, text))
+        self.add(Announce(what, peer.id, peer.member.name, peer.group, text))
 
 
 class Connections:

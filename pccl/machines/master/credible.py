@@ -21,6 +21,7 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.shared_state import Expected
 from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
+from pccl.telemetry.names import name_flaw
 
 
 def is_host(host: str) -> bool:
@@ -31,7 +32,9 @@ def is_host(host: str) -> bool:
 
 def registration_flaw(registration: msg.Register) -> str:
     """Return what is wrong with a registration; empty if it is valid."""
-    return "" if is_host(registration.host) else "the advertised host is invalid or too long"
+    if not is_host(registration.host):
+        return "the advertised host is invalid or too long"
+    return name_flaw(registration.name) if registration.name else ""
 
 
 def check_return(header: msg.Return) -> None:

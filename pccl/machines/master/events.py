@@ -113,6 +113,7 @@ class Announce:
 
     what: str
     peer: PeerId
+    name: str
     group: int
     text: str
 

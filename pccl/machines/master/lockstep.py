@@ -22,6 +22,8 @@ from functools import cache
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
+NO_CALL = "no call"
+
 _CALLS_NAMED_MAX = 16
 """The most calls of one member that a message names; the message counts the rest."""
 
@@ -45,13 +47,13 @@ class LongWait:
     Attributes:
         wait: the longest of all waits with the same requesters and the same missing members.
         waited_s: how long this wait has lasted.
-        whom: the missing members, and the calls that they are in.
+        calls: for each missing member the calls that it is in, in words.
         others: the other waits with the same members, in the order of their requests.
     """
 
     wait: Wait
     waited_s: int
-    whom: str
+    calls: tuple[str, ...]
     others: tuple[Wait, ...] = ()
 
 
@@ -166,10 +168,8 @@ class LockstepWatch:
             self._next_report_ns[key] = next_ns = told.get(key, 0)
             if now_ns >= max(next_ns, since_ns + self._report_ns):
                 self._next_report_ns[key] = now_ns + (now_ns - since_ns)
-                whom = ", ".join(
-                    f"peer {p} (in {calls_of(p) or 'no call'})" for p in eldest.missing
-                )
-                yield LongWait(eldest, (now_ns - since_ns) // NS_PER_S, whom, tuple(same[1:]))
+                calls = tuple(calls_of(peer) or NO_CALL for peer in eldest.missing)
+                yield LongWait(eldest, (now_ns - since_ns) // NS_PER_S, calls, tuple(same[1:]))
 
 
 _Alike = tuple[bool, tuple[PeerId, ...], tuple[PeerId, ...]]

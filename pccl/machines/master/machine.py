@@ -291,6 +291,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.waits.answered(peer, message)
             case msg.RoundRequest(round_id):
                 peer.blocked = False
+                peer.pace.called(message, self._now_ns)
                 self.rounds.request(peer, round_id)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported():
                 pass  # the peer has returned to this run, which does not need its report
@@ -301,6 +302,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked
+        peer.pace.stepped(message.step, self._now_ns)
         if message.term == self.term:
             peer.seen_version = max(peer.seen_version, message.roster_version)
             peer.stored_place = max(peer.stored_place, message.proposed)

@@ -21,6 +21,7 @@ from pccl.machines.master.succession.vouched import token_digest
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
+from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
 from pccl.topology.link_measures import LinkMeasures
 from pccl.topology.ring_order import Pair
@@ -76,6 +77,7 @@ class RegisteredPeer:
     """Whether a newcomer's address is still being tested."""
     waits_told_s: int = 0
     """How long a newcomer had waited when the master last sent it the reason."""
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Registration:
         peer = RegisteredPeer(
             id=self.last_peer,
             group=message.group,
-            member=Member(self.last_peer, host, message.port, message.machine),
+            member=Member(self.last_peer, host, message.port, message.machine, message.name),
             token=self.random_bytes(RESUME_TOKEN_BYTES),
             seen=seen,
             min_peers=message.min_peers,

@@ -13,7 +13,7 @@ from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
-from pccl.protocol.limits import REMOVED_KEPT_MAX, Timing
+from pccl.protocol.limits import DEPARTURES_MAX, REMOVED_KEPT_MAX, Timing
 from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
 
 
@@ -26,6 +26,7 @@ class Removal:
     cause: RemovalCause
     reason: str
     at_ns: int
+    name: str = ""
 
     def ago_ms(self, now_ns: int) -> int:
         """Return how long ago the peer was removed, in ms."""
@@ -72,7 +73,9 @@ class Removals:
         self._links.forget(peers)
         self._membership.remove(peers)
         if any(peer.admitted for peer in peers):
-            self._finals.tell_rosters(self._membership.members())
+            left = [peer.id for peer in peers if peer.admitted][:DEPARTURES_MAX]
+            why = tuple(msg.Departure(peer, expel.cause, expel.reason) for peer in left)
+            self._finals.tell_rosters(self._membership.members(), why)
         self._ballots.forget_numbers()
         self._rounds.forget(gone)
         self._finals.forget(gone)
@@ -91,7 +94,7 @@ class Removals:
             self._ratification.leave(peer.id)
         self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
         now_ns = self._outbox.now_ns
-        removal = Removal(peer.id, peer.group, cause, reason, now_ns)
+        removal = Removal(peer.id, peer.group, cause, reason, now_ns, peer.member.name)
         self.recent[peer.id] = removal
         if len(self.recent) > REMOVED_KEPT_MAX:
             del self.recent[next(iter(self.recent))]

@@ -123,6 +123,7 @@ def _members(
         found.append(
             MemberStatus(
                 peer.id,
+                peer.member.name,
                 peer.group,
                 ranks[peer.id],
                 peer.member.host,
@@ -131,6 +132,10 @@ def _members(
                 _ms(now_ns - peer.heard_ns),
                 awaited_ms,
                 shortened(calls.get(peer.id, ""), TEXT_CHARACTERS_MAX),
+                shortened(peer.pace.last_call, TEXT_CHARACTERS_MAX),
+                _ms(now_ns - peer.pace.called_ns) if peer.pace.called_ns else 0,
+                peer.pace.step,
+                peer.pace.step_us,
             )
         )
     return tuple(found)
@@ -150,6 +155,7 @@ def _newcomers(
         found.append(
             NewcomerStatus(
                 peer.id,
+                peer.member.name,
                 peer.group,
                 peer.member.host,
                 peer.member.port,
@@ -214,6 +220,7 @@ def _operation(ballot: Ballot, now_ns: int) -> OperationStatus:
 def _removal(removal: Removal, now_ns: int) -> RemovalStatus:
     return RemovalStatus(
         removal.peer,
+        removal.name,
         removal.group,
         removal.cause,
         shortened(removal.reason, REASON_CHARACTERS_MAX),

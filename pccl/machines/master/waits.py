@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
-from pccl.machines.master.lockstep import AskBlocked, Finding, LockstepWatch, LongWait, Stuck, Wait
+from pccl.machines.master.lockstep import (
+    NO_CALL,
+    AskBlocked,
+    Finding,
+    LockstepWatch,
+    LongWait,
+    Stuck,
+    Wait,
+)
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.rounds import JointRounds
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import WAITS_NAMED_MAX, Timing
-from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
+from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId, RoundKind
 
 
 class Waits:
@@ -83,11 +91,28 @@ class Waits:
         for finding in self.lockstep.look(self.all(), blocked, self._outbox.now_ns):
             self._carry_out(finding)
 
+    def _whom(self, wait: Wait, calls: tuple[str, ...]) -> str:
+        """Return the missing members: where they are, what they do, and how far behind they are."""
+        peers, now_ns = self._membership.peers, self._outbox.now_ns
+        foremost = max((peers[peer].pace.step for peer in wait.requested), default=0)
+        named: list[str] = []
+        for missing, call in zip(wait.missing, calls, strict=True):
+            peer = peers[missing]
+            says = [f"in {call}"]
+            if call == NO_CALL and (last := peer.pace.last_call):
+                ago_s = (now_ns - peer.pace.called_ns) / NS_PER_S
+                says.append(f"its last was {last}, {ago_s:.1f} s ago")
+            if peer.pace.step:
+                behind = foremost - peer.pace.step
+                says.append(f"at step {peer.pace.step}" + (f", {behind} behind" * (behind > 0)))
+            named.append(f"peer {missing} at {peer.member.host} ({'; '.join(says)})")
+        return ", ".join(named)
+
     def _carry_out(self, finding: Finding) -> None:
         peers = self._membership.peers
         match finding:
-            case LongWait(wait, waited_s, whom, others):
-                subject = wait.subject
+            case LongWait(wait, waited_s, calls, others):
+                subject, whom = wait.subject, self._whom(wait, calls)
                 if isinstance(subject, RoundId):
                     told: msg.MasterMessage = msg.RoundWaits(subject, waited_s, whom)
                 else:

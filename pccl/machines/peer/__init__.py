@@ -13,5 +13,5 @@
 * ``collectives``: operations from the call to the result.
 * ``synchronization``: operations on shared state, also after a caller has left one.
 * ``words``: the error texts.
-* ``news``: the latest events of a peer, which also show why it was evicted.
+* ``reporter``: the events of a peer for people, found in those of its machine.
 """

@@ -14,10 +14,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.handshake import AnotherRun, HandshakeRefused
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_MS, NS_PER_S
-
-SAY_AFTER_S, SAY_EVERY_S = 1, 10
-"""Delay and interval of log lines about a lost master, which may just exit at the end of a run."""
+from pccl.protocol.types import NS_PER_MS
 
 
 class MasterTurns:
@@ -35,8 +32,6 @@ class MasterTurns:
         """Failed attempts since the last connection; each passes the turn to the next master."""
         self._is_damaged = False
         """Whether the last greeting arrived damaged, and the one before it did not."""
-        self._lost_ns = self._said_ns = 0
-        """When the connection was lost, and when the last log line said so; 0 while connected."""
 
     @property
     def turn(self) -> msg.MasterAddress:
@@ -75,25 +70,9 @@ class MasterTurns:
         self.masters += dict.fromkeys(one for one in standbys if one not in self.masters)
         self._current, self._failures = self.masters.index(master), 0
 
-    def lost(self, now_ns: int) -> None:
+    def lost(self) -> None:
         """Record that the connection was lost."""
-        self._failures, self._lost_ns = 0, now_ns
-
-    def found(self) -> bool:
-        """Record that a master is connected; return whether a log line said that none was."""
-        was_said = self._said_ns > 0
-        self._lost_ns = self._said_ns = 0
-        return was_said
-
-    def lost_s_to_say(self, now_ns: int) -> int | None:
-        """Return for how many seconds this peer has looked for a master, if a log line is due."""
-        after_ns, said_ns = SAY_AFTER_S * NS_PER_S, self._lost_ns
-        if self._said_ns:
-            after_ns, said_ns = SAY_EVERY_S * NS_PER_S, self._said_ns
-        if not self._lost_ns or now_ns < said_ns + after_ns:
-            return None
-        self._said_ns = now_ns
-        return (now_ns - self._lost_ns) // NS_PER_S
+        self._failures = 0
 
 
 class MasterLiveness:
@@ -228,7 +207,6 @@ class PeerOutbox:
         """Raise ``error`` in the caller of ``call``."""
         self._effects.append(ev.RaiseCall(call, error))
 
-    def report_wait(self, text: str, waited_s: int) -> None:
-        """Report that a call has been waiting for other members; an empty ``text``: no report."""
-        if text:
-            self._effects.append(ev.ReportWait(text, waited_s))
+    def report_wait(self, call: int, what: str, whom: str, waited_s: int) -> None:
+        """Report that a call has been waiting for other members."""
+        self._effects.append(ev.ReportWait(call, what, whom, waited_s))

@@ -34,7 +34,7 @@ class JoinAttempt:
         event = self._event
         return msg.Register(
             event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches,
-            event.machine,
+            event.machine, event.name,
         )  # fmt: skip
 
     def failed(self, reason: str) -> errors.MasterLost | None:
@@ -130,7 +130,7 @@ class ControlConnection:
         """Record and report for which members the admission waits."""
         if self.join is not None:
             self.join.waits_for = message.whom
-            self._out.report_wait(f"connect waits for {message.whom}", message.waited_s)
+            self._out.report_wait(self.join.call, "connect", message.whom, message.waited_s)
 
     def end_join(self) -> int | None:
         """End the attempt to join, on admission or loss; return its call if it is open."""

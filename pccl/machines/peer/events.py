@@ -44,6 +44,7 @@ class JoinCall:
     """Whether the master may admit this peer only after ``PrefetchDone``."""
     machine: int = 0
     """Hash of its machine and user if it can share memory there; otherwise 0."""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,23 @@ class SyncCall:
     offer: Offer
     begun_by: PeerId = NOBODY
     """As in ``ReduceCall``."""
+
+
+CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
+"""The events that begin a call; each has a number."""
+
+
+def call_name(event: CallEvent) -> tuple[str, int | None]:
+    """Return the name of a call in the API, and the tag of a collective."""
+    match event:
+        case ReduceCall(tag=tag, descriptor=what, detached=detached):
+            return what.collective.name.lower() + ("_async" if detached else ""), tag
+        case RoundCall(kind=kind):
+            return kind.call_name, None
+        case SyncCall(offer=offer):
+            return offer.purpose.call_name, None
+        case JoinCall(rejoins=rejoins):
+            return "update_topology" if rejoins else "connect", None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +247,8 @@ class Tick:
     """Whether all callers are inside calls."""
     busy_ns: int = 0
     """Processor time of the I/O thread since the previous tick."""
+    step: int = 0
+    """Step of the program, if it reports steps."""
 
 
 PeerEvent = (
@@ -387,15 +407,19 @@ class AskCallers:
 
 @dataclass(frozen=True, slots=True)
 class ReportWait:
-    """Log that a call has been waiting for other members for ``waited_s`` seconds."""
+    """Report that a call has been waiting for other members for ``waited_s`` seconds."""
 
-    text: str
+    call: int
+    what: str
+    """The call, as its caller knows it."""
+    whom: str
+    """The members, in words."""
     waited_s: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportUndialable:
-    """Log a warning that no peer can dial this peer, and what to do."""
+    """Report that no peer can dial this peer, and what to do."""
 
     text: str
 

@@ -52,6 +52,8 @@ class Heartbeats:
         self._rounds: list[RoundId] = []
         self._blocked: bool = False
         """``blocked`` of the last heartbeat."""
+        self.step = 0
+        """Step of the program, if it reports steps."""
         self._stored_place = 0
         """Place up to which this peer has stored the proposals of its master."""
 
@@ -79,6 +81,7 @@ class Heartbeats:
                 self._membership.version,
                 self._own.term,
                 self._stored_place,
+                self.step,
             )
             self._out.send(beat)
 

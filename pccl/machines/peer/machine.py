@@ -223,7 +223,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 # The other members would wait for a member that makes no calls.
                 if self.standing is Standing.MEMBER:
                     self._lose(words.left_join("the caller left"), goodbye=True)
-            case ev.Tick(progress, blocked, busy_ns):
+            case ev.Tick(progress, blocked, busy_ns, step):
+                self.heartbeats.step = step
                 self._tick(progress, self._is_blocked(blocked), busy_ns)
 
     def _hear(self, message: msg.Message) -> None:
@@ -265,7 +266,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case msg.RoundWaits():
                 self.rounds.note_wait(message)
             case msg.OperationWaits():
-                self.out.report_wait(self.operations.note_wait(message), message.waited_s)
+                self.out.add(*self.operations.note_wait(message))
             case msg.AdmissionWaits():
                 self.control.admission_waits(message)
             case msg.BlockedQuery(query):

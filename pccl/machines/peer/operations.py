@@ -210,21 +210,20 @@ class OpenOperations:
             if gap.upstream == own
         ]
 
-    def note_wait(self, message: msg.OperationWaits) -> str:
-        """Record for which members an operation waits; return a report, or "" without a caller."""
+    def note_wait(self, message: msg.OperationWaits) -> Iterator[ev.ReportWait]:
+        """Record for which members an operation waits; yield a report if it has a caller."""
         known = self.get(message.operation)
         if known is None or known.call is None:
-            return ""
+            return
         for operation in (known, *map(self.get, message.alike)):
             if operation is not None and operation.phase is Phase.REQUESTED:
                 operation.waits_for = message.whom
         what = f"tag {known.id.tag} ({known.descriptor})"
         if known.offer is not None:
             what = known.offer.purpose.call_name
-        if not message.alike_count:
-            return f"{what} waits for {message.whom}"
-        more = f"{message.alike_count} other{'s' if message.alike_count > 1 else ''}"
-        return f"{what} and {more} wait for {message.whom}"
+        if message.alike_count:
+            what += f" and {message.alike_count} other{'s' if message.alike_count > 1 else ''}"
+        yield ev.ReportWait(known.call, what, message.whom, message.waited_s)
 
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase of an operation.

@@ -171,8 +171,8 @@ class OpenRounds:
         current = self._open.get(message.round.kind)
         if current is not None and current.id == message.round and current.call is not None:
             current.waits_for = message.whom
-            text = f"{current.id.kind.call_name} waits for {message.whom}"
-            self._out.report_wait(text, message.waited_s)
+            what = current.id.kind.call_name
+            self._out.report_wait(current.call, what, message.whom, message.waited_s)
 
     def repeat(self) -> None:
         """Request the unanswered rounds again."""

@@ -120,7 +120,7 @@ class ControlKeeper:
             self._dial_task.cancel()
             self._dial_task = None
         if self._stream is not None:
-            _log.info("this peer closes its control connection to the master: %s", reason)
+            _log.debug("this peer closes its control connection to the master: %s", reason)
             self._stream.close()
             self._stream = None
 
@@ -137,10 +137,6 @@ class ControlKeeper:
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
         except (LinkError, RemoteProtocolError) as error:
             is_final = self._turns.failed(error, registered=bool(own.peer))
-            lost_s = self._turns.lost_s_to_say(self._clock.now_ns()) if own.peer else None
-            if lost_s is not None:
-                text = "peer %d: lost the master, retrying for %d s: %s"
-                _log.warning(text, own.peer, lost_s, error.reason)
             if is_final:
                 self._feed(ControlMessage(Refused(None, error.reason)))
             else:
@@ -148,7 +144,7 @@ class ControlKeeper:
 
     def _take(self, connection: Connection, remote: Opening) -> None:
         stream: ControlStream | None = None
-        master, address = self._turns.turn, self.address
+        master = self._turns.turn
 
         def on_message(message: Message) -> None:
             if self._stream is not stream:
@@ -166,7 +162,7 @@ class ControlKeeper:
         def on_closed(reason: str) -> None:
             if self._stream is stream:
                 self._stream = None
-                self._turns.lost(self._clock.now_ns())
+                self._turns.lost()
                 self._feed(ControlClosed(reason))
 
         self.met_at = connection.remote.host
@@ -178,6 +174,4 @@ class ControlKeeper:
             masters_bytes_max,
             farewell=Damaged(),
         )
-        if self._turns.found():
-            _log.warning("peer %d: connected to the master %s", self._identify().peer, address)
         self._feed(ControlOpened(remote.run, remote.term))

@@ -102,7 +102,10 @@ def test_a_member_tests_as_well() -> None:
     )
     effects = master.hear(1, msg.AddressProbed(PeerId(2), "no answer in time"))
     text = "at 10.0.0.2:4002 (peer 1: no answer in time)"
-    assert effects == [SendTo(2, msg.Undialable(text)), Announce("undialable", PeerId(2), 0, text)]
+    assert effects == [
+        SendTo(2, msg.Undialable(text)),
+        Announce("undialable", PeerId(2), "", 0, text),
+    ]
     assert [to for to, _ in told(master.round(UPDATE, 1, 1), msg.Admitted)] == [2]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pccl.machines.peer.events import (
+    CallEvent,
     Claim,
     Forget,
     JoinCall,
@@ -27,9 +28,11 @@ from pccl.machines.peer.events import (
 from pccl.protocol import errors
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundKind
-from pccl.runtime.calls import LEFT, CallEvent, Calls, OpenCall
+from pccl.runtime.calls import LEFT, Calls, OpenCall
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import Deadline, ReduceInfo
+from pccl.telemetry.names import Names
+from pccl.telemetry.stream import EventStream
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 OPERATION = OperationId(1, 0, 1, 7, 0)
@@ -74,7 +77,7 @@ class Bench:
         self.clock = FakeClock()
         self.told: list[PeerEvent] = []
         self.answer: Callable[[PeerEvent], None] = lambda event: None
-        self.calls = Calls(self.loop, self.clock, self._feed)
+        self.calls = Calls(self.loop, self.clock, self._feed, EventStream(), Names())
 
     def _feed(self, event: PeerEvent) -> None:
         self.told.append(event)

@@ -76,7 +76,9 @@ class Finals:
             self._ratification.propose(answer)
         self._ratification.tell(members, answer)
 
-    def tell_rosters(self, peers: Iterable[RegisteredPeer]) -> None:
+    def tell_rosters(
+        self, peers: Iterable[RegisteredPeer], departures: tuple[msg.Departure, ...] = ()
+    ) -> None:
         """Send the new rosters after a change of the membership.
 
         Before that, propose the commits in views that these rosters close.
@@ -89,7 +91,8 @@ class Finals:
             if outcome.abort is None and not is_open and not has_proposed:
                 self._ratification.propose(outcome)
         for peer in peers:
-            self._outbox.send(peer, msg.RosterChanged(self._membership.roster(peer.group)))
+            told = msg.RosterChanged(self._membership.roster(peer.group), departures)
+            self._outbox.send(peer, told)
 
     # -- what members lack ---------------------------------------------------------------------
 

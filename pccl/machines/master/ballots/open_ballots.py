@@ -75,6 +75,7 @@ class OpenBallots:
         match message:
             case msg.OperationRequest(operation, descriptor, eager, weight):
                 peer.blocked = False
+                peer.pace.called(message, now_ns)
                 if operation.tag == SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
                 ballot = self._find(peer, operation, opens=True)
@@ -90,6 +91,7 @@ class OpenBallots:
                     decision = ballot.done(peer.id, digest, now_ns)
             case msg.SyncRequest(operation, offer):
                 peer.blocked = False
+                peer.pace.called(message, now_ns)
                 if operation.tag != SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {operation.tag} is not for shared state")
                 ballot = self._find(peer, operation, opens=True)

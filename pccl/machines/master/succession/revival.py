@@ -23,7 +23,9 @@ def revive(
     """
     registration = header.registration
     dialled = dialled_at(registration.host, host)
-    seen_as = Member(header.peer, dialled, registration.port, registration.machine)
+    seen_as = Member(
+        header.peer, dialled, registration.port, registration.machine, registration.name
+    )
     return RegisteredPeer(
         header.peer, registration.group, member or seen_as, header.token,
         min_peers=registration.min_peers, masters=registration.masters,

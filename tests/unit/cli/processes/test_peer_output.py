@@ -39,11 +39,11 @@ def test_a_write_cut_short_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Unbuffered(7), Unbuffered(1)
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
-    output = PeerOutput(2)
+    output = PeerOutput(["p0", "p1"])
     output.write(0, OutputLine(STDOUT, b"x" * 20))
     output.write(1, OutputLine(STDOUT, b"y"))
     output.write(1, OutputLine(STDERR, b"z"))
     output.complain("no")
     output.flush()
-    assert out.buffer.taken == b"[0] " + b"x" * 20 + b"\n[1] y\n"
-    assert err.buffer.taken == b"[1] z\npccl launch: no\n"
+    assert out.buffer.taken == b"[p0] " + b"x" * 20 + b"\n[p1] y\n"
+    assert err.buffer.taken == b"[p1] z\npccl launch: no\n"

@@ -20,7 +20,14 @@ from pccl.protocol.status_report import (
     RoundStatus,
     StatusReport,
 )
-from pccl.protocol.types import OperationId, PeerId, RemovalCause, RoundId, RoundKind
+from pccl.protocol.types import (
+    NAME_BYTES_MAX,
+    OperationId,
+    PeerId,
+    RemovalCause,
+    RoundId,
+    RoundKind,
+)
 from tests.support.master_stage import SECOND, SUM, MasterStage
 from tests.support.scenarios import op
 
@@ -55,15 +62,22 @@ def ask(master: MasterStage) -> StatusReport:
 
 
 def member(
-    peer: int, rank: int, silent_ms: int, awaited_ms: int | None, calls: str
+    peer: int,
+    rank: int,
+    silent_ms: int,
+    awaited_ms: int | None,
+    calls: str,
+    last: tuple[str, int],
 ) -> MemberStatus:
-    where = (f"10.0.0.{peer}", 4000 + peer)
-    return MemberStatus(PeerId(peer), 0, rank, *where, True, silent_ms, awaited_ms, calls)
+    host, port = f"10.0.0.{peer}", 4000 + peer
+    return MemberStatus(
+        PeerId(peer), "", 0, rank, host, port, True, silent_ms, awaited_ms, calls, *last, 0, 0
+    )
 
 
 def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
     where = (f"10.0.0.{peer}", 4000 + peer)
-    return NewcomerStatus(PeerId(peer), group, *where, True, 0, 3000, waits_for)
+    return NewcomerStatus(PeerId(peer), "", group, *where, True, 0, 3000, waits_for)
 
 
 def test_an_empty_run() -> None:
@@ -81,9 +95,9 @@ def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> N
     found = ask(master)
     assert found.uptime_ms == 3000
     assert found.members == (
-        member(1, 0, 0, 1750, "are_peers_pending"),
-        member(2, 1, 0, 1750, "tag 5 (SUM of 8 x float32)"),
-        member(3, 2, 2000, 1750, ""),
+        member(1, 0, 0, 1750, "are_peers_pending", ("are_peers_pending", 2000)),
+        member(2, 1, 0, 1750, "tag 5 (SUM of 8 x float32)", ("tag 5 (SUM of 8 x float32)", 2000)),
+        member(3, 2, 2000, 1750, "", ("", 0)),
     )
     assert found.rounds == (RoundStatus(round_id, 1750, 1, (TWO, THREE), 2),)
     assert found.operations == (
@@ -141,8 +155,8 @@ def test_removals_the_newest_first_and_members_without_a_connection() -> None:
     master.wait(4, 1)
     found = ask(master)
     assert found.removals == (
-        RemovalStatus(TWO, 0, RemovalCause.CONTROL_LOST, "it did not reconnect in time", 2000),
-        RemovalStatus(THREE, 0, RemovalCause.GOODBYE, "it left", 4000),
+        RemovalStatus(TWO, "", 0, RemovalCause.CONTROL_LOST, "it did not reconnect in time", 2000),
+        RemovalStatus(THREE, "", 0, RemovalCause.GOODBYE, "it left", 4000),
     )
     assert (found.removal_count, found.member_count) == (2, 1)
 
@@ -219,13 +233,14 @@ def _largest_bytes() -> int:
     host, u32 = "h" * HOST_CHARACTERS_MAX, (1 << 32) - 1
     missing = (peer,) * status.MISSING_SHOWN_MAX
     operation = OperationId(u32, u32, most, most, most)
-    members = MemberStatus(peer, u32, u32, host, 65535, False, most, most, text)
-    newcomers = NewcomerStatus(peer, u32, host, 65535, False, most, most, text)
+    name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most)
+    members = MemberStatus(peer, name, u32, u32, host, 65535, False, most, most, text, *paces)
+    newcomers = NewcomerStatus(peer, name, u32, host, 65535, False, most, most, text)
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)
     operations = OperationStatus(operation, text, False, most, most, u32, missing, u32, most, most)
     reason = "x" * status.REASON_CHARACTERS_MAX
-    removals = RemovalStatus(peer, u32, RemovalCause.SILENT, reason, most)
+    removals = RemovalStatus(peer, name, u32, RemovalCause.SILENT, reason, most)
     largest = StatusReport(
         *(b"r" * 16, u32, most, most),
         *(u32, (members,) * status.MEMBERS_SHOWN_MAX),

@@ -11,7 +11,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.handshake import AnotherRun, HandshakeRefused
-from pccl.protocol.types import NS_PER_S, RemovalCause
+from pccl.protocol.types import RemovalCause
 
 FIRST, SECOND, THIRD = (msg.MasterAddress(f"master{n}", 48000 + n) for n in (1, 2, 3))
 ALL = (FIRST, SECOND, THIRD)
@@ -47,7 +47,7 @@ def test_the_one_that_has_known_the_peer_last_comes_first(
     turns.follow(last, ())
     assert attempts(turns, 4) == order
     attempts(turns, 1)
-    turns.lost(NS_PER_S)
+    turns.lost()
     assert attempts(turns, 4) == order
 
 
@@ -125,19 +125,3 @@ def test_every_master_has_its_turn(endings: list[str]) -> None:
                 turns.refused(msg.Refused(None, "not here"), registered=False)
     for place in range(len(found) - 5):
         assert set(found[place : place + 6]) == set(ALL)
-
-
-def test_that_a_master_is_looked_for_is_said_soon_and_then_now_and_again() -> None:
-    turns = MasterTurns((FIRST,))
-    assert turns.lost_s_to_say(100 * NS_PER_S) is None
-    turns.lost(100 * NS_PER_S)
-    half_s = NS_PER_S // 2
-    said = {
-        halves / 2: lost_s
-        for halves in range(50)
-        if (lost_s := turns.lost_s_to_say(100 * NS_PER_S + halves * half_s)) is not None
-    }
-    assert said == {1.0: 1, 11.0: 11, 21.0: 21}
-    assert turns.found()
-    assert not turns.found()
-    assert turns.lost_s_to_say(200 * NS_PER_S) is None

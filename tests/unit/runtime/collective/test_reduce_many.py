@@ -19,6 +19,8 @@ from pccl.runtime.clock import LoopClock
 from pccl.runtime.collective.operand import Operand, borrow
 from pccl.runtime.collective.reduce_many import ReduceMany
 from pccl.runtime.requests import ReduceInfo, ReduceManyRequest, ReduceRequest
+from pccl.telemetry.names import Names
+from pccl.telemetry.stream import EventStream
 
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8)
 MEMBERS = (PeerId(1), PeerId(2))
@@ -103,7 +105,7 @@ def many(
     requests: Sequence[ReduceRequest],
     in_flight: int,
 ) -> ReduceMany:
-    calls = Calls(loop, LoopClock(loop), reducer.left.append)
+    calls = Calls(loop, LoopClock(loop), reducer.left.append, EventStream(), Names())
     withdraw = reducer.withdraw_unless_started
     wanted = ReduceManyRequest(tuple(requests), in_flight)
     return ReduceMany(loop, calls, reducer.reduce, withdraw, ME, wanted)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import pytest
-
 from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
@@ -145,31 +143,6 @@ def test_a_standby_sends_newcomers_on() -> None:
     assert world.events[-1] == ControlClosed(reason)
     assert world.keeper.address == SECOND
     assert isinstance(world.register(), msg.Registered)
-    world.close()
-
-
-def test_that_the_master_is_gone_is_said_soon_and_then_now_and_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("WARNING", logger="pccl.peer")
-    world = World(FIRST)
-    server = world.serve(FIRST)
-    registered = world.register()
-    world.identity = Identity(registered.peer, registered.run, registered.term)
-    server.close()
-    world.network.hosts["master1"].crash()
-    world.run(0.1)
-    world.attempt()
-    assert not caplog.messages
-    for _ in range(5):
-        world.run(2.9)
-        world.attempt()
-    world.serve(FIRST)
-    assert [type(event) for event in world.dial()] == [ControlOpened]
-    first, second, last = caplog.messages
-    assert first.startswith("peer 1: lost the master, retrying for 3 s: ")
-    assert second.startswith("peer 1: lost the master, retrying for 15 s: ")
-    assert last == f"peer 1: connected to the master {FIRST}"
     world.close()
 
 

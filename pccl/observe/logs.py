@@ -1,0 +1,170 @@
+"""The log lines of the library: time, level, ``pccl``, who, what, why.
+
+    2026-03-01T12:00:00.250Z INFO pccl alice: peer 3 (bob) is gone [SILENT]: silent for 10.0 s
+
+The library logs under the name ``pccl``. If the program configures :mod:`logging` before it makes a
+communicator, its handlers take the records. Otherwise the library shows them on stderr, from
+``PCCL_LOG`` on: ``debug``, ``info``, ``warning`` (the default), ``error`` or ``off``. ``pccl
+launch`` and ``pccl join`` set ``info``. With ``PCCL_LOG_TIME=local``, times are local.
+
+A thread of its own writes the lines, so a paused terminal delays nothing. It keeps at most
+``LINES_KEPT_MAX`` lines, and drops later ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from pccl.telemetry.events import CallEnded
+from pccl.telemetry.stream import EventStream, Stamped
+from pccl.telemetry.words import LogWords
+
+LEVEL = "PCCL_LOG"
+TIME = "PCCL_LOG_TIME"
+
+LINES_KEPT_MAX = 10_000
+FLUSH_S_MAX = 1.0
+"""How long the end of the program waits for the last lines."""
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+_log = logging.getLogger("pccl")
+_events_log = logging.getLogger("pccl.events")
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line, and its traceback below.
+
+    Args:
+        who: name of this process, for records that name no peer.
+        local: whether times are local instead of UTC.
+    """
+
+    def __init__(self, who: str, *, local: bool) -> None:
+        super().__init__("%(time)s %(levelname)s %(origin)s %(who)s: %(message)s")
+        self._who, self._local = who, local
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        text = (at.astimezone() if self._local else at).isoformat(timespec="milliseconds")
+        record.time = text if self._local else text.replace("+00:00", "Z")
+        record.origin = "pccl" if record.name.partition(".")[0] == "pccl" else record.name
+        if not hasattr(record, "who"):
+            record.who = self._who
+        return super().format(record)
+
+
+class ThreadedHandler(logging.Handler):
+    """Hands records to another handler in a thread of its own, and never waits.
+
+    Args:
+        target: handler that may block.
+    """
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__()
+        self._target = target
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(LINES_KEPT_MAX)
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record; drop it if the queue is full."""
+        record.getMessage()  # arguments that fail do so here, where the mistake is
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pccl-log", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        with suppress(queue.Full):  # the reader has stopped: the program goes first
+            self._records.put_nowait(record)
+
+    def close(self) -> None:
+        """Write what is queued, for at most ``FLUSH_S_MAX``, and stop."""
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            try:
+                self._records.put(None, timeout=FLUSH_S_MAX)
+            except queue.Full:
+                return
+            thread.join(FLUSH_S_MAX)
+
+    def _run(self) -> None:
+        while (record := self._records.get()) is not None:
+            self._target.handle(record)
+
+
+def resolve_level() -> int | None:
+    """Return the level in ``PCCL_LOG``; None: it is not set.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    text = (os.environ.get(LEVEL) or "").strip().lower()
+    if not text:
+        return None
+    if text not in LEVELS:
+        raise ValueError(f"{LEVEL} must be {', '.join(LEVELS)}, not {text[:32]!r}")
+    return LEVELS[text]
+
+
+def resolve_local_time() -> bool:
+    """Whether the log shows local times; UTC by default.
+
+    Raises:
+        ValueError: ``PCCL_LOG_TIME`` is neither ``utc`` nor ``local``.
+    """
+    text = (os.environ.get(TIME) or "utc").strip().lower()
+    if text not in ("utc", "local"):
+        raise ValueError(f"{TIME} must be utc or local, not {text[:32]!r}")
+    return text == "local"
+
+
+def show_log(who: str) -> None:
+    """Show the library's log on stderr, unless the program handles it. Calling again is harmless.
+
+    Args:
+        who: name of this process, for records that name no peer.
+
+    Raises:
+        ValueError: an environment variable is wrong; the error says which values exist.
+    """
+    level, local = resolve_level(), resolve_local_time()
+    if _log.handlers or (level is None and logging.getLogger().handlers):
+        return
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(LineFormatter(who, local=local))
+    _log.addHandler(ThreadedHandler(stream))
+    _log.setLevel(logging.WARNING if level is None else level)
+    _log.propagate = False
+
+
+def log_events(stream: EventStream, who: Callable[[], str]) -> None:
+    """Log every later event of a peer or master.
+
+    Args:
+        stream: the events.
+        who: returns the name of the peer or master.
+    """
+    words = LogWords()
+
+    def write(stamped: Stamped) -> None:
+        if type(stamped.event) is CallEnded and not _events_log.isEnabledFor(logging.DEBUG):
+            return  # one for each call: say nothing before building a text
+        level, text = words.line(stamped)
+        _events_log.log(level, "%s", text, extra={"who": who()})
+
+    stream.listen(write)

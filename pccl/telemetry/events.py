@@ -1,0 +1,281 @@
+"""The events of one peer: what happens to it in the run, as its program and its operators see it.
+
+An event is a frozen dataclass; the stream adds the time. ``to_json`` gives its form in files and on
+the wire, which ``SCHEMA`` versions: a new minor version may add kinds and fields, and a reader
+ignores those that it does not know. A new major version may change the meaning of old ones.
+
+Peers are named by their ids, with their names beside them; a name is empty if it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+SCHEMA = (1, 0)
+"""Major and minor version of the events' form in JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """This peer has become a member.
+
+    Attributes:
+        peer_id: its id, which names this incarnation.
+        name: its name.
+        run: id of the run, in hexadecimal digits.
+        rank: its place in the ring of its group.
+        world_size: members of its group.
+        rejoined: whether it was a member of this run before, and lost its membership.
+        away_s: for a peer that has rejoined: seconds since it lost its membership; otherwise 0.
+    """
+
+    peer_id: int
+    name: str
+    run: str
+    rank: int
+    world_size: int
+    rejoined: bool
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipLost:
+    """This peer is no longer a member: the master removed it, or it gave the master up.
+
+    Attributes:
+        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST`` or ``CLOSED``.
+        reason: what happened, in words.
+    """
+
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJoined:
+    """Another peer has become a member of this peer's group.
+
+    Attributes:
+        peer_id: its id.
+        name: its name.
+        host: host at which other peers reach it.
+        world_size: members of the group now.
+    """
+
+    peer_id: int
+    name: str
+    host: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLost:
+    """Another member of this peer's group has left, or was removed.
+
+    Attributes:
+        peer_id: its id.
+        name: its name.
+        cause: the master's cause, a ``RemovalCause`` by name; empty if this peer was not told.
+        reason: what happened, in words; empty if this peer was not told.
+        world_size: members of the group now.
+    """
+
+    peer_id: int
+    name: str
+    cause: str
+    reason: str
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterDisconnected:
+    """This peer has lost its connection to the master, and tries to reach a master again.
+
+    Attributes:
+        reason: why the connection ended.
+        gives_up_s: seconds after which this peer loses its membership, if no master returns.
+    """
+
+    reason: str
+    gives_up_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterReconnected:
+    """A master has taken this peer back.
+
+    Attributes:
+        away_s: seconds since the connection was lost.
+        term: number of the master's incarnation.
+    """
+
+    away_s: float
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A call of this peer still waits for other members. Reported again after growing pauses.
+
+    Attributes:
+        call: the call, as the program knows it.
+        waits_for: the members, what each does, and how far behind it is.
+        waited_s: seconds since all others have made the call.
+    """
+
+    call: str
+    waits_for: str
+    waited_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingEnded:
+    """A call that was reported as ``Waiting`` has returned or raised.
+
+    Attributes:
+        call: the call, as the program knows it.
+        waited_s: seconds from the first report to the end.
+    """
+
+    call: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLost:
+    """The last connection to another peer was lost; both sides dial again.
+
+    Attributes:
+        peer_id: id of the other peer.
+        name: its name.
+        reason: why the connection ended.
+    """
+
+    peer_id: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRestored:
+    """A link that was reported as ``LinkLost`` works again.
+
+    Attributes:
+        peer_id: id of the other peer.
+        name: its name.
+        away_s: seconds since it was lost.
+    """
+
+    peer_id: int
+    name: str
+    away_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressUnreachable:
+    """No peer can dial this peer. It dials them, and works with all that can be dialled.
+
+    Attributes:
+        reason: which address failed how, and what to do.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChanged:
+    """What a master has done with a peer. Only masters report it.
+
+    Attributes:
+        what: ``registered``, ``admitted``, ``removed`` or ``undialable``.
+        peer_id: id of the peer.
+        name: its name.
+        group: its peer group.
+        reason: why, in words.
+    """
+
+    what: str
+    peer_id: int
+    name: str
+    group: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnded:
+    """A joint call of this peer has returned or raised, or one of its attempts has failed.
+
+    Attributes:
+        call: name of the call.
+        tag: tag of a collective; None for other calls.
+        outcome: ``ok``, or the name of the error that the call raised.
+        reason: the error in words; empty if the call has returned.
+        seconds: seconds since the call was made, all attempts included.
+        attempts: attempts so far, this one included.
+        tx_bytes: bytes sent for it.
+        rx_bytes: bytes received for it.
+    """
+
+    call: str
+    tag: int | None
+    outcome: str
+    reason: str
+    seconds: float
+    attempts: int
+    tx_bytes: int
+    rx_bytes: int
+
+
+PeerReport: TypeAlias = (
+    Joined
+    | MembershipLost
+    | MemberJoined
+    | MemberLost
+    | MasterDisconnected
+    | MasterReconnected
+    | Waiting
+    | WaitingEnded
+    | LinkLost
+    | LinkRestored
+    | AddressUnreachable
+    | RunChanged
+    | CallEnded
+)
+"""Every event of a peer."""
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Joined, MembershipLost, MemberJoined, MemberLost, MasterDisconnected, MasterReconnected,
+        Waiting, WaitingEnded, LinkLost, LinkRestored, AddressUnreachable, RunChanged, CallEnded,
+    )
+}  # fmt: skip
+
+
+def to_json(event: PeerReport) -> dict[str, Any]:
+    """Return the fields of an event, its kind as ``event``, and the version as ``schema``."""
+    version = ".".join(map(str, SCHEMA))
+    return {"schema": version, "event": type(event).__name__, **asdict(event)}
+
+
+def from_json(values: Mapping[str, Any]) -> PeerReport | None:
+    """Return the event in the output of ``to_json``; None for a kind that is not known here.
+
+    It ignores unknown fields, so it reads all minor versions of its own major version.
+
+    Raises:
+        ValueError: the values are no event, lack a field, or have another major version.
+    """
+    major = str(values.get("schema", "")).partition(".")[0]
+    if major != str(SCHEMA[0]):
+        raise ValueError(f"events of schema {major or 'unknown'} cannot be read by {SCHEMA[0]}")
+    kind = _KINDS.get(str(values.get("event")))
+    if kind is None:
+        return None
+    names = [field.name for field in fields(kind)]
+    if missing := [name for name in names if name not in values]:
+        raise ValueError(f"a {kind.__name__} lacks {', '.join(missing)}")
+    event: PeerReport = kind(**{name: values[name] for name in names})
+    return event

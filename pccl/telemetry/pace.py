@@ -1,0 +1,56 @@
+"""``Pace``: the latest call and the steps of one peer, as its master hears of them."""
+
+from __future__ import annotations
+
+from pccl.protocol.messages import OperationRequest, RoundRequest, SyncRequest
+
+NS_PER_US = 1000
+
+Request = OperationRequest | RoundRequest | SyncRequest
+
+
+class Pace:
+    """How far one peer is.
+
+    Attributes:
+        called_ns: when its latest call arrived.
+        step: the last step that it has reported; 0: none.
+        step_us: time of a step between its last two reports, in microseconds; 0: unknown.
+    """
+
+    __slots__ = ("_request", "_stepped_ns", "called_ns", "step", "step_us")
+
+    def __init__(self) -> None:
+        self._request: Request | None = None
+        self._stepped_ns = 0
+        self.called_ns = 0
+        self.step = 0
+        self.step_us = 0
+
+    def called(self, request: Request, now_ns: int) -> None:
+        """Record the request of a call."""
+        self._request, self.called_ns = request, now_ns
+
+    def stepped(self, step: int, now_ns: int) -> None:
+        """Record a step that the peer reports. A lower one begins a new measurement."""
+        if step == self.step:
+            return
+        passed_ns = now_ns - self._stepped_ns
+        if self.step and step > self.step and passed_ns > 0:
+            self.step_us = passed_ns // (step - self.step) // NS_PER_US
+        elif step < self.step:
+            self.step_us = 0
+        self.step, self._stepped_ns = step, now_ns
+
+    @property
+    def last_call(self) -> str:
+        """The latest call, as its callers know it; empty: none."""
+        match self._request:
+            case OperationRequest(operation=operation, descriptor=descriptor):
+                return f"tag {operation.tag} ({descriptor})"
+            case SyncRequest(offer=offer):
+                return offer.purpose.call_name
+            case RoundRequest(round=round_id):
+                return round_id.kind.call_name
+            case None:
+                return ""

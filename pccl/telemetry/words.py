@@ -1,0 +1,118 @@
+"""The line of the log for an event: its level and its text, or none."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from pccl.protocol.types import NS_PER_S, RemovalCause
+from pccl.telemetry import events as tell
+from pccl.telemetry.stream import Stamped
+
+
+class Level(IntEnum):
+    """The levels of Python's logging."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+
+
+FIRST_PAUSE_S = 2
+PAUSE_S_MAX = 300
+"""Shortest and longest time between two warnings about waits. It doubles with each warning, and is
+short again after it has passed twice without a wait. So a run with one slow peer, in which every
+round waits, does not fill the log."""
+
+
+class LogWords:
+    """Turns the events of one peer into lines; says less of waits the more there are."""
+
+    def __init__(self) -> None:
+        self._warned_ns: int | None = None
+        self._waited_ns = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._warns = False
+        """Whether the last report of a wait was worth a warning."""
+
+    def line(self, stamped: Stamped) -> tuple[Level, str]:
+        """Return the level and the text of an event."""
+        event = stamped.event
+        level, text = line_of(event)
+        match event:
+            case tell.Waiting():
+                self._warns = self._may_warn(stamped.at_ns)
+                return (level if self._warns else Level.DEBUG), text
+            case tell.WaitingEnded():
+                return (level if self._warns else Level.DEBUG), text
+            case _:
+                return level, text
+
+    def _may_warn(self, now_ns: int) -> bool:
+        """Whether a warning about a wait is due, and if so, make the next pause longer."""
+        before_ns, self._waited_ns = self._waited_ns, now_ns
+        if now_ns - before_ns > 2 * self._pause_s * NS_PER_S:
+            self._warned_ns, self._pause_s = None, FIRST_PAUSE_S
+        if self._warned_ns is not None:
+            if now_ns - self._warned_ns < self._pause_s * NS_PER_S:
+                return False
+            self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+        self._warned_ns = now_ns
+        return True
+
+
+def line_of(event: tell.PeerReport) -> tuple[Level, str]:
+    """Return the level and the text of an event, whatever came before it."""
+    match event:
+        case tell.Joined(rejoined=False):
+            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
+            return Level.INFO, f"joined the run {event.run[:8]} as {who}"
+        case tell.Joined():
+            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
+            return Level.INFO, f"rejoined the run as {who}, after {event.away_s:.1f} s"
+        case tell.MembershipLost(cause="CLOSED"):
+            return Level.INFO, "left the run"
+        case tell.MembershipLost(cause=cause, reason=reason):
+            return Level.WARNING, f"is no longer a member [{cause}]: {reason}"
+        case tell.MemberJoined():
+            who = _peer(event.peer_id, event.name)
+            return Level.INFO, f"{who} joined from {event.host}; {_members(event.world_size)}"
+        case tell.MemberLost():
+            who = _peer(event.peer_id, event.name)
+            return Level.INFO, f"{who} {_why_lost(event)}; {_members(event.world_size)}"
+        case tell.MasterDisconnected(reason=reason, gives_up_s=gives_up_s):
+            return Level.WARNING, f"lost the master, retrying for {gives_up_s:.0f} s: {reason}"
+        case tell.MasterReconnected(away_s=away_s, term=term):
+            return Level.WARNING, f"the master is back after {away_s:.1f} s (term {term})"
+        case tell.Waiting(call=call, waits_for=waits_for, waited_s=waited_s):
+            return Level.WARNING, f"{call} has waited {waited_s} s for {waits_for}"
+        case tell.WaitingEnded(call=call, waited_s=waited_s):
+            return Level.INFO, f"{call} has ended, {waited_s:.1f} s after the first report"
+        case tell.LinkLost():
+            who = _peer(event.peer_id, event.name)
+            return Level.INFO, f"lost the link to {who}: {event.reason}"
+        case tell.LinkRestored():
+            who = _peer(event.peer_id, event.name)
+            return Level.INFO, f"the link to {who} works again, after {event.away_s:.1f} s"
+        case tell.AddressUnreachable(reason=reason):
+            return Level.WARNING, reason
+        case tell.RunChanged():
+            who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
+            return Level.INFO, f"{who} {event.what}: {event.reason}"
+        case tell.CallEnded(outcome="ok"):
+            return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
+        case tell.CallEnded():
+            return Level.DEBUG, f"{event.call} raised {event.outcome}: {event.reason}"
+
+
+def _why_lost(event: tell.MemberLost) -> str:
+    if event.cause == RemovalCause.GOODBYE.name:
+        return "left"
+    return f"is gone [{event.cause}]: {event.reason}" if event.cause else "left or failed"
+
+
+def _peer(peer_id: int, name: str) -> str:
+    return f"peer {peer_id} ({name})" if name else f"peer {peer_id}"
+
+
+def _members(count: int) -> str:
+    return f"the group has {count} member{'' if count == 1 else 's'}"
