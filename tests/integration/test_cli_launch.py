@@ -272,8 +272,7 @@ def test_fail_fast(start: type[Launched], tmp_path: Path) -> None:
     assert launch.finish() == (
         3,
         "",
-        "pccl launch: p1 failed: exit code 3\n"
-        "pccl launch: ending the other peers (--fail-fast)\n",
+        "pccl launch: p1 failed: exit code 3\npccl launch: ending the other peers (--fail-fast)\n",
     )
     assert_gone(pids)
 
