@@ -3,7 +3,6 @@
 * ``arguments``: checks the arguments of the wrappers of a training loop.
 * ``compression``: the wire format of the reduces, with its error feedback.
 * ``events``: the events of training over ``pccl``: one dataclass for each kind.
-* ``listeners``: calls several consumers with each event, and drops a consumer that fails.
 * ``event_queue``: keeps the events of a replica until it calls the listeners.
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
   the terminal.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pccl
-from pccl.bindings.listeners import Listeners
 from pccl.checks import check_range, shown
+from pccl.observe.listeners import Listeners
 
 COUNT_MAX = 2**31 - 1
 """Largest number of steps, parts or bytes in an argument."""

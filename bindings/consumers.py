@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pccl.bindings.arguments import check_count
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
-from pccl.bindings.listeners import Listeners
 from pccl.bindings.status_line import StatusLine
 from pccl.checks import shown
+from pccl.observe.listeners import Listeners
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

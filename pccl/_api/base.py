@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from pccl._api.draining import drain
 from pccl._api.listening import reachable_at
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.checks import STEP_MAX, check_member, check_range, check_timing
+from pccl.checks import STEP_MAX, check_listener, check_member, check_range, check_timing
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
@@ -21,9 +22,12 @@ from pccl.config import (
     resolve_token,
 )
 from pccl.errors import NotConnected
+from pccl.observe.handoff import Handoff
+from pccl.observe.listeners import Listeners
 from pccl.observe.logs import show_log
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
+from pccl.telemetry.events import PeerReport
 
 
 class CommunicatorBase:
@@ -161,6 +165,29 @@ class CommunicatorBase:
             TypeError, ValueError: ``step`` is no int, or not from 0 to 2**62.
         """
         self._engine.step = check_range("step", step, 0, STEP_MAX)
+
+    def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
+        """Call ``consumer`` with each later event of this peer (:mod:`pccl.observe.events`). Local.
+
+        It is called in a thread of the library, one event after the other, and delays nothing. If
+        it falls 10,000 events behind, it misses events. If it raises, the library logs the error,
+        and calls it no more.
+
+        Returns:
+            A function that ends this.
+
+        Raises:
+            TypeError: ``consumer`` is not callable.
+        """
+        check_listener("consumer", consumer)
+        handoff = Handoff("pccl-events", Listeners([consumer]))
+        end = self._engine.events.listen(lambda stamped: handoff.put(stamped.event))
+
+        def stop() -> None:
+            end()
+            handoff.close()
+
+        return stop
 
     def status(self) -> Status:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.

@@ -1,5 +1,7 @@
 """Shows what happens in a run: logs, metrics, recordings. All of it consumes one stream of events.
 
 * ``events``: the events, for programs and tools that consume them.
+* ``handoff``: a thread that takes items, so that who puts them never waits.
+* ``listeners``: calls several consumers, and drops one that fails.
 * ``logs``: the log lines of the library.
 """

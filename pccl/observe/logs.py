@@ -7,32 +7,24 @@ communicator, its handlers take the records. Otherwise the library shows them on
 ``PCCL_LOG`` on: ``debug``, ``info``, ``warning`` (the default), ``error`` or ``off``. ``pccl
 launch`` and ``pccl join`` set ``info``. With ``PCCL_LOG_TIME=local``, times are local.
 
-A thread of its own writes the lines, so a paused terminal delays nothing. It keeps at most
-``LINES_KEPT_MAX`` lines, and drops later ones.
+A thread of its own writes the lines, so a paused terminal delays nothing (:mod:`handoff`).
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 
+from pccl.observe.handoff import Handoff
 from pccl.telemetry.events import CallEnded
 from pccl.telemetry.stream import EventStream, Stamped
 from pccl.telemetry.words import LogWords
 
 LEVEL = "PCCL_LOG"
 TIME = "PCCL_LOG_TIME"
-
-LINES_KEPT_MAX = 10_000
-FLUSH_S_MAX = 1.0
-"""How long the end of the program waits for the last lines."""
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -78,33 +70,16 @@ class ThreadedHandler(logging.Handler):
 
     def __init__(self, target: logging.Handler) -> None:
         super().__init__()
-        self._target = target
-        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(LINES_KEPT_MAX)
-        self._thread: threading.Thread | None = None
+        self._records = Handoff("pccl-log", target.handle)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record; drop it if the queue is full."""
-        record.getMessage()  # arguments that fail do so here, where the mistake is
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pccl-log", daemon=True)
-            self._thread.start()
-            atexit.register(self.close)
-        with suppress(queue.Full):  # the reader has stopped: the program goes first
-            self._records.put_nowait(record)
+        """Queue the record."""
+        self._records.put(record)
 
     def close(self) -> None:
-        """Write what is queued, for at most ``FLUSH_S_MAX``, and stop."""
-        thread, self._thread = self._thread, None
-        if thread is not None and thread.is_alive():
-            try:
-                self._records.put(None, timeout=FLUSH_S_MAX)
-            except queue.Full:
-                return
-            thread.join(FLUSH_S_MAX)
-
-    def _run(self) -> None:
-        while (record := self._records.get()) is not None:
-            self._target.handle(record)
+        """Write what is queued, for at most a second, and stop."""
+        self._records.close()
+        super().close()
 
 
 def resolve_level() -> int | None:
