@@ -19,6 +19,7 @@ from pccl.config import (
     resolve_local,
     resolve_masters,
     resolve_name,
+    resolve_stacks,
     resolve_token,
 )
 from pccl.errors import NotConnected
@@ -89,6 +90,7 @@ class CommunicatorBase:
             pulled_by_anyone=local == "any",
         )
         drains = resolve_drain()
+        resolve_stacks()  # a mistake shows here
         show_log(options.name)
         self._session = Session(self, master, group, options)
         self._engine = self._session.engine

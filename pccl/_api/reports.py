@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from pccl.machines.peer.events import CallEvent, call_name
+from pccl.machines.peer.events import CallEvent
 from pccl.machines.peer.operations import OpenOperation
+from pccl.machines.peer.words import call_name
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine

@@ -66,6 +66,8 @@ CODES: dict[type[Any], int] = {
     messages.RunQuery: 23,
     messages.Damaged: 24,
     messages.AddressProbed: 25,
+    messages.EvidenceRequest: 26,
+    messages.EvidenceReply: 27,
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
@@ -93,6 +95,8 @@ CODES: dict[type[Any], int] = {
     messages.Proposed: 84,
     messages.ProbeAddress: 85,
     messages.DialNewcomers: 87,
+    messages.EvidenceQuery: 88,
+    messages.EvidenceReport: 89,
     messages.Undialable: 86,
 }
 """The code of each type of message."""

@@ -60,6 +60,12 @@ TURN_BYTES_MAX = 8 << 10
 
 That is at most some 700 messages, which take about 20 ms."""
 
+EVIDENCE_BYTES_MAX = 256 << 10
+"""What a peer tells a person who asks, compressed. It leaves out what is oldest."""
+
+INQUIRIES_MAX = 64
+"""Questions of people that wait for the answers of peers. The master refuses further ones."""
+
 DEPARTURES_MAX = 32
 """Removals that one ``RosterChanged`` explains."""
 

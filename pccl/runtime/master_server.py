@@ -48,7 +48,7 @@ from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.question import ask_run
-from pccl.runtime.control.status_desk import StatusDesk
+from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
@@ -252,7 +252,7 @@ class MasterServer:
 
         def on_message(message: msg.Message) -> None:
             if number in self._silent:
-                if isinstance(message, msg.RunQuery | msg.StatusRequest):
+                if isinstance(message, Question):
                     self._on_question(number, connection.remote.host, message)
                     return
                 self._has_spoken(number)
@@ -312,9 +312,7 @@ class MasterServer:
     def _tell_closed(self, number: int, reason: str) -> None:
         self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
 
-    def _on_question(
-        self, number: int, host: str, question: msg.RunQuery | msg.StatusRequest
-    ) -> None:
+    def _on_question(self, number: int, host: str, question: Question) -> None:
         """Answer a short question at once, and queue a long one.
 
         Until the answer, the connection counts as silent.
@@ -324,7 +322,7 @@ class MasterServer:
         elif number not in self._desk:
             self._desk.ask(number, host, question)
 
-    def _answer(self, number: int, question: msg.RunQuery | msg.StatusRequest) -> None:
+    def _answer(self, number: int, question: Question) -> None:
         self._has_spoken(number)
         self._feed(ConnectionMessage(number, question))
 

@@ -39,8 +39,9 @@ from pccl.machines.master.events import (
     SendStatus,
     SendTo,
 )
+from pccl.machines.master.inquiries import Inquiries
+from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.removal import Removals, overdue
 from pccl.machines.master.rounds import JointRounds
@@ -60,7 +61,7 @@ from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
+from pccl.protocol.types import PeerId, RemovalCause
 
 
 class MasterMachine(Machine[MasterEvent, MasterEffect]):
@@ -110,6 +111,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
+        self.inquiries = Inquiries(who, self.connections, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
         self.removals = Removals(
@@ -252,6 +254,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.StatusRequest() if not is_known:
                 self.outbox.add(SendStatus(connection))
                 self.connections.close(connection, "the query is answered")
+            case msg.EvidenceRequest() if not is_known:
+                self.inquiries.ask(connection, message)
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -287,6 +291,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.Prefetched():
                 peer.prefetching = False
                 self.rounds.admit_into_empty_run()
+            case msg.EvidenceReply():
+                self.inquiries.answered(peer, message)
             case msg.BlockedReply():
                 self.waits.answered(peer, message)
             case msg.RoundRequest(round_id):
@@ -302,7 +308,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked
-        peer.pace.stepped(message.step, self._now_ns)
+        peer.pace.beat(message, self._now_ns)
         if message.term == self.term:
             peer.seen_version = max(peer.seen_version, message.roster_version)
             peer.stored_place = max(peer.stored_place, message.proposed)
@@ -320,6 +326,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
         self.succession.closed(connection)
+        self.inquiries.closed(connection)
         peer = self.connections.lost(connection)
         if peer is None:
             return
@@ -355,6 +362,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.beat()
             self._take_up(self.succession.tick(tick))
             return
+        self.inquiries.look()
         if is_beat:
             self._beat()
         if tick.slept_ns:
@@ -366,9 +374,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.succession.tick_in_run()
 
     def _beat(self) -> None:
-        now_ms, ratified = self._now_ns // NS_PER_MS, self.ratification.ratified
-        beat = msg.MasterHeartbeat(now_ms, self.finals.settled, ratified)
-        for connection in self.connections.peers:
+        now_ns, ratified, settled = self._now_ns, self.ratification.ratified, self.finals.settled
+        for connection, peer in self.connections.peers.items():
+            echo_ns, held_ns = peer.pace.echo(now_ns)
+            beat = msg.MasterHeartbeat(now_ns, settled, ratified, echo_ns, held_ns)
             self.outbox.add(SendTo(connection, beat))
         self.links.beat()
 

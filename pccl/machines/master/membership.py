@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pccl.machines.master.link_states import LinkStates
+from pccl.machines.master.links.link_states import LinkStates
 from pccl.machines.master.succession.vouched import token_digest
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP

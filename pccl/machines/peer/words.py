@@ -5,11 +5,28 @@ Each text says what happened, to which peer or tag, and what to do.
 
 from __future__ import annotations
 
+from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
+
+# -- calls ---------------------------------------------------------------------------------------
+
+
+def call_name(event: ev.CallEvent) -> tuple[str, int | None]:
+    """Return the name of a call in the API, and the tag of a collective."""
+    match event:
+        case ev.ReduceCall(tag=tag, descriptor=what, detached=detached):
+            return what.collective.name.lower() + ("_async" if detached else ""), tag
+        case ev.RoundCall(kind=kind):
+            return kind.call_name, None
+        case ev.SyncCall(offer=offer):
+            return offer.purpose.call_name, None
+        case ev.JoinCall(rejoins=rejoins):
+            return "update_topology" if rejoins else "connect", None
+
 
 # -- warnings ------------------------------------------------------------------------------------
 

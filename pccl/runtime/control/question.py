@@ -1,4 +1,4 @@
-"""Asks a master one question, without joining its run."""
+"""Asks a master, or a peer through its master, one question, without joining the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Generic, TypeVar
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake import Opening
-from pccl.protocol.messages import Message, Refused, RunIs, RunQuery, StatusRequest
+from pccl.protocol.messages import (
+    EvidenceReport,
+    EvidenceRequest,
+    Message,
+    Refused,
+    RunIs,
+    RunQuery,
+    StatusRequest,
+)
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock
@@ -16,7 +24,7 @@ from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Transport
 
-_Answer = TypeVar("_Answer", StatusReport, RunIs)
+_Answer = TypeVar("_Answer", StatusReport, RunIs, EvidenceReport)
 
 
 async def ask_status(
@@ -53,6 +61,19 @@ async def ask_run(
     The other arguments and the errors are those of ``ask_status``.
     """
     question = _MasterQuestion(clock, query, RunIs, "run")
+    return await question.ask(transport, master, credentials, timeout_s)
+
+
+async def ask_peer(
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    request: EvidenceRequest,
+) -> EvidenceReport:
+    """Ask a peer through its master; the other arguments and errors are those of ``ask_status``."""
+    question = _MasterQuestion(clock, request, EvidenceReport, "evidence")
     return await question.ask(transport, master, credentials, timeout_s)
 
 
