@@ -23,8 +23,8 @@ from pccl.protocol.guards.allowance import (
 )
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
-    EVIDENCE_BYTES_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
+    EVIDENCE_BYTES_MAX,
     FLOWS_MAX,
     LINKS_BATCH_MAX,
     NEWCOMER_BYTES_MAX,
