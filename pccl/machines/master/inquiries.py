@@ -50,6 +50,10 @@ class Inquiries:
             self._open[self._last_query] = _Inquiry(connection, peer.id, deadline_ns)
             self._outbox.send(peer, msg.EvidenceQuery(self._last_query, request.kind))
 
+    def waits_on(self, connection: int) -> bool:
+        """Whether the question of this connection is open."""
+        return any(inquiry.connection == connection for inquiry in self._open.values())
+
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
         """Pass the answer of a peer back; ignore it if nobody waits for it any more."""
         inquiry = self._open.get(reply.query)
