@@ -248,7 +248,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         """Handle a message on a connection without a registered peer."""
         is_known = self.succession.knows(connection)
         if self.inquiries.waits_on(connection):
-            raise RemoteProtocolError(reason="an EvidenceRequest must be the only message of its sender")
+            raise RemoteProtocolError(
+                reason="an EvidenceRequest must be the only message of its sender"
+            )
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
