@@ -450,6 +450,7 @@ class PeerEngine:
             self.data_plane.end(operation, committed=False)
         self._state.break_down()
         self._posted.clear()
+        self._reporter.broke_down(bug, self.now_ns())
         self.calls.break_down(bug)
         self._control.close("internal error")
         self.keeper.close()

@@ -700,7 +700,7 @@ class Process:
                 assert not (committed and not posted.done)
             case pe.CloseGap():
                 self.gaps.append(effect)
-            case TryAddress() | pe.ReportUndialable():
+            case TryAddress() | pe.ReportUndialable() | pe.GiveEvidence():
                 pass
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)

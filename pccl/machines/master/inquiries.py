@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.connections import Connections, Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol import messages as msg
@@ -79,6 +80,17 @@ class Inquiries:
         for query, inquiry in list(self._open.items()):
             if inquiry.connection == connection:
                 del self._open[query]
+
+    def check(self, history: History) -> None:
+        """Assert that each question has an open connection of its own.
+
+        Raises:
+            InvariantViolation: a connection has several questions, or is closed, or is a peer's.
+        """
+        asking = [inquiry.connection for inquiry in self._open.values()]
+        strangers = self._connections.hosts.keys() - self._connections.peers.keys()
+        if len(set(asking)) < len(asking) or not strangers.issuperset(asking):
+            raise InvariantViolation("a question has no connection of its own", history)
 
     def _end(self, connection: int, refusal: str, data: bytes = b"") -> None:
         """Answer a question, if the connection is still open."""

@@ -210,6 +210,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots.check(self.history)
         self.finals.check(self.history)
         self.rounds.check(self.history)
+        self.inquiries.check(self.history)
 
     # -- events --------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pccl.machines.peer.events import (
-    ControlClosed,
     ControlMessage,
     LinkChanged,
     PeerEffect,
@@ -23,7 +22,7 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Member, PeerId, Roster
+from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
@@ -44,8 +43,8 @@ class PeerReporter:
     def __init__(self, stream: EventStream, names: Names, timing: Timing) -> None:
         self._stream, self._names, self._timing = stream, names, timing
         self._members: dict[PeerId, Member] = {}
+        """The members of the group, this peer included; empty while it is no member."""
         self._run = b""
-        self._standing = Standing.OUTSIDE
         self._lost_ns: int | None = None
         """When this peer lost its membership; None before that, and after it has rejoined."""
         self._master_lost_ns: int | None = None
@@ -61,14 +60,13 @@ class PeerReporter:
     ) -> None:
         """Report what has happened in ``event`` and its ``effects``; ``machine`` has taken it."""
         match event:
-            case ControlMessage(msg.RosterChanged(roster, departures)):
-                self._learn(roster, departures, machine.peer, now_ns)
-            case ControlMessage(msg.Admitted(roster)) if machine.standing is Standing.MEMBER:
-                self._joined(machine, roster, now_ns)
+            case ControlMessage(msg.RosterChanged(_, departures)) if self._members:
+                self._learn(machine, departures, now_ns)
+            case ControlMessage(msg.Admitted()) if machine.standing is Standing.MEMBER:
+                if not self._members:  # the message may come twice
+                    self._joined(machine, now_ns)
             case ControlMessage(msg.Resumed(term=term)):
                 self._master_is_back(term, now_ns)
-            case ControlClosed(reason) if machine.standing is Standing.MEMBER:
-                self._master_is_gone(reason, now_ns)
             case LinkChanged(peer, reason):
                 self._link_changed(peer, reason, now_ns)
             case _:
@@ -88,16 +86,24 @@ class PeerReporter:
                     self._stream.put(tell.AddressUnreachable(reason=text), now_ns)
                 case _:
                     pass
-        if machine.standing is not self._standing:
-            self._standing = machine.standing
-            if self._members and machine.standing in (Standing.LOST, Standing.CLOSED):
-                self._membership_lost(machine.loss, now_ns)
+        if machine.standing is Standing.MEMBER:
+            self._look_for_master(machine, now_ns)
+        elif self._members:
+            self._membership_lost(machine.loss, now_ns)
 
-    def _joined(self, machine: PeerMachine, roster: Roster, now_ns: int) -> None:
-        """Report that this peer is a member; ``Admitted`` may arrive twice."""
-        self._names.learn(roster.members)
+    def broke_down(self, bug: errors.LocalProtocolError, now_ns: int) -> None:
+        """Report that the machine of this peer takes no further events, because of a bug."""
+        for what, since_ns in self._waiting.values():
+            waited_s = (now_ns - since_ns) / NS_PER_S
+            self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
+        self._waiting.clear()
         if self._members:
-            return
+            self._membership_lost(bug, now_ns)
+
+    def _joined(self, machine: PeerMachine, now_ns: int) -> None:
+        roster = machine.newest
+        assert roster is not None
+        self._names.learn(roster.members)
         lost_ns, self._lost_ns = self._lost_ns, None
         rejoined = lost_ns is not None and machine.run == self._run
         self._members = {member.peer: member for member in roster.members}
@@ -116,11 +122,11 @@ class PeerReporter:
         )
 
     def _learn(
-        self, roster: Roster, departures: Iterable[msg.Departure], own: PeerId, now_ns: int
+        self, machine: PeerMachine, departures: Iterable[msg.Departure], now_ns: int
     ) -> None:
+        roster, own = machine.newest, machine.peer  # the machine ignores an outdated roster
+        assert roster is not None
         self._names.learn(roster.members)
-        if not self._members:
-            return  # this peer is no member yet
         before, self._members = self._members, {member.peer: member for member in roster.members}
         why = {departure.peer: departure for departure in departures}
         size = len(roster.members)
@@ -159,14 +165,19 @@ class PeerReporter:
         reason = self._names.explain(loss.reason) if loss is not None else ""
         self._stream.put(tell.MembershipLost(cause=name, reason=reason), now_ns)
 
-    def _master_is_gone(self, reason: str, now_ns: int) -> None:
-        """Report, at a failed attempt to reach it, that the master has been away for a while."""
+    def _look_for_master(self, machine: PeerMachine, now_ns: int) -> None:
+        """Report that the master has been away for a while."""
         if self._master_lost_ns is None:
-            self._master_lost_ns, self._master_said = now_ns, False
+            if not machine.contact.connected:
+                self._master_lost_ns, self._master_said = now_ns, False
         elif not self._master_said and now_ns - self._master_lost_ns >= MASTER_SAID_AFTER_NS:
             self._master_said = True
-            limit_s = self._timing.master_lost_s
-            self._stream.put(tell.MasterDisconnected(reason=reason, gives_up_s=limit_s), now_ns)
+            left_ns = self._timing.ns(self._timing.master_lost_s)
+            left_ns -= machine.contact.unserved_ns(now_ns)
+            gone = tell.MasterDisconnected(
+                reason=machine.control.why_closed, gives_up_s=max(0, left_ns) / NS_PER_S
+            )
+            self._stream.put(gone, now_ns)
 
     def _master_is_back(self, term: int, now_ns: int) -> None:
         since_ns, self._master_lost_ns = self._master_lost_ns, None
@@ -179,7 +190,8 @@ class PeerReporter:
             return  # links to newcomers come and go
         name = self._names.of(peer)
         if reason is not None:
-            if self._links_lost_ns.setdefault(peer, now_ns) == now_ns:
+            if peer not in self._links_lost_ns:
+                self._links_lost_ns[peer] = now_ns
                 lost = tell.LinkLost(peer_id=peer, name=name, reason=self._names.explain(reason))
                 self._stream.put(lost, now_ns)
         elif (since_ns := self._links_lost_ns.pop(peer, None)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pccl.machines.history import InvariantViolation
 from pccl.machines.master.events import (
     CloseConnection,
     ConnectionClosed,
@@ -173,3 +174,11 @@ def test_a_member_cannot_ask(master: MasterStage) -> None:
     assert told(effects, msg.EvidenceQuery) == []
     assert closed(effects) == [1]
     assert master.round(RoundKind.PEERS_PENDING, 0, 2, 3) == []
+
+
+def test_a_question_of_a_peer_would_be_noticed(master: MasterStage) -> None:
+    ask(master, 2)
+    machine = master.machine
+    machine.connections.bind(ASKER, machine.membership.peers[PeerId(3)])
+    with pytest.raises(InvariantViolation, match="a question has no connection of its own"):
+        machine.check()
