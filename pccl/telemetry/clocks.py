@@ -43,7 +43,8 @@ class ClockSamples:
             held_ns: how long the master has held that.
             now_ns: when the master's heartbeat arrived, by the peer's clock.
         """
-        low_ns, high_ns = masters_ns - now_ns, masters_ns - held_ns - echo_ns
+        drifted_ns = round(DRIFT * (now_ns - echo_ns))  # the upper bound is one of ``echo_ns``
+        low_ns, high_ns = masters_ns - now_ns, masters_ns - held_ns - echo_ns + drifted_ns
         if 0 < echo_ns <= now_ns and held_ns >= 0 and low_ns <= high_ns:
             self.kept.append(ClockSample(now_ns, low_ns, high_ns))
 

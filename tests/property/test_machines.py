@@ -315,7 +315,7 @@ class MasterWitness:
                 pass
 
     def _wait_is_real(self, asked: set[PeerId], waited_s: int, whom: str) -> None:
-        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) \(in ", whom)}
+        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) at \S+ \(in ", whom)}
         assert named
         assert named <= self.members - asked
         assert waited_s >= TIMING.waiting_report_s
