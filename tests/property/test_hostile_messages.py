@@ -275,7 +275,8 @@ def test_any_messages_to_a_master_with_members(seed: int) -> None:
             connection = last = last + 1
             master.do(ConnectionOpened(connection, "10.0.0.9"))
             asked = msg.EvidenceRequest(PeerId(rng.randrange(5)), EvidenceKind.STATE)
-            words = rng.choice((newcomer(rng), question(rng), [asked], [asked] * 2))
+            choices = (newcomer(rng), question(rng), [asked], [asked] * 2)
+            words: list[msg.Message] = list(rng.choice(choices))
         else:
             connection = rng.choice(list(hosts))
             chosen = FROM_MEMBERS if rng.random() < 0.05 else LATER

@@ -129,7 +129,7 @@ def test_after_twice_the_pause_without_a_wait_the_next_is_warned_of_soon() -> No
 
 def test_the_end_of_a_wait_is_as_loud_as_its_last_report() -> None:
     words, levels = LogWords(), list[str]()
-    events: list[tell.PeerReport] = [*[WAITING, ENDED] * 3, ENDED]
+    events: list[tell.PeerReport] = [WAITING, ENDED, WAITING, ENDED, WAITING, ENDED, ENDED]
     for at_s, event in enumerate(events):
         levels.append(words.line(Stamped(at_s * SECOND // 2, event))[0].name)
     assert levels == ["WARNING", "INFO", "DEBUG", "DEBUG", "WARNING", "INFO", "INFO"]

@@ -161,6 +161,26 @@ def test_removals_the_newest_first_and_members_without_a_connection() -> None:
     assert (found.removal_count, found.member_count) == (2, 1)
 
 
+def test_names_and_steps_of_members_newcomers_and_lost_peers() -> None:
+    master = new()
+    for peer, name in ((1, "alice"), (2, "bob"), (3, "")):
+        master.register(peer, name=name)
+        master.link(peer)
+    master.round(RoundKind.UPDATE_TOPOLOGY, 0, 1)
+    master.register(4, min_peers=9, name="dave")
+    for step in (10, 14):
+        master.hear(1, msg.Heartbeat(step=step))
+        master.sleep(2)
+    master.hear(2, msg.Goodbye())
+    found = ask(master)
+    assert [(one.name, one.step, one.step_us) for one in found.members] == [
+        ("alice", 14, 500_000),
+        ("", 0, 0),
+    ]
+    assert [one.name for one in found.newcomers] == ["dave"]
+    assert [(one.peer, one.name) for one in found.removals] == [(TWO, "bob")]
+
+
 def test_to_ask_changes_nothing_and_is_no_way_in() -> None:
     master, twin = new(2), new(2)
     for _ in range(3):
