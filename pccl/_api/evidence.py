@@ -82,7 +82,8 @@ class Evidence:
 def stacks() -> list[dict[str, Any]]:
     """Return the innermost frames of every thread of this process, innermost last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = list(sys._current_frames().items())[:THREADS_MAX]
+    threads = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    frames = list(threads.items())[:THREADS_MAX]
     return [
         {"thread": names.get(number, str(number)), "frames": _frames(f)} for number, f in frames
     ]

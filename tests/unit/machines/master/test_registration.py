@@ -47,7 +47,8 @@ def test_a_peer_that_returns_with_a_bad_name_is_turned_away(name: str, reason: s
     master = MasterStage()
     master.restarted()
     header = msg.Return(
-        peer=PeerId(1), token=b"token", run=RUN, term=1, registration=msg.Register(0, "", 1, name=name),
+        peer=PeerId(1), token=b"token", run=RUN, term=1,
+        registration=msg.Register(0, "", 1, name=name),
         roster_version=1, rounds=(), incumbent=b"",
     )  # fmt: skip
     master.do(ConnectionOpened(1, "10.0.0.1"))
