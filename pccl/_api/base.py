@@ -26,6 +26,7 @@ from pccl.errors import NotConnected
 from pccl.observe.handoff import Handoff
 from pccl.observe.listeners import Listeners
 from pccl.observe.logs import show_log
+from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
 from pccl.telemetry.events import PeerReport
@@ -92,6 +93,7 @@ class CommunicatorBase:
         drains = resolve_drain()
         resolve_stacks()  # a mistake shows here
         show_log(options.name)
+        dump_stacks_on_request(options.name)
         self._session = Session(self, master, group, options)
         self._engine = self._session.engine
         if drains:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
+    AskParent,
     CloseConnection,
     ConnectionClosed,
     ConnectionMessage,
@@ -54,6 +55,7 @@ from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
+from pccl.telemetry.evidence import pack_evidence
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Connection, Listener, Transport
@@ -121,6 +123,8 @@ class MasterServer:
         )
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
+        self.parent: Callable[[str], Awaitable[object]] | None = None
+        """Returns what the system knows of the process of a peer by name; None: nothing."""
         self._names = Names()
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
@@ -342,6 +346,20 @@ class MasterServer:
         else:
             self._feed(MasterAnswered(master, answer))
 
+    async def _ask_parent(self, asked: AskParent) -> None:
+        control = self._streams.get(asked.peers_connection or 0)
+        path = control.connection.measure() if control is not None else None
+        known = {
+            "path": None if path is None else asdict(path),
+            "process": await self.parent(asked.name) if self.parent is not None else None,
+        }
+        connection, report = asked.connection, msg.EvidenceReport(pack_evidence(known))
+        stream = self._streams.pop(connection, None)
+        if stream is not None:
+            stream.send(report)
+            stream.close()
+            self._feed(ConnectionClosed(connection, "the question is answered"))
+
     async def _probe(self, test: TryAddress) -> None:
         machine, credentials = self.machine, self._credentials
 
@@ -397,6 +415,9 @@ class MasterServer:
                 self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                 what = "coordinates" if coordinated else "stands by for"
                 _log.info("this master %s the run %s in term %d", what, run.hex(), term)
+            case AskParent():
+                assert self._tasks is not None, "not started"
+                self._tasks.create(self._ask_parent(effect))
             case AskMaster(master, query):
                 assert self._tasks is not None, "not started"
                 self._tasks.create(self._ask(master, query))

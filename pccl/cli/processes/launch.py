@@ -11,7 +11,9 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from types import FrameType
 from typing import TypeAlias
 
@@ -27,6 +29,7 @@ from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
+from pccl.observe.process import STACKS_DIR, look_at_peer
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -203,10 +206,17 @@ def peer_names(count: int, *, is_ours: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def own_master(port: int, token: str) -> Generator[str, None, None]:
-    """Run a master in this process, for peers of this machine, and yield its address."""
+def own_master(port: int, token: str, stacks: str) -> Generator[str, None, None]:
+    """Run a master in this process, for peers of this machine, and yield its address.
+
+    Args:
+        port: its port; 0: a free one.
+        token: the secret of the run.
+        stacks: directory in which the peers put their stacks when they are asked.
+    """
     try:
-        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
+        look_at = partial(look_at_peer, folder=stacks)
+        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, look_at=look_at)
         node.run()
     except LinkError as error:
         remedy = "choose another --port, or leave it out to get a free one"
@@ -302,8 +312,11 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            address = stack.enter_context(own_master(port or 0, token))
+            stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
+            address = stack.enter_context(own_master(port or 0, token, stacks))
             environments = peer_environments(names, address, token, group, min_peers)
+            for environment in environments:
+                environment.setdefault(STACKS_DIR, stacks)
         else:
             environments = peer_environments(names, master, None, group, min_peers)
         started.run(command, environments)

@@ -119,6 +119,18 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
+class AskParent:
+    """Ask whoever started a peer what the system knows of its process, and of its connection.
+
+    The shell answers on the connection with an ``EvidenceReport``, and closes it.
+    """
+
+    connection: int
+    peers_connection: int | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remember:
     """Store the run for the next start, before any later effect, if there is a state folder."""
 
@@ -161,6 +173,7 @@ MasterEffect = (
     | SendStatus
     | CloseConnection
     | Announce
+    | AskParent
     | Remember
     | ForgetRun
     | AskMaster
