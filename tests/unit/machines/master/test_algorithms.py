@@ -371,7 +371,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
     assert aborts[0].reason == ('peers 1 and 3 have no link (reset); omit algorithm, or use "ring"')
     assert view_of(master)[0] == view
-    error = aborted(aborts[0], 0)
+    error = aborted(aborts[0], by(MESH, forced=True))
     assert isinstance(error, errors.LinkError)
 
 
