@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pccl
-from pccl.checks import check_range, shown
+from pccl.checks import check_member, check_range, shown
 from pccl.observe.listeners import Listeners
 
 COUNT_MAX = 2**31 - 1
@@ -60,11 +60,8 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
             "compression must be the name of a format, such as 'int8' or 'int4', or "
             f"QuantizationOptions, not {type(compression).__name__}"
         )
-    formats = {one.name.lower(): one for one in pccl.WireFormat}
-    if compression not in formats:
-        known = ", ".join(map(repr, formats))
-        raise ValueError(f"compression must be one of {known}, not {shown(compression)}")
-    return None if compression == "none" else pccl.QuantizationOptions(format=compression)
+    wire = check_member("compression", compression, pccl.WireFormat)
+    return None if wire is pccl.WireFormat.NONE else pccl.QuantizationOptions(format=wire)
 
 
 def check_listeners(on_event: Any) -> Listeners:
