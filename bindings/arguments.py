@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import pccl
 from pccl.checks import check_member, check_range, shown
@@ -45,6 +46,38 @@ def check_communicator(comm: object) -> None:
         raise TypeError(f"comm must be a pccl.Communicator, not {shown(comm)}")
     if isinstance(comm, pccl.aio.Communicator):
         raise TypeError("comm must be a blocking pccl.Communicator, not one of pccl.aio")
+
+
+_users: WeakKeyDictionary[pccl.Communicator, tuple[ref[object], str]] = WeakKeyDictionary()
+"""Communicator -> the wrapper that makes its joint calls, and the name of the wrapper's class."""
+
+
+def claim(comm: pccl.Communicator, user: object, name: str) -> None:
+    """Make ``user`` the only wrapper that calls ``comm``, until ``release`` or while it exists.
+
+    Two wrappers cannot share a communicator: all members must make the joint calls in one order.
+
+    Args:
+        comm: the communicator.
+        user: an object that exists as long as the wrapper may call ``comm``.
+        name: name of the wrapper's class.
+
+    Raises:
+        ValueError: another wrapper uses ``comm``.
+    """
+    other, called = _users.get(comm, (None, ""))
+    if other is not None and other() not in (None, user):
+        raise ValueError(
+            f"a {called} uses this communicator, and two objects cannot share one; close() the "
+            f"{called} first, and if that closed the communicator, make a new one"
+        )
+    _users[comm] = ref(user), name
+
+
+def release(comm: pccl.Communicator, user: object) -> None:
+    """End the claim of ``user``, if it has one."""
+    if comm in _users and _users[comm][0]() is user:
+        del _users[comm]
 
 
 def check_compression(compression: object) -> pccl.QuantizationOptions | None:

@@ -59,7 +59,7 @@ class DiLoCo(torch.optim.Optimizer):
             ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
             same for all peers. Frozen parameters are ignored; a tied one counts once.
         inner: the optimizer of the local steps. Its state stays local.
-        comm: communicator of the run, connected or not.
+        comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
             ``"30s"``, so that slow and fast machines synchronize together.
         outer: function that makes the outer optimizer from its parameters, which are on the host
@@ -79,7 +79,8 @@ class DiLoCo(torch.optim.Optimizer):
         on_event: functions that receive each event, on the training thread.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used; the message says how to correct it.
+        TypeError, ValueError: an argument cannot be used, as a communicator that another wrapper
+            uses; the message says how to correct it.
     """
 
     def __init__(

@@ -18,6 +18,8 @@ from pccl.bindings.arguments import (
     check_compression,
     check_count,
     check_listeners,
+    claim,
+    release,
 )
 from pccl.bindings.compression import Compression
 from pccl.bindings.event_queue import EventQueue
@@ -58,7 +60,7 @@ class GradientAverager:
     Args:
         model: contiguous parameters, on the CPU or a CUDA device, in the same order on all peers.
         optimizer: optimizer of the model's parameters; its state must be tensors and numbers.
-        comm: communicator of the run, connected or not. The caller closes it.
+        comm: communicator of the run, connected or not, for this object only. The caller closes it.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
         compression: wire format of the gradients: the name of a format, with error feedback, or
             options, whose ``name`` is filled in. The same for all peers.
@@ -111,6 +113,7 @@ class GradientAverager:
         self._min_peers, self._resume = resolve_min_peers(min_peers), resume
         self._on_progress = on_progress
         self._events = EventQueue(check_listeners(on_event))
+        claim(comm, self, "GradientAverager")
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
         self._accumulates = False
@@ -407,7 +410,11 @@ class GradientAverager:
             self._compression.feedback.load_state_dict(state["error_feedback"])
 
     def close(self) -> None:
-        """Remove the hooks from model and optimizer. It does not close the communicator."""
+        """Remove the hooks from model and optimizer. It does not close the communicator.
+
+        Another wrapper may use the communicator afterwards.
+        """
+        release(self._comm, self)
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -20,6 +20,7 @@ from tests.support.patience import LIMIT_S
 torch: Any = pytest.importorskip("torch")
 
 from pccl.bindings.diloco import DiLoCo  # noqa: E402
+from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 
 
 @dataclass
@@ -217,6 +218,34 @@ def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trai
         one.step()
     one.optimizer.finish()
     assert vars(one.optimizer)["_driver"].trainer.commits == {}
+
+
+def averager(comm: Any) -> GradientAverager:
+    model = torch.nn.Linear(1, 1)
+    return GradientAverager(model, torch.optim.SGD(model.parameters(), lr=1.0), comm=comm)
+
+
+def optimizer(comm: Any) -> DiLoCo:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    return DiLoCo([weight], inner=torch.optim.SGD([weight], lr=1.0), comm=comm)
+
+
+@pytest.mark.parametrize("second", [averager, optimizer])
+@pytest.mark.parametrize("first", [averager, optimizer])
+def test_two_wrappers_cannot_share_a_communicator(
+    first: Callable[[Any], Any], second: Callable[[Any], Any]
+) -> None:
+    comm = Alone()
+    one = first(comm)
+    with pytest.raises(ValueError, match=rf"a {type(one).__name__} uses .* close\(\) the"):
+        second(comm)
+    second(Alone()).close()
+    one.close()
+    two = second(comm)  # the first one is closed
+    assert not comm.is_closed
+    del one, two
+    gc.collect()
+    first(comm).close()  # the second one is gone
 
 
 def test_closing_does_not_wait_for_peers_that_are_missing(trained: Callable[..., Trained]) -> None:
