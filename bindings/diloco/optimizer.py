@@ -132,7 +132,12 @@ class DiLoCo(torch.optim.Optimizer):
     # -- properties --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"DiLoCo({self._schedule}, inner={self.inner!r})"
+        inner, outer = type(self.inner).__name__, self._outer.fragments[0].optimizer
+        return (
+            f"<DiLoCo: {self._schedule}, inner {inner}, outer {type(outer).__name__}, "
+            f"inner steps: {self.inner_steps}, outer steps: {self.outer_steps}, "
+            f"members: {len(self.members)}>"
+        )
 
     @property
     def inner_steps(self) -> int:

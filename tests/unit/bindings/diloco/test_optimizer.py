@@ -20,6 +20,7 @@ from tests.support.patience import LIMIT_S
 torch: Any = pytest.importorskip("torch")
 
 from pccl.bindings.diloco import DiLoCo  # noqa: E402
+from pccl.bindings.diloco.schedule import schedule  # noqa: E402
 from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 
 
@@ -246,6 +247,16 @@ def test_two_wrappers_cannot_share_a_communicator(
     del one, two
     gc.collect()
     first(comm).close()  # the second one is gone
+
+
+def test_repr(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=4, delay=1)
+    one.steps(5)
+    assert repr(one.optimizer) == (
+        "<DiLoCo: every 4 steps, delay 1, inner SGD, outer SGD, inner steps: 5, outer steps: 1, "
+        "members: 1>"
+    )
+    assert str(schedule("30s", 2, 0)) == "every 30 s, 2 fragments"
 
 
 def test_closing_does_not_wait_for_peers_that_are_missing(trained: Callable[..., Trained]) -> None:
