@@ -20,7 +20,7 @@ from pccl.bindings.arguments import (
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters
+from pccl.bindings.diloco.local_model import LocalModel, named_parameters, own_name
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
@@ -55,9 +55,10 @@ class DiLoCo(torch.optim.Optimizer):
     all calls of ``comm``; the program makes none. ``close`` and the end of ``with`` close ``comm``.
 
     Args:
-        params: the parameters to be averaged, as ``model.parameters()`` or
-            ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
-            same for all peers. Frozen parameters are ignored; a tied one counts once.
+        params: the model, or the parameters to be averaged, as ``model.named_parameters()`` or
+            ``model.parameters()``: those that ``inner`` trains, in an order that is the same for
+            all peers. Errors show their names, or else their numbers. Frozen parameters are
+            ignored; a tied one counts once.
         inner: the optimizer of the local steps. Its state stays local.
         comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
@@ -85,7 +86,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: torch.nn.Module | Iterable[Any],
         *,
         inner: torch.optim.Optimizer,
         comm: pccl.Communicator,
@@ -107,6 +108,7 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
+        self._parts = parts
         self._model = LocalModel([[named[index] for index in part] for part in parts], factory)
         self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
@@ -166,6 +168,11 @@ class DiLoCo(torch.optim.Optimizer):
     def outer_steps(self) -> int:
         """Outer steps that the run has made, of all fragments together."""
         return self._outer.ledger.number
+
+    @property
+    def fragments(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters in each fragment."""
+        return tuple(part.names for part in self._model.parts)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -312,7 +319,7 @@ class DiLoCo(torch.optim.Optimizer):
         in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]
         return {
             "version": VERSION,
-            "layout": [list(part.names) for part in self._model.parts],
+            "layout": self._layout,
             "inner": self.inner.state_dict(),
             "outer": self._outer.state_dict(),
             "base": [part.base.clone() for part in self._model.parts],
@@ -342,7 +349,9 @@ class DiLoCo(torch.optim.Optimizer):
             raise ValueError(
                 "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
             )
-        if saved["layout"] != [list(part.names) for part in self._model.parts]:
+        layout = [[own_name(name) for name in part] for part in saved["layout"]]
+        numbered = [[str(index) for index in part] for part in self._parts]
+        if layout not in (self._layout, numbered):  # it was made with tensors without names
             raise ValueError(
                 "the saved state has other parameters, fragments or fragment_order than this "
                 "DiLoCo; make one with the same values"
@@ -359,6 +368,10 @@ class DiLoCo(torch.optim.Optimizer):
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
         self._driver.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
+
+    @property
+    def _layout(self) -> list[list[str]]:
+        return [list(names) for names in self.fragments]
 
     def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
