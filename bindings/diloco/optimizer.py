@@ -27,6 +27,7 @@ from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
+from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
 
@@ -124,7 +125,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._schedule, self._model, mixed, self._caller, self._events
         )
         self._pipeline = self._driver.trainer.pipeline
-        self._has_started = self._has_joined = False
+        self._has_started = self._has_joined = self._has_stepped = False
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
@@ -255,7 +256,16 @@ class DiLoCo(torch.optim.Optimizer):
             raise TypeError(
                 f"closure must be a function, not {shown(closure)}; pass a weight as weight=..."
             )
-        if self.join() and closure is None:
+        changed = self.join()
+        if not self._has_stepped:
+            self._has_stepped = True
+            remedy = "call its step() opt.steps times after opt.join(), or use opt.steps instead"
+            warn_of_late_scheduler(self.steps, remedy, self, self.inner)
+        if changed and closure is None:
+            _log.warning(
+                "step() dropped the gradients of one inner step, because joining the run has "
+                "replaced the parameters; to lose no step, call opt.join() before the loop"
+            )
             return None
         self._driver.hear()
         if self._pipeline.due_merges():  # Ctrl-C has interrupted the previous step

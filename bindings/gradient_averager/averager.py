@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -29,9 +30,12 @@ from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_bucket
 from pccl.bindings.gradient_averager.buckets import Bucket
 from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Reductions
 from pccl.bindings.gradient_averager.replica import AveragedReplica
+from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.config import resolve_min_peers
-from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
+from pccl.errors import Evicted, MasterLost, NotConnected, PCCLError, ResyncRequired
 from pccl.inquiry import RemovalCause
+
+_log = logging.getLogger("pccl.averager")
 
 BUCKET_BYTES = 4 << 20
 FIRST_TAG = 1 << 32
@@ -212,7 +216,17 @@ class GradientAverager:
             self._replica.state, resume=self._resume, on_progress=self._on_progress
         )
         self._replica.state.push_revision()
+        own_steps = self.steps
         self._replica.adopt()
+        if own_steps > self.steps:
+            _log.warning(
+                "dropped %d steps of this peer: it was at step %d, and the group elected the state "
+                "of step %d",
+                *(own_steps - self.steps, own_steps, self.steps),
+            )
+        if not self._members:
+            remedy = "pass it in stateful=, so that newcomers receive its state"
+            warn_of_late_scheduler(self.steps, remedy, self._optimizer)
         self._events.synced(self.steps, info, time.monotonic() - began_s)
         self._events.deliver()
 
@@ -286,7 +300,12 @@ class GradientAverager:
         finally:
             if not self._reductions.are_open:  # else Ctrl-C: this may be called again
                 self._begin_step()
-        if outcome is None:
+        if isinstance(outcome, PCCLError):
+            _log.warning(
+                "dropped the gradients of step %d, because this peer lost its membership: %s; the "
+                "next update() joins again, and fetches the state of the run",
+                *(self.steps + 1, outcome.reason),
+            )
             self._leave()
             return False
         with torch.no_grad():

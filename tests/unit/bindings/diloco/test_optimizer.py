@@ -150,6 +150,25 @@ def test_work_outlives_the_open_round_that_follows_a_return(
     assert one.optimizer.outer_steps == 7
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("advances", [True, False])
+def test_what_a_late_peer_drops_and_what_is_late_in_it_is_told_once(
+    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture, *, advances: bool
+) -> None:
+    one = trained(sync_every=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer, 100)
+    one.comm.syncs.append(one.replaced(100.0, 5, is_open=False))
+    if advances:
+        one.optimizer.join()
+        for _ in range(one.optimizer.steps):
+            scheduler.step()
+    one.steps(2)
+    told = [record.message.partition(", ")[0] for record in caplog.records]
+    dropped = "step() dropped the gradients of one inner step"
+    assert told == ([] if advances else ["StepLR begins at step 0", dropped])
+    assert one.value == 100.0 - one.optimizer.inner_steps
+
+
 def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., Trained]) -> None:
     """If nobody has, the average is not applied, and what was paid would be lost."""
     one = trained(sync_every=2, compression="int8")
