@@ -86,6 +86,10 @@ class MasterNode:
         self._server: MasterServer | None = None
         self._leave: Callable[[], None]
 
+    def __repr__(self) -> str:
+        runs = "running" if self in _serving else "not running"
+        return f"<pccl.master_node.MasterNode: {self.address}, {runs}>"
+
     @property
     def address(self) -> str:
         """The address at which peers reach the master, with the actual port once it runs."""

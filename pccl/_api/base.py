@@ -103,7 +103,7 @@ class CommunicatorBase:
         name = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{name}: {self._session.describe()}>"
 
-    def get_attribute(self, attribute: Attribute) -> int:
+    def get_attribute(self, attribute: Attribute | str) -> int:
         """Return a size, as of this peer's last joint call. Local; never blocks.
 
         Raises:
