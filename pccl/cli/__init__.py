@@ -8,6 +8,7 @@
 * ``master``: ``pccl master`` runs one master in the foreground.
 * ``processes``: ``pccl launch`` and ``pccl join``, and the child processes of
   all commands.
+* ``runs``: which run a command is about: run files of ``pccl launch``, and the choice of a master.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
