@@ -237,7 +237,7 @@ def _read(folder: int, name: str) -> RunFile | None:
         if not _is_locked(file):
             _remove(folder, name)
             return None
-        run = _parse(os.read(file, FILE_BYTES_MAX + 1))
+        run = parse_run(os.read(file, FILE_BYTES_MAX + 1))
     finally:
         os.close(file)
     if name != f"{run.pid}.json":
@@ -255,7 +255,12 @@ def _is_locked(file: int) -> bool:
     return False
 
 
-def _parse(content: bytes) -> RunFile:
+def parse_run(content: bytes) -> RunFile:
+    """Return the run that a file's content names.
+
+    Raises:
+        Unusable: the content is not valid; the text says why.
+    """
     if len(content) > FILE_BYTES_MAX:
         raise Unusable("is too long for a run file")
     try:

@@ -26,8 +26,14 @@ class Target(NamedTuple):
     token: bytes | None
 
 
-class NoSingleRun(click.ClickException):
-    """No run is named, and not exactly one run of ``pccl launch`` is live."""
+class NoRun(click.ClickException):
+    """No run is named, and no run of ``pccl launch`` is live."""
+
+    exit_code = 2
+
+
+class SeveralRuns(click.ClickException):
+    """No run is named, and several runs of ``pccl launch`` are live."""
 
     exit_code = 2
 
@@ -44,7 +50,7 @@ def find_target(address: str | None, token_file: str | None) -> Target:
         token_file: value of ``--token``; None: not given.
 
     Raises:
-        NoSingleRun: no address is given, and no run file or several run files are live.
+        NoRun, SeveralRuns: no address is given, and no run file or several run files are live.
         click.BadParameter: an address or a secret is malformed.
     """
     masters = address or os.environ.get(config.MASTER)
@@ -67,15 +73,15 @@ def _only(found: Found) -> RunFile:
     """Return the only live run.
 
     Raises:
-        NoSingleRun: there is none, or there are several.
+        NoRun, SeveralRuns: there is none, or there are several.
     """
     if len(found.runs) == 1:
         return found.runs[0]
     if found.runs:
         listed = "\n".join(f"  {_words(run)}" for run in found.runs)
-        raise NoSingleRun(f"several runs are live; choose one by its address:\n{listed}")
+        raise SeveralRuns(f"several runs are live; choose one by its address:\n{listed}")
     ignored = "".join(f"\n  ignored: {reason}" for reason in found.ignored)
-    raise NoSingleRun(
+    raise NoRun(
         "this user has no live `pccl launch` on this machine; for another master, give its "
         f"address, HOST:PORT, or set {config.MASTER}{ignored}"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from pccl.cli.runs import target
 from pccl.cli.runs.run_file import Found, RunFile
-from pccl.cli.runs.target import NoSingleRun, find_target
+from pccl.cli.runs.target import NoRun, SeveralRuns, find_target
 from tests.support.secret_files import keep
 
 SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
@@ -50,7 +50,7 @@ def test_an_address_takes_the_token_of_its_file(monkeypatch: pytest.MonkeyPatch)
 
 def test_several_runs_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     live(monkeypatch, FIRST, SECOND)
-    with pytest.raises(NoSingleRun) as caught:
+    with pytest.raises(SeveralRuns) as caught:
         find_target(None, None)
     first, *listed = caught.value.message.splitlines()
     assert first == "several runs are live; choose one by its address:"
@@ -62,7 +62,7 @@ def test_several_runs_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     live(monkeypatch, ignored=("x.json is not JSON",))
-    with pytest.raises(NoSingleRun, match="no live `pccl launch`") as caught:
+    with pytest.raises(NoRun, match="no live `pccl launch`") as caught:
         find_target(None, None)
     assert caught.value.message.endswith("\n  ignored: x.json is not JSON")
 
