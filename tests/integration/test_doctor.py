@@ -91,9 +91,10 @@ def test_a_port_that_nobody_can_dial(new_run: Callable[..., Run], doctor: Doctor
 def test_a_member_that_nobody_can_dial(new_run: Callable[..., Run], doctor: Doctor) -> None:
     run = new_run(1)
     run.join(advertise=f"127.0.0.1:{free_port()}", listen=f"127.0.0.1:{free_port()}")
+    name = master_status(run.master.address).members[1].name
     found = findings(doctor("--json", run.master.address))["members"]
     assert found["level"] == "warn"
-    assert found["found"].startswith("dialled 2 of 2; no answer from peer 2 at 127.0.0.1:")
+    assert found["found"].startswith(f"dialled 2 of 2; no answer from {name} at 127.0.0.1:")
 
 
 def test_tokens(doctor: Doctor) -> None:
@@ -153,7 +154,7 @@ def test_a_launched_run_needs_no_address(doctor: Doctor, tmp_path: Path) -> None
     command = (*PCCL, "launch", "-n", "1", "--", sys.executable, "-c", peer)
     with running(*command, env=own) as launch:
         assert launch.stdout is not None
-        assert launch.stdout.readline() == "[0] x\n"
+        assert launch.stdout.readline().endswith("] x\n")
         found = findings(doctor("--json"))
     assert found["handshake"]["found"].endswith("the run has 1 member")
     assert found["token"]["found"].startswith("43 bytes")

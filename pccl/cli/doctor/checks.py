@@ -44,7 +44,7 @@ CLOCK_OFFSET_S_MAX = 2.0
 """Above this, the times in the logs of different machines do not tell what came first."""
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How bad a finding is."""
 
     OK = "ok"
@@ -64,7 +64,7 @@ class Finding:
     """
 
     name: str
-    level: Level
+    level: Severity
     found: str
     remedy: str = ""
 
@@ -82,23 +82,23 @@ def outward_finding(machine: MachineFacts) -> Finding:
     """Judge the way to the internet, where no master is given."""
     if not machine.outward:
         remedy = "connect this machine to a network; a run on this machine alone works"
-        return Finding("interface", Level.WARN, "no route to the internet", remedy)
+        return Finding("interface", Severity.WARN, "no route to the internet", remedy)
     way = _interface(machine.interface, machine.outward, machine.interface_mtu)
-    return Finding("interface", Level.OK, f"{way}: the default route leaves through it")
+    return Finding("interface", Severity.OK, f"{way}: the default route leaves through it")
 
 
 def token_finding(token: TokenFacts, host: str) -> Finding:
     """Judge the token; ``host``: numeric host of the master, or empty."""
     if token.flaw:
-        return Finding("token", Level.FAIL, token.flaw)
+        return Finding("token", Severity.FAIL, token.flaw)
     if token.nbytes is not None:
         found = f"{token.nbytes} bytes, too hard to guess from a recorded handshake"
-        return Finding("token", Level.OK, found)
+        return Finding("token", Severity.OK, found)
     if not host or is_loopback(host):
-        return Finding("token", Level.OK, "none; that is safe for a run on one machine only")
+        return Finding("token", Severity.OK, "none; that is safe for a run on one machine only")
     found = "none: every process that can reach the master can join the run"
     remedy = "start the master with --token auto, and give the token to each peer"
-    return Finding("token", Level.WARN, found, remedy)
+    return Finding("token", Severity.WARN, found, remedy)
 
 
 def path_findings(path: PathFacts) -> Iterator[Finding]:
@@ -106,16 +106,16 @@ def path_findings(path: PathFacts) -> Iterator[Finding]:
     if path.trouble:
         yield Finding(
             "reach out",
-            Level.FAIL,
+            Severity.FAIL,
             f"no connection to {path.master}: {path.trouble}",
             "check the address, that `pccl master` runs and listens there (--listen), and that "
             "firewalls let its port through",
         )
         return
     via = "" if path.master == path.address else f", which is {path.address}"
-    yield Finding("reach out", Level.OK, f"connected to {path.master}{via}")
+    yield Finding("reach out", Severity.OK, f"connected to {path.master}{via}")
     way = _interface(path.interface, path.local, path.interface_mtu)
-    yield Finding("interface", Level.OK, f"{way}: the route to {path.host} leaves through it")
+    yield Finding("interface", Severity.OK, f"{way}: the route to {path.host} leaves through it")
     yield _mtu(path)
     yield _round_trip(path)
     yield _congestion_used(path)
@@ -125,13 +125,15 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     """Judge what the master and the members of a run have answered."""
     made = run.examination
     if made is None:
-        yield Finding("handshake", Level.FAIL, run.refusal, run.remedy)
+        yield Finding("handshake", Severity.FAIL, run.refusal, run.remedy)
         return
     count = made.member_count
     standing = f"the run has {count} member{'s' * (count != 1)}"
     if made.status.waits_for:
         standing = f"this master coordinates no run: {made.status.waits_for}"
-    yield Finding("handshake", Level.OK, f"the master accepts this version and token; {standing}")
+    yield Finding(
+        "handshake", Severity.OK, f"the master accepts this version and token; {standing}"
+    )
     if made.seen:
         yield _clock(made)
         yield _nat(run.path, made)
@@ -139,7 +141,7 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     yield _members(made)
     yield Finding(
         "throughput",
-        Level.OK,
+        Severity.OK,
         "not measured: a master sends no bulk data; members measure their links while they work",
     )
 
@@ -150,10 +152,10 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
 def _interpreter(machine: MachineFacts) -> Finding:
     found = f"{machine.implementation} {machine.python} on {machine.system}"
     if machine.implementation != "CPython":
-        return Finding("interpreter", Level.WARN, found, "use CPython; others are untested")
+        return Finding("interpreter", Severity.WARN, found, "use CPython; others are untested")
     if not machine.system.startswith("Linux"):
-        return Finding("interpreter", Level.WARN, found, "use Linux; other systems are untested")
-    return Finding("interpreter", Level.OK, found)
+        return Finding("interpreter", Severity.WARN, found, "use Linux; other systems are untested")
+    return Finding("interpreter", Severity.OK, found)
 
 
 def _packages(machine: MachineFacts) -> Finding:
@@ -163,19 +165,19 @@ def _packages(machine: MachineFacts) -> Finding:
     if missing:
         names = ", ".join(missing)
         remedy = "install pccl again, with its requirements"
-        return Finding("packages", Level.FAIL, f"{found}; not installed: {names}", remedy)
+        return Finding("packages", Severity.FAIL, f"{found}; not installed: {names}", remedy)
     if not versions.get("uvloop"):
         remedy = "pip install uvloop: without it, all transfers are several times slower"
-        return Finding("packages", Level.WARN, f"{found}; not installed: uvloop", remedy)
-    return Finding("packages", Level.OK, found)
+        return Finding("packages", Severity.WARN, f"{found}; not installed: uvloop", remedy)
+    return Finding("packages", Severity.OK, found)
 
 
 def _descriptors(machine: MachineFacts) -> Finding:
     limit = machine.descriptors_max
     found = f"at most {limit} for a process; a run of 256 peers needs up to {DESCRIPTORS_NEEDED}"
     if limit >= DESCRIPTORS_NEEDED:
-        return Finding("descriptors", Level.OK, found)
-    level = Level.WARN if limit >= DESCRIPTORS_MIN else Level.FAIL
+        return Finding("descriptors", Severity.OK, found)
+    level = Severity.WARN if limit >= DESCRIPTORS_MIN else Severity.FAIL
     remedy = f"raise the hard limit: ulimit -Hn {DESCRIPTORS_NEEDED}, or LimitNOFILE= of systemd"
     return Finding("descriptors", level, found, remedy)
 
@@ -183,18 +185,18 @@ def _descriptors(machine: MachineFacts) -> Finding:
 def _congestion_default(machine: MachineFacts) -> Finding:
     choices = ", ".join(machine.congestion_choices)
     found = f"{machine.congestion or 'unknown'} by default"
-    return Finding("congestion", Level.OK, found + (f"; loaded: {choices}" if choices else ""))
+    return Finding("congestion", Severity.OK, found + (f"; loaded: {choices}" if choices else ""))
 
 
 def _loopback(bytes_per_s: float | None) -> Finding:
     if bytes_per_s is None:
         remedy = "look at the firewall of this machine"
-        return Finding("loopback", Level.FAIL, "this machine cannot connect to itself", remedy)
+        return Finding("loopback", Severity.FAIL, "this machine cannot connect to itself", remedy)
     found = f"{bytes_per_s / 1e9:.2f} GB/s between two threads of this interpreter"
     if bytes_per_s >= LOOPBACK_BYTES_PER_S_MIN:
-        return Finding("loopback", Level.OK, found)
+        return Finding("loopback", Severity.OK, found)
     remedy = "other work may occupy the processors; a run will not be faster than this"
-    return Finding("loopback", Level.WARN, found, remedy)
+    return Finding("loopback", Severity.WARN, found, remedy)
 
 
 def _interface(name: str, address: str, mtu: int | None) -> str:
@@ -207,36 +209,36 @@ def _interface(name: str, address: str, mtu: int | None) -> str:
 
 def _mtu(path: PathFacts) -> Finding:
     if path.path_mtu is None:
-        return Finding("MTU", Level.OK, "the kernel does not know that of the path")
+        return Finding("MTU", Severity.OK, "the kernel does not know that of the path")
     segment = "" if path.segment_bytes is None else f", TCP segments of {path.segment_bytes} bytes"
     found = f"{path.path_mtu} on the path{segment}"
     if path.path_mtu < PATH_MTU_MIN:
         remedy = f"set the MTU of the tunnel or VPN to {PATH_MTU_MIN} or more"
-        return Finding("MTU", Level.WARN, found, remedy)
+        return Finding("MTU", Severity.WARN, found, remedy)
     is_local = is_loopback(path.host)
     if not is_local and path.interface_mtu is not None and path.path_mtu < path.interface_mtu:
         found += f", below that of the interface ({path.interface_mtu}): a tunnel lies between"
-    return Finding("MTU", Level.OK, found)
+    return Finding("MTU", Severity.OK, found)
 
 
 def _round_trip(path: PathFacts) -> Finding:
     median_s = statistics.median(path.round_trips_s)
     found = f"{median_s * 1e3:.2f} ms, the median of {len(path.round_trips_s)} connects"
     if median_s <= ROUND_TRIP_S_MAX:
-        return Finding("round trip", Level.OK, found)
+        return Finding("round trip", Severity.OK, found)
     remedy = "look for a loaded line, or run the master closer to the peers"
-    return Finding("round trip", Level.WARN, found, remedy)
+    return Finding("round trip", Severity.WARN, found, remedy)
 
 
 def _congestion_used(path: PathFacts) -> Finding:
     name = "congestion to the master"
     if not path.congestion:
-        return Finding(name, Level.OK, "unknown on this system")
+        return Finding(name, Severity.OK, "unknown on this system")
     long = statistics.median(path.round_trips_s) > LONG_PATH_S
     if not long or path.congestion.startswith("bbr"):
-        return Finding(name, Level.OK, path.congestion)
+        return Finding(name, Severity.OK, path.congestion)
     remedy = "if this path loses packets: sysctl net.ipv4.tcp_congestion_control=bbr"
-    return Finding(name, Level.WARN, f"{path.congestion} on a long path", remedy)
+    return Finding(name, Severity.WARN, f"{path.congestion} on a long path", remedy)
 
 
 # -- a run -----------------------------------------------------------------------------------------
@@ -247,9 +249,9 @@ def _clock(made: Examination) -> Finding:
     side = "ahead of" if offset_s > 0 else "behind"
     found = f"the master's is {_span(abs(offset_s))} {side} this one, ± {_span(error_s)}"
     if abs(offset_s) - error_s <= CLOCK_OFFSET_S_MAX:
-        return Finding("clock", Level.OK, found)
+        return Finding("clock", Severity.OK, found)
     remedy = "set both clocks by NTP, or the times in their logs will not agree; a run works so"
-    return Finding("clock", Level.WARN, found, remedy)
+    return Finding("clock", Severity.WARN, found, remedy)
 
 
 def _span(seconds: float) -> str:
@@ -258,15 +260,17 @@ def _span(seconds: float) -> str:
 
 def _nat(path: PathFacts, made: Examination) -> Finding:
     if _same_host(path.local, made.seen):
-        return Finding("NAT", Level.OK, f"none: the master sees this machine as {made.seen}, too")
+        return Finding(
+            "NAT", Severity.OK, f"none: the master sees this machine as {made.seen}, too"
+        )
     found = f"the master sees this machine as {made.seen}, and its own address is {path.local}"
     if made.was_dialled and not made.reason:
-        return Finding("NAT", Level.OK, f"{found}; the NAT lets peers in")
+        return Finding("NAT", Severity.OK, f"{found}; the NAT lets peers in")
     remedy = (
         "forward a TCP port of the router to this machine, and set PCCL_LISTEN=:PORT and "
         f"PCCL_ADVERTISE={_bracketed(made.seen)}:PORT; or use a VPN"
     )
-    return Finding("NAT", Level.WARN, found, remedy)
+    return Finding("NAT", Severity.WARN, found, remedy)
 
 
 def _same_host(one: str, other: str) -> bool:
@@ -288,13 +292,13 @@ def _bracketed(host: str) -> str:
 
 def _reach_in(made: Examination) -> Finding:
     if made.was_dialled and not made.reason:
-        return Finding("reach in", Level.OK, f"the master has reached {made.dialled_at}")
+        return Finding("reach in", Severity.OK, f"the master has reached {made.dialled_at}")
     if not made.was_dialled:
         remedy = "run the doctor again later"
-        return Finding("reach in", Level.WARN, f"not tested: {made.reason}", remedy)
+        return Finding("reach in", Severity.WARN, f"not tested: {made.reason}", remedy)
     return Finding(
         "reach in",
-        Level.WARN,
+        Severity.WARN,
         f"the master cannot reach {made.dialled_at}: {_why(made.reason, made.dialled_at)}",
         "open a range of TCP ports in the firewall of this machine and of its network, and set it: "
         "PCCL_ADVERTISE=:48200-48299; until then this machine needs members that it can dial",
@@ -303,21 +307,21 @@ def _reach_in(made: Examination) -> Finding:
 
 def _members(made: Examination) -> Finding:
     if not made.members:
-        return Finding("members", Level.OK, "the run has none to dial")
+        return Finding("members", Severity.OK, "the run has none to dial")
     dialled = f"dialled {len(made.members)} of {made.member_count}"
     silent: list[str] = []
     for member in made.members:
         address = f"{_bracketed(member.host)}:{member.port}"
         if member.reason:
-            silent.append(f"peer {member.peer} at {address} ({_why(member.reason, address)})")
+            silent.append(f"{member.name} at {address} ({_why(member.reason, address)})")
     if not silent:
-        return Finding("members", Level.OK, f"{dialled}; all answer")
+        return Finding("members", Severity.OK, f"{dialled}; all answer")
     found = f"{dialled}; no answer from {_named(silent)}"
     if made.was_dialled and made.reason:
         remedy = "no link to them is possible: open ports here, or there"
-        return Finding("members", Level.FAIL, found, remedy)
+        return Finding("members", Severity.FAIL, found, remedy)
     remedy = "they must dial this machine, so keep its ports open"
-    return Finding("members", Level.WARN, found, remedy)
+    return Finding("members", Severity.WARN, found, remedy)
 
 
 def _why(reason: str, address: str) -> str:

@@ -7,7 +7,7 @@ import click
 from pccl import config
 from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
 from pccl.cli.doctor import checks
-from pccl.cli.doctor.checks import Finding, Level
+from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import PathFacts, TokenFacts
 from pccl.cli.doctor.findings_view import FindingsView
 from pccl.cli.doctor.gather import machine_facts, path_facts, run_facts
@@ -15,7 +15,7 @@ from pccl.cli.runs.target import NoRun, Target, find_target
 
 NO_MASTER = Finding(
     "run",
-    Level.OK,
+    Severity.OK,
     "not examined: with the address of a master, HOST:PORT, the doctor also checks the way to it, "
     "the token, the clock, NAT, and whether others can reach this machine",
 )

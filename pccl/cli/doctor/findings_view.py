@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from pccl.cli.doctor.checks import Finding, Level
+from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.streams import writing
 
 JSON_VERSION = 1
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
 
 
 class FindingsView:
@@ -38,7 +38,7 @@ class FindingsView:
     @property
     def has_failed(self) -> bool:
         """Whether a finding is a failure."""
-        return any(finding.level is Level.FAIL for finding in self._shown)
+        return any(finding.level is Severity.FAIL for finding in self._shown)
 
     def show(self, findings: Iterable[Finding]) -> None:
         """Print findings."""

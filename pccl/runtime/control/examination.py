@@ -37,12 +37,14 @@ class MemberDialled:
 
     Attributes:
         peer: id of the member.
+        name: its name.
         host: the host that was dialled.
         port: the port that was dialled.
         reason: why the member did not answer; empty if it did.
     """
 
     peer: int
+    name: str
     host: str
     port: int
     reason: str
@@ -199,5 +201,5 @@ class _Examiner:
                 self._transport, self._clock, test, greet, patience_ns, self._master.host
             )
             reason = "" if tried.host else tried.reason
-            found.append(MemberDialled(member.peer, member.host, member.port, reason))
+            found.append(MemberDialled(member.peer, member.name, member.host, member.port, reason))
         return tuple(found)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pccl.cli.doctor import checks
-from pccl.cli.doctor.checks import Finding, Level
+from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import MachineFacts, PathFacts, RunFacts, TokenFacts
 from pccl.inquiry import Examination, MasterStatus, MemberDialled
 
@@ -49,7 +49,10 @@ MADE = Examination(
     dialled_at="10.0.0.4:5000",
     was_dialled=True,
     reason="",
-    members=(MemberDialled(1, "10.0.0.1", 4001, ""), MemberDialled(2, "fd00::2", 4002, "")),
+    members=(
+        MemberDialled(1, "p0", "10.0.0.1", 4001, ""),
+        MemberDialled(2, "p1", "fd00::2", 4002, ""),
+    ),
     member_count=2,
 )
 
@@ -79,7 +82,7 @@ def test_a_good_machine_in_a_good_run() -> None:
         *checks.path_findings(PATH),
         *checks.run_findings(RunFacts(PATH, examination=MADE)),
     ]
-    assert [one for one in findings if one.level is not Level.OK or one.remedy] == []
+    assert [one for one in findings if one.level is not Severity.OK or one.remedy] == []
     assert [one.name for one in findings] == [
         *("interpreter", "packages", "descriptors", "congestion", "loopback", "interface"),
         *("token", "reach out", "interface", "MTU", "round trip", "congestion to the master"),
@@ -90,23 +93,23 @@ def test_a_good_machine_in_a_good_run() -> None:
 @pytest.mark.parametrize(
     ("name", "machine", "level", "words"),
     [
-        ("interpreter", replace(MACHINE, implementation="PyPy"), Level.WARN, "use CPython"),
-        ("interpreter", replace(MACHINE, system="Darwin 23"), Level.WARN, "use Linux"),
-        ("packages", replace(MACHINE, versions={}), Level.FAIL, "install pccl again"),
+        ("interpreter", replace(MACHINE, implementation="PyPy"), Severity.WARN, "use CPython"),
+        ("interpreter", replace(MACHINE, system="Darwin 23"), Severity.WARN, "use Linux"),
+        ("packages", replace(MACHINE, versions={}), Severity.FAIL, "install pccl again"),
         (
             "packages",
             replace(MACHINE, versions={**MACHINE.versions, "uvloop": ""}),
-            Level.WARN,
+            Severity.WARN,
             "pip install uvloop",
         ),
-        ("descriptors", replace(MACHINE, descriptors_max=1024), Level.WARN, "ulimit -Hn 2048"),
-        ("descriptors", replace(MACHINE, descriptors_max=64), Level.FAIL, "ulimit -Hn 2048"),
-        ("loopback", replace(MACHINE, loopback_bytes_per_s=1e7), Level.WARN, "processors"),
-        ("loopback", replace(MACHINE, loopback_bytes_per_s=None), Level.FAIL, "firewall"),
+        ("descriptors", replace(MACHINE, descriptors_max=1024), Severity.WARN, "ulimit -Hn 2048"),
+        ("descriptors", replace(MACHINE, descriptors_max=64), Severity.FAIL, "ulimit -Hn 2048"),
+        ("loopback", replace(MACHINE, loopback_bytes_per_s=1e7), Severity.WARN, "processors"),
+        ("loopback", replace(MACHINE, loopback_bytes_per_s=None), Severity.FAIL, "firewall"),
     ],
 )
 def test_a_machine_that_is_not_fit(
-    name: str, machine: MachineFacts, level: Level, words: str
+    name: str, machine: MachineFacts, level: Severity, words: str
 ) -> None:
     found = of_machine(name, machine)
     assert found.level is level
@@ -116,32 +119,32 @@ def test_a_machine_that_is_not_fit(
 def test_torch_may_be_missing() -> None:
     versions = {**MACHINE.versions, "torch": ""}
     found = of_machine("packages", replace(MACHINE, versions=versions))
-    assert (found.level, "torch" in found.found) == (Level.OK, False)
+    assert (found.level, "torch" in found.found) == (Severity.OK, False)
 
 
 def test_no_network() -> None:
     found = checks.outward_finding(replace(MACHINE, outward="", interface=""))
-    assert (found.level, found.found) == (Level.WARN, "no route to the internet")
+    assert (found.level, found.found) == (Severity.WARN, "no route to the internet")
 
 
 @pytest.mark.parametrize(
     ("token", "host", "level"),
     [
-        (TokenFacts(43), "203.0.113.5", Level.OK),
-        (TokenFacts(), "127.0.0.1", Level.OK),
-        (TokenFacts(), "::1", Level.OK),
-        (TokenFacts(), "", Level.OK),
-        (TokenFacts(), "203.0.113.5", Level.WARN),
-        (TokenFacts(flaw="PCCL_TOKEN: too short"), "", Level.FAIL),
+        (TokenFacts(43), "203.0.113.5", Severity.OK),
+        (TokenFacts(), "127.0.0.1", Severity.OK),
+        (TokenFacts(), "::1", Severity.OK),
+        (TokenFacts(), "", Severity.OK),
+        (TokenFacts(), "203.0.113.5", Severity.WARN),
+        (TokenFacts(flaw="PCCL_TOKEN: too short"), "", Severity.FAIL),
     ],
 )
-def test_the_token(token: TokenFacts, host: str, level: Level) -> None:
+def test_the_token(token: TokenFacts, host: str, level: Severity) -> None:
     assert checks.token_finding(token, host).level is level
 
 
 def test_no_connection() -> None:
     (found,) = checks.path_findings(PathFacts("host.example:1", "connection refused"))
-    assert (found.name, found.level) == ("reach out", Level.FAIL)
+    assert (found.name, found.level) == ("reach out", Severity.FAIL)
     assert found.found == "no connection to host.example:1: connection refused"
     assert "firewalls" in found.remedy
 
@@ -149,27 +152,27 @@ def test_no_connection() -> None:
 @pytest.mark.parametrize(
     ("name", "path", "level", "words"),
     [
-        ("MTU", replace(PATH, path_mtu=576), Level.WARN, "576 on the path"),
-        ("MTU", replace(PATH, path_mtu=1420), Level.OK, "a tunnel lies between"),
-        ("MTU", replace(PATH, path_mtu=None), Level.OK, "does not know"),
-        ("round trip", replace(PATH, round_trips_s=(0.9, 0.1, 0.8)), Level.WARN, "800.00 ms"),
+        ("MTU", replace(PATH, path_mtu=576), Severity.WARN, "576 on the path"),
+        ("MTU", replace(PATH, path_mtu=1420), Severity.OK, "a tunnel lies between"),
+        ("MTU", replace(PATH, path_mtu=None), Severity.OK, "does not know"),
+        ("round trip", replace(PATH, round_trips_s=(0.9, 0.1, 0.8)), Severity.WARN, "800.00 ms"),
         (
             "congestion to the master",
             replace(PATH, round_trips_s=(0.1,)),
-            Level.WARN,
+            Severity.WARN,
             "cubic on a long path",
         ),
         (
             "congestion to the master",
             replace(PATH, round_trips_s=(0.1,), congestion="bbr"),
-            Level.OK,
+            Severity.OK,
             "bbr",
         ),
-        ("congestion to the master", replace(PATH, congestion=""), Level.OK, "unknown"),
-        ("interface", replace(PATH, interface="", interface_mtu=None), Level.OK, "unknown (10."),
+        ("congestion to the master", replace(PATH, congestion=""), Severity.OK, "unknown"),
+        ("interface", replace(PATH, interface="", interface_mtu=None), Severity.OK, "unknown (10."),
     ],
 )
-def test_a_path(name: str, path: PathFacts, level: Level, words: str) -> None:
+def test_a_path(name: str, path: PathFacts, level: Severity, words: str) -> None:
     found = of_path(name, path)
     assert (found.level, words in found.found) == (level, True), found
 
@@ -182,18 +185,18 @@ def test_loopback_is_no_tunnel() -> None:
 def test_a_refusal() -> None:
     run = RunFacts(PATH, "the two sides have different tokens", "set PCCL_TOKEN")
     (found,) = checks.run_findings(run)
-    assert found == Finding("handshake", Level.FAIL, run.refusal, run.remedy)
+    assert found == Finding("handshake", Severity.FAIL, run.refusal, run.remedy)
 
 
 @pytest.mark.parametrize(
     ("offset_s", "error_s", "level", "words"),
     [
-        (0.0015, 0.002, Level.OK, "1.50 ms ahead of this one, ± 2.00 ms"),
-        (-3600.0, 0.01, Level.WARN, "3600.0 s behind this one, ± 10.00 ms"),
-        (2.5, 1.0, Level.OK, "2.5 s ahead of"),
+        (0.0015, 0.002, Severity.OK, "1.50 ms ahead of this one, ± 2.00 ms"),
+        (-3600.0, 0.01, Severity.WARN, "3600.0 s behind this one, ± 10.00 ms"),
+        (2.5, 1.0, Severity.OK, "2.5 s ahead of"),
     ],
 )
-def test_the_clock(offset_s: float, error_s: float, level: Level, words: str) -> None:
+def test_the_clock(offset_s: float, error_s: float, level: Severity, words: str) -> None:
     found = of_run("clock", replace(MADE, clock_offset_s=offset_s, clock_error_s=error_s))
     assert (found.level, words in found.found) == (level, True), found
 
@@ -202,10 +205,10 @@ def test_a_nat_that_keeps_peers_out() -> None:
     made = replace(MADE, seen="198.51.100.7", dialled_at="198.51.100.7:5000")
     closed = replace(made, reason="cannot reach 198.51.100.7:5000: no answer in time")
     found = of_run("NAT", closed)
-    assert found.level is Level.WARN
+    assert found.level is Severity.WARN
     assert "sees this machine as 198.51.100.7, and its own address is 10.0.0.4" in found.found
     assert "PCCL_ADVERTISE=198.51.100.7:PORT" in found.remedy
-    assert of_run("NAT", made).level is Level.OK  # a port is forwarded
+    assert of_run("NAT", made).level is Severity.OK  # a port is forwarded
 
 
 def test_an_address_in_other_words_is_no_nat() -> None:
@@ -214,7 +217,7 @@ def test_an_address_in_other_words_is_no_nat() -> None:
 
 def test_nobody_can_dial_this_machine() -> None:
     found = of_run("reach in", replace(MADE, reason="cannot reach 10.0.0.4:5000: no answer"))
-    assert found.level is Level.WARN
+    assert found.level is Severity.WARN
     assert found.found == "the master cannot reach 10.0.0.4:5000: no answer"
     assert "PCCL_ADVERTISE=:48200-48299" in found.remedy
 
@@ -222,7 +225,7 @@ def test_nobody_can_dial_this_machine() -> None:
 def test_a_test_that_was_not_made() -> None:
     made = replace(MADE, was_dialled=False, reason="ask again later", seen="")
     found = of_run("reach in", made)
-    assert (found.level, found.found) == (Level.WARN, "not tested: ask again later")
+    assert (found.level, found.found) == (Severity.WARN, "not tested: ask again later")
     names = [one.name for one in checks.run_findings(RunFacts(PATH, examination=made))]
     assert names == ["handshake", "reach in", "members", "throughput"]
 
@@ -232,17 +235,17 @@ def test_members_that_do_not_answer() -> None:
     made = replace(MADE, members=silent, member_count=9)
     found = of_run("members", made)
     assert (found.level, found.found) == (
-        Level.WARN,
-        "dialled 2 of 9; no answer from peer 2 at [fd00::2]:4002 (no answer in time)",
+        Severity.WARN,
+        "dialled 2 of 9; no answer from p1 at [fd00::2]:4002 (no answer in time)",
     )
     apart = of_run("members", replace(made, reason="no answer"))  # in neither direction
-    assert (apart.level, "no link" in apart.remedy) == (Level.FAIL, True)
+    assert (apart.level, "no link" in apart.remedy) == (Severity.FAIL, True)
 
 
 def test_many_silent_members_are_counted() -> None:
-    silent = tuple(MemberDialled(peer, "h", 1, "down") for peer in range(1, 7))
+    silent = tuple(MemberDialled(peer, f"p{peer}", "h", 1, "down") for peer in range(1, 7))
     found = of_run("members", replace(MADE, members=silent, member_count=6)).found
-    assert found.endswith("peer 3 at h:1 (down) and 3 more")
+    assert found.endswith("p3 at h:1 (down) and 3 more")
 
 
 def test_a_master_without_a_run() -> None:

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from pccl.cli.doctor.checks import Finding, Level
+from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.findings_view import FindingsView
 
-GOOD = Finding("token", Level.OK, "43 bytes")
-BAD = Finding("reach in", Level.FAIL, "no answer from [bold]x", "open a port")
+GOOD = Finding("token", Severity.OK, "43 bytes")
+BAD = Finding("reach in", Severity.FAIL, "no answer from [bold]x", "open a port")
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
