@@ -313,7 +313,8 @@ def _members(made: Examination) -> Finding:
     for member in made.members:
         address = f"{_bracketed(member.host)}:{member.port}"
         if member.reason:
-            silent.append(f"{member.name} at {address} ({_why(member.reason, address)})")
+            name = member.name or f"peer {member.peer}"
+            silent.append(f"{name} at {address} ({_why(member.reason, address)})")
     if not silent:
         return Finding("members", Severity.OK, f"{dialled}; all answer")
     found = f"{dialled}; no answer from {_named(silent)}"
