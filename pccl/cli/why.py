@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 import pccl
-from pccl import config
 from pccl.checks import shown
-from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MasterStatus, peer_evidence
@@ -46,7 +46,9 @@ ASKED_MAX = 256
     help="How long to wait for each answer.",
 )
 def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) -> None:
-    """Say who holds up the run of the master at HOST:PORT (default: PCCL_MASTER), and why.
+    """Say who holds up the run of the master at HOST:PORT, and why.
+
+    Without an address: PCCL_MASTER, else the run that `pccl launch` has started here.
 
     Asks the master and, through it, every member: who has made which call, what the threads do,
     what the kernel knows of the connections and, for a peer that does not answer, of its process,
@@ -56,16 +58,12 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
     The exit code is 0 if nothing waits, 3 if it found who holds up the run, 4 if something waits
     and the evidence names nobody, 1 if no master answers.
     """
-    secret = read_secret(token)
+    target = find_target(master, token)
     try:
-        config.resolve_masters(master)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    try:
-        status = pccl.master_status(master, token=secret, timeout_s=timeout_s)
+        status = pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
     except PCCLError as error:
-        raise click.ClickException(f"no status: {error.reason}") from error
-    asker = Asker(master, secret, timeout_s)
+        raise click.ClickException(f"no status from {target.masters}: {error.reason}") from error
+    asker = Asker(target.masters, target.token, timeout_s)
     findings = find_blame(status, asker.clues(status))
     waits = list(waits_in_words(status))
     names = names_of(status)
@@ -109,13 +107,13 @@ class Asker:
     """Asks the members of a run, several at a time.
 
     Args:
-        master: address of the master; None: ``PCCL_MASTER``.
+        masters: addresses of the master and its standbys, separated by commas.
         secret: the secret of the run.
         timeout_s: limit for each answer.
     """
 
-    def __init__(self, master: str | None, secret: bytes | None, timeout_s: float) -> None:
-        self._master, self._secret, self._timeout_s = master, secret, timeout_s
+    def __init__(self, masters: str, secret: bytes | None, timeout_s: float) -> None:
+        self._masters, self._secret, self._timeout_s = masters, secret, timeout_s
 
     def clues(self, status: MasterStatus) -> dict[Any, Clues]:
         """Return what is known of each member."""
@@ -140,7 +138,7 @@ class Asker:
     def _ask(self, peer: int, kind: EvidenceKind) -> tuple[Any, str]:
         try:
             return peer_evidence(
-                peer, kind, self._master, token=self._secret, timeout_s=self._timeout_s
+                peer, kind, self._masters, token=self._secret, timeout_s=self._timeout_s
             ), ""
         except PCCLError as error:
             return None, error.reason or shown(error)

@@ -27,6 +27,7 @@ from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switche
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
+from pccl.cli.runs.run_file import Unusable, run_file
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
 from pccl.observe.process import STACKS_DIR, look_at_peer
@@ -72,8 +73,16 @@ class LaunchedRun:
         """The exit status: of a signal, else of the first peer that failed, else 0."""
         return 128 + self._interrupted if self._interrupted else self._first_failure
 
+    def say(self, text: str) -> None:
+        """Print a message on stderr; ``run`` makes it visible."""
+        self._output.complain(text)
+
     def run(self, command: Sequence[str], environments: Sequence[dict[str, str]]) -> None:
         """Start one peer for each environment; return when all peers have ended."""
+        try:
+            self._output.flush()
+        except BrokenPipeError:
+            self._on_reader_gone()
         for peer, environment in enumerate(environments):
             if self._stopping:
                 break
@@ -110,11 +119,15 @@ class LaunchedRun:
                 else:
                     self._output.write(peer, what)
             self._output.flush()
-        except BrokenPipeError:  # the reader has gone, as in `pccl launch ... | head`
-            self._output.mute()
-            self._interrupted = self._interrupted or signal.SIGPIPE
-            if not self._stopping:
-                self._stop(signal.SIGTERM)
+        except BrokenPipeError:
+            self._on_reader_gone()
+
+    def _on_reader_gone(self) -> None:
+        """End the peers, because no process reads the output, as in ``pccl launch ... | head``."""
+        self._output.mute()
+        self._interrupted = self._interrupted or signal.SIGPIPE
+        if not self._stopping:
+            self._stop(signal.SIGTERM)
 
     def _on_end(self, peer: int, ended: Ended) -> None:
         if ended.status == 0:
@@ -314,6 +327,11 @@ def launch(
         if master is None:
             stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
             address = stack.enter_context(own_master(port or 0, token, stacks))
+            try:
+                stack.enter_context(run_file(address, token, (name, *arguments)))
+                started.say(f"the master is {address}; see the run with: pccl status")
+            except Unusable as error:
+                started.say(f"`pccl status` will not find this run: {error}")
             environments = peer_environments(names, address, token, group, min_peers)
             for environment in environments:
                 environment.setdefault(STACKS_DIR, stacks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId
 
@@ -79,6 +79,7 @@ MasterEvent = (
     | MasterAnswered
     | MasterUnanswered
     | AddressTried
+    | CallerTried
 )
 
 # -- effects -----------------------------------------------------------------------------------
@@ -97,6 +98,16 @@ class SendStatus:
     """Send the present status (``MasterMachine.status``) on a connection."""
 
     connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAddress:
+    """Send an ``AddressIs`` with these fields and the wall clock on a connection."""
+
+    connection: int
+    seen: str
+    dialled: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,7 @@ class ForgetRun:
 MasterEffect = (
     SendTo
     | SendStatus
+    | SendAddress
     | CloseConnection
     | Announce
     | AskParent
@@ -179,4 +191,5 @@ MasterEffect = (
     | AskMaster
     | Warn
     | TryAddress
+    | TryCaller
 )
