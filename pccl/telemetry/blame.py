@@ -28,6 +28,9 @@ NO_ROOM_S = 120
 SILENT_MS = 3000
 """A peer from which the master has heard nothing for this long misses several heartbeats."""
 
+STILL_MS = 2000
+"""A collective in which no data has moved for this long, though a sender has some, is cut off."""
+
 COMPUTES = 0.5
 """A process that uses this many processors computes."""
 
@@ -291,23 +294,24 @@ class _Case:
         started = [one for one in self._status.operations if one.started]
         if not started or any(set(one.missing) & known for one in started):
             return
+        what, still = started[0].what, min(one.still_ms for one in started) >= STILL_MS
         dead: dict[tuple[int, int], str] = {}
-        speeds: dict[tuple[int, int], int] = {}
+        speeds: dict[tuple[int, int], float] = {}
         for peer in self._members:
-            state = self._of(peer).state
-            for path in _dicts(state.get("paths")):
+            for path in _dicts(self._of(peer).state.get("paths")):
                 other = path.get("peer_id")
                 if not isinstance(other, int) or other not in self._members:
                     continue
-                if _is_dead(path):
-                    ago_s = _number(path.get("ack_ago_ms")) / 1000
+                ago_s = _number(path.get("ack_ago_ms")) / 1000
+                waits = _number(path.get("backlog_bytes")) > 0
+                if _is_dead(path) or (still and waits):
                     pair = (min(peer, other), max(peer, other))
                     dead[pair] = (
-                        f"peer {other} has acknowledged nothing to peer {peer} for {ago_s:.1f} s"
+                        f"peer {other} takes nothing from peer {peer} (silent for {ago_s:.1f} s)"
                     )
-                elif (speed := _number(path.get("bytes_per_s"))) > 0:
-                    speeds[peer, other] = max(speeds.get((peer, other), 0), int(speed))
-        what = started[0].what
+                speed = _number(path.get("bytes_per_s"))
+                if speed > 0:
+                    speeds[peer, other] = max(speeds.get((peer, other), 0.0), speed)
         for pair, why in dead.items():
             text = f"the link of {_peers(pair)} is dead: {why}, and {what} waits for data"
             remedy = "check the network between them; their lanes are replaced after some seconds"
@@ -315,7 +319,7 @@ class _Case:
         if not dead and speeds:
             yield from self._slow(speeds, what)
 
-    def _slow(self, speeds: Mapping[tuple[int, int], int], what: str) -> Iterator[BlameFinding]:
+    def _slow(self, speeds: Mapping[tuple[int, int], float], what: str) -> Iterator[BlameFinding]:
         (one, other), slowest = min(speeds.items(), key=lambda item: item[1])
         median = sorted(speeds.values())[len(speeds) // 2]
         if median >= SLOW_RATIO * slowest:
