@@ -101,7 +101,9 @@ def waits_in_words(status: StatusReport) -> Iterator[str]:
     for one in status.rounds:
         whom, waited_s = _peers(one.missing), one.waiting_ms / 1000
         call = f"{one.round.kind.call_name} #{one.round.n}"
-        yield f"{call}: {one.requested_count} members wait for {whom}, for {waited_s:.1f} s"
+        count = one.requested_count
+        who = "1 member waits" if count == 1 else f"{count} members wait"
+        yield f"{call}: {who} for {whom}, for {waited_s:.1f} s"
     for operation in status.operations:
         whom, still_s = _peers(operation.missing), operation.still_ms / 1000
         what = "results" if operation.started else "calls"
