@@ -112,7 +112,7 @@ def waits_in_words(status: StatusReport) -> Iterator[str]:
 
 def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[BlameFinding]:
     """Return who holds up the run, the most certain conclusion first; empty: nobody does."""
-    case = _Case(status, clues)
+    case = _Situation(status, clues)
     findings = [*case.processes(), *case.cut_off(), *case.silent(), *case.no_room()]
     findings += case.crossed()
     findings += case.calls(known={peer for one in findings for peer in one.peers})
@@ -120,7 +120,7 @@ def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[Blam
     return findings
 
 
-class _Case:
+class _Situation:
     """One situation, while conclusions are drawn from it."""
 
     def __init__(self, status: StatusReport, clues: Mapping[PeerId, Clues]) -> None:
