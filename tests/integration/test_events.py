@@ -198,8 +198,9 @@ def test_stacks_show_where_threads_are(
     finally:
         goes_on.set()
         stuck.join(LIMIT_S)
-    assert any(frame.endswith(" in be_stuck_here") for frame in found["stuck"])
-    assert found["stuck"][-1].endswith(" in wait")  # innermost last
+    *_, inner = found["stuck"]  # innermost last
+    assert " in wait: " in inner
+    assert any(" in be_stuck_here: goes_on.wait(" in frame for frame in found["stuck"])
     assert "MainThread" in found
     with pytest.raises(RemoteProtocolError):
         ask(run, comm, EvidenceKind.STACKS, "xK4m-Vw2p_Rt9s-Lq7n")

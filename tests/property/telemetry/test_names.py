@@ -114,7 +114,6 @@ def test_letters_of_every_script_are_allowed(name: str) -> None:
         ("peer 3rd, peer 3_a", "peer 3rd, peer 3_a"),
         ("step 3, tag 1, rank 3", "step 3, tag 1, rank 3"),
         ("peer -3, peer  3", "peer -3, peer  3"),
-        ("peer 03", "peer 03 (carol)"),
         (f"peer {10**30}", f"peer {10**30}"),
     ],
 )
