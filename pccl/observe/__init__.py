@@ -4,4 +4,8 @@
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
 * ``logs``: the log lines of the library.
+* ``metrics``: the metrics of peers and masters, for Prometheus: names, labels and meanings.
+* ``peer_metrics``: the values of one peer's metrics.
+* ``master_metrics``: the values of a master's metrics.
+* ``metrics_server``: serves them over HTTP.
 """

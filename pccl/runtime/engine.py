@@ -84,7 +84,7 @@ from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
-from pccl.transports.base import Address, Listener, Transport
+from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 
 
@@ -118,6 +118,10 @@ class PeerEngine:
         self.group = group
         self.step = 0
         """Step of the program, if it reports steps; any thread may set it."""
+        self.revision = 0
+        """Revision of the shared state that this peer synchronized or compared last."""
+        self.ended_lanes = Traffic()
+        """Bytes of all lanes that have ended."""
         self._loop = loop
         self._clock = clock
         self._transport = transport
@@ -167,7 +171,7 @@ class PeerEngine:
         segment_bytes = self._options.segment_bytes
         eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
         self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
-        self.links = Links(self._make_link)
+        self.links = Links(self._make_link, self.ended_lanes)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
         self._memory = memory = self._transport.memory if self._options.pulls else None
@@ -204,6 +208,11 @@ class PeerEngine:
     def master(self) -> Address:
         """Address of the master that this peer is connected to, or will try next."""
         return self._control.address
+
+    @property
+    def control_traffic(self) -> Traffic:
+        """Bytes of all connections to masters."""
+        return self._control.traffic
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -341,7 +350,9 @@ class PeerEngine:
         Raises:
             ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
-        return await self._state.sync(request, self.deadline(request.timeout_s))
+        info = await self._state.sync(request, self.deadline(request.timeout_s))
+        self.revision = info.revision
+        return info
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""
@@ -469,8 +480,8 @@ class PeerEngine:
                 self.keeper.want(peers)
             case Post():
                 self._post(effect)
-            case Begin(operation, eager, weights):
-                self.data_plane.begin(operation, eager=eager, weights=weights)
+            case Begin():
+                self._begin(effect)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
@@ -499,8 +510,10 @@ class PeerEngine:
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
             case PostSync(number, operation, ring):
+                self._posted[operation] = number
                 self._state.post(number, operation, ring)
             case BeginSync(operation, elected):
+                self.calls.moves(self._posted[operation])
                 self.keeper.use(self._state.partners(operation, elected))
                 self.exchange.begin(operation, elected)
             case CompareSync(operation, reference):
@@ -521,14 +534,19 @@ class PeerEngine:
         )
         self.keeper.use(partners)
 
+    def _begin(self, begin: Begin) -> None:
+        if not begin.eager:
+            self.calls.moves(self._posted[begin.operation])
+        self.data_plane.begin(begin.operation, eager=begin.eager, weights=begin.weights)
+
     def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
         return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
     def _end(self, operation: OperationId, committed: bool) -> None:
+        call = self.calls.open.get(self._posted.pop(operation))
         if operation.tag == SYNC_TAG:
             self.exchange.end(operation)
             return
-        call = self.calls.open.get(self._posted.pop(operation))
         transfer = self.data_plane.end(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)

@@ -56,7 +56,7 @@ from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
-from pccl.transports.base import Address, Connection, Listener, Transport
+from pccl.transports.base import Address, Connection, Listener, Traffic, Transport
 
 _log = logging.getLogger("pccl.master")
 
@@ -121,6 +121,8 @@ class MasterServer:
         )
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
+        self.traffic = Traffic()
+        """Bytes of all control connections, without the handshakes."""
         self._names = Names()
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
@@ -277,6 +279,7 @@ class MasterServer:
             partial(self._bytes_max, number),
             spend=partial(self._spend, number, source_of(connection.remote.host)),
             log=self._strangers.write,
+            traffic=self.traffic,
         )
         goes = self._silent_shares.add(number, connection.remote.host)
         if goes is not None:
@@ -412,6 +415,13 @@ class MasterServer:
                 _log.info("no member is left: the run is over")
             case Announce(what, peer, name, group, text):
                 self._names.note(peer, name)
-                reason = self._names.explain(text)
-                told = RunChanged(what=what, peer_id=peer, name=name, group=group, reason=reason)
+                removal = self.machine.removals.recent.get(peer) if what == "removed" else None
+                told = RunChanged(
+                    what=what,
+                    peer_id=peer,
+                    name=name,
+                    group=group,
+                    cause=removal.cause.name if removal is not None else "",
+                    reason=self._names.explain(text),
+                )
                 self.events.put(told, self._clock.now_ns())

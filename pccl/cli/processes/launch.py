@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TypeAlias
 
@@ -19,9 +20,17 @@ import click
 
 import pccl
 from pccl import config
+from pccl.addresses import PORT_MAX
 from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
-from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switches, wrapped_command
+from pccl.cli.command_line import (
+    Seconds,
+    Wrapper,
+    check_address,
+    check_switches,
+    metrics_option,
+    wrapped_command,
+)
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
@@ -202,15 +211,33 @@ def peer_names(count: int, *, is_ours: bool) -> list[str]:
     return [f"{host}p{peer}" for peer in range(count)]
 
 
+def peers_metrics(metrics: str, count: int) -> list[str]:
+    """Return the addresses of the peers' metrics: the ports after that of the master's.
+
+    Raises:
+        click.BadParameter: there are not so many ports.
+    """
+    first = config.resolve_metrics(metrics)
+    assert first is not None
+    if first.port + count > PORT_MAX:
+        raise click.BadParameter(f"{count} peers need the ports after it", param_hint="--metrics")
+    ports = [first.port and first.port + 1 + peer for peer in range(count)]
+    return [str(replace(first, port=port)) for port in ports]
+
+
 @contextlib.contextmanager
-def own_master(port: int, token: str) -> Generator[str, None, None]:
+def own_master(port: int, token: str, metrics: str | None) -> Generator[str, None, None]:
     """Run a master in this process, for peers of this machine, and yield its address."""
     try:
-        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
+        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, metrics=metrics)
         node.run()
+    except (ImportError, OSError) as error:  # of the metrics
+        raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
     except LinkError as error:
         remedy = "choose another --port, or leave it out to get a free one"
         raise click.ClickException(f"{error.reason}; {remedy}") from error
+    if node.metrics_url:
+        click.echo(f"pccl launch: metrics of the master: {node.metrics_url}", err=True)
     try:
         yield node.address
     finally:
@@ -257,6 +284,7 @@ class LaunchCommand(Wrapper):
     type=click.IntRange(1, MIN_PEERS_MAX),
     help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
 )
+@metrics_option("Serve metrics for Prometheus: of the master here, of the peers at the next ports.")
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
 @click.option(
     "--grace",
@@ -277,6 +305,7 @@ def launch(
     master: str | None,
     group: int | None,
     min_peers: int | None,
+    metrics: str | None,
     fail_fast: bool,
     grace_s: float,
 ) -> None:
@@ -294,6 +323,7 @@ def launch(
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a new master")
     check_switches()
+    their_metrics = peers_metrics(metrics, peers) if metrics is not None else []
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]
     token = secrets.token_urlsafe(32)
@@ -302,9 +332,11 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            address = stack.enter_context(own_master(port or 0, token))
+            address = stack.enter_context(own_master(port or 0, token, metrics))
             environments = peer_environments(names, address, token, group, min_peers)
         else:
             environments = peer_environments(names, master, None, group, min_peers)
+        for environment, where in zip(environments, their_metrics, strict=False):
+            environment[config.METRICS] = where
         started.run(command, environments)
     ctx.exit(started.status)
