@@ -56,6 +56,9 @@ class MasterNode:
         metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
             ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
             otherwise nowhere.
+        look_at: for a program that has started the peers: returns what the system knows of the
+            process of a peer, by the peer's name, as values for JSON; None: nothing. It is called
+            in a thread of the library, when a person asks (``pccl why``).
 
     Attributes:
         metrics_url: URL of its metrics, once it runs; empty: it serves none.
@@ -74,7 +77,9 @@ class MasterNode:
         standby: str | None = None,
         standby_of: str | None = None,
         metrics: str | None = None,
+        look_at: Callable[[str], object] | None = None,
     ) -> None:
+        self._look_at = look_at
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
         self._standbys = () if standby is None else parse_masters(standby)
@@ -91,6 +96,10 @@ class MasterNode:
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._leave: Callable[[], None]
+
+    def __repr__(self) -> str:
+        runs = "running" if self in _serving else "not running"
+        return f"<pccl.master_node.MasterNode: {self.address}, {runs}>"
 
     @property
     def address(self) -> str:
@@ -125,6 +134,8 @@ class MasterNode:
                 standby_of=self._standby_of,
             )
             log_events(server.events, lambda: "master")
+            if (look_at := self._look_at) is not None:
+                server.parent = lambda name: asyncio.to_thread(look_at, name)
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
             if self._metrics is not None:
