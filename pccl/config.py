@@ -13,6 +13,7 @@
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
+| ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
@@ -27,7 +28,7 @@ import os
 import stat
 from pathlib import Path
 
-from pccl.addresses import Advertised, parse_advertised, parse_masters
+from pccl.addresses import Advertised, parse_address, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
 from pccl.protocol.types import NAME_BYTES_MAX
@@ -47,6 +48,7 @@ LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
 STACKS = "PCCL_STACKS"
 PROGRESS = "PCCL_PROGRESS"
+METRICS = "PCCL_METRICS"
 
 SECRET_BYTES_MIN = 16
 """Shorter secrets are too easy to guess, whatever characters they have (``guessing``)."""
@@ -151,6 +153,30 @@ def resolve_local() -> str:
     if text not in ("auto", "tcp", "any"):
         raise ValueError(f"{LOCAL} must be auto, tcp or any, not {text[:32]!r}")
     return text
+
+
+def resolve_metrics(metrics: str | None = None) -> Address | None:
+    """Return the address at which this process serves metrics; None: it serves none.
+
+    ``PORT`` and ``:PORT`` mean loopback; ``auto`` means a free port of loopback, as port 0 does.
+
+    Args:
+        metrics: the address; None: as in the environment.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
+    text = os.environ.get(METRICS, "") if metrics is None else metrics
+    if not text and metrics is None:
+        return None
+    try:
+        number = "0" if text == "auto" else text.removeprefix(":")
+        return parse_address(f"127.0.0.1:{number}" if number.isdigit() else text)
+    except ValueError:
+        raise ValueError(
+            f"{METRICS if metrics is None else 'metrics'} must be PORT, HOST:PORT or auto, "
+            f"not {text!r}; PORT alone means that only this machine can read the metrics"
+        ) from None
 
 
 def resolve_progress() -> bool:

@@ -13,9 +13,11 @@ from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_timing
-from pccl.config import resolve_token
+from pccl.config import resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
 from pccl.observe.logs import log_events, show_log
+from pccl.observe.master_metrics import MasterMetrics
+from pccl.observe.metrics_server import Served
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.runtime.clock import LoopClock
@@ -51,9 +53,15 @@ class MasterNode:
         standby_of: ``"host:port"`` of the master that this one is a standby of; several separated
             by commas. It begins no run. It asks that master for its run, so it must reach that
             master and have the same token. When that master is lost, it takes over that run only.
+        metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
+            ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
+            otherwise nowhere.
         look_at: for a program that has started the peers: returns what the system knows of the
             process of a peer, by the peer's name, as values for JSON; None: nothing. It is called
             in a thread of the library, when a person asks (``pccl why``).
+
+    Attributes:
+        metrics_url: URL of its metrics, once it runs; empty: it serves none.
 
     Raises:
         TypeError, ValueError: an address is malformed, or the token is not good.
@@ -68,6 +76,7 @@ class MasterNode:
         state: str | os.PathLike[str] | None = None,
         standby: str | None = None,
         standby_of: str | None = None,
+        metrics: str | None = None,
         look_at: Callable[[str], object] | None = None,
     ) -> None:
         self._look_at = look_at
@@ -81,6 +90,8 @@ class MasterNode:
         if self._listen in self._standbys:
             raise ValueError(f"{listen_address} is this master itself; name another master")
         self._timing = check_timing(timing)
+        self._metrics = resolve_metrics(metrics)
+        self.metrics_url = ""
         show_log("master")
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
@@ -100,6 +111,7 @@ class MasterNode:
 
         Raises:
             LinkError: the address cannot be used (is another master running there?).
+            OSError: the address of the metrics cannot be used.
             LocalProtocolError: the state directory cannot be read or written.
             PCCLError: this master is already running.
         """
@@ -126,6 +138,11 @@ class MasterNode:
                 server.parent = lambda name: asyncio.to_thread(look_at, name)
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
+            if self._metrics is not None:
+                values = io.call(lambda: MasterMetrics(server))
+                served = Served(self._metrics, "master", io, values.read)
+                leave = self._leave = partial(served.end_before, leave)
+                self.metrics_url = served.url
             self._server = server
             _serving.add(self)
         except BaseException as error:

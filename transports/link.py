@@ -35,7 +35,7 @@ from pccl.protocol.frame import (
     decode_header,
 )
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.base import Connection
+from pccl.transports.base import Connection, Traffic
 from pccl.transports.outgoing import Frame, Payload
 from pccl.transports.sinks import Sink
 
@@ -439,10 +439,14 @@ class Links:
 
     Args:
         make_link: returns a new link to a peer.
+        ended: counts the bytes of lanes that have ended; None: a new count.
     """
 
-    def __init__(self, make_link: Callable[[PeerId], Link] = Link) -> None:
+    def __init__(
+        self, make_link: Callable[[PeerId], Link] = Link, ended: Traffic | None = None
+    ) -> None:
         self._make_link = make_link
+        self.ended = ended if ended is not None else Traffic()
         self._links: dict[PeerId, Link] = {}
 
     def to(self, peer: PeerId) -> Link:

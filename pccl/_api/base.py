@@ -18,6 +18,7 @@ from pccl.config import (
     resolve_listen,
     resolve_local,
     resolve_masters,
+    resolve_metrics,
     resolve_name,
     resolve_stacks,
     resolve_token,
@@ -60,6 +61,7 @@ class CommunicatorBase:
     Raises:
         ValueError: an address is missing or malformed, or another argument is out of range.
         TypeError: an argument has the wrong type.
+        OSError: the address in ``PCCL_METRICS`` cannot be used.
     """
 
     def __init__(
@@ -90,11 +92,11 @@ class CommunicatorBase:
             pulls=local != "tcp",
             pulled_by_anyone=local == "any",
         )
-        drains = resolve_drain()
+        drains, metrics = resolve_drain(), resolve_metrics()
         resolve_stacks()  # a mistake shows here
         show_log(options.name)
         dump_stacks_on_request(options.name)
-        self._session = Session(self, master, group, options)
+        self._session = Session(self, master, group, options, metrics)
         self._engine = self._session.engine
         if drains:
             drain(self._session)

@@ -18,6 +18,8 @@ from pccl._api.evidence import Evidence
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
 from pccl.observe.logs import log_events
+from pccl.observe.metrics_server import Served
+from pccl.observe.peer_metrics import PeerMetrics
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
@@ -55,9 +57,20 @@ class Session:
         master: where the first master listens.
         group: the peer group.
         options: further options of the peer.
+        metrics: where to serve its metrics; None: nowhere.
+
+    Raises:
+        ImportError, OSError: the metrics cannot be served.
     """
 
-    def __init__(self, owner: object, master: Address, group: int, options: PeerOptions) -> None:
+    def __init__(
+        self,
+        owner: object,
+        master: Address,
+        group: int,
+        options: PeerOptions,
+        metrics: Address | None = None,
+    ) -> None:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
         user = object()
@@ -72,7 +85,12 @@ class Session:
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
             self.engine.witness = Evidence(self.engine, options, self.callers).give
-            self._leave = partial(self._io.leave, user, self.engine.close)
+            leave = partial(self._io.leave, user, self.engine.close)
+            if metrics is not None:
+                values = self._io.call(lambda: PeerMetrics(self.engine))
+                served = Served(metrics, options.name, self._io, values.read)
+                leave = partial(served.end_before, leave)
+            self._leave = leave
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
             IOThread.give_up(user)

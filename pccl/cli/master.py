@@ -16,7 +16,7 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address, read_secret
+from pccl.cli.command_line import check_address, metrics_option, read_secret
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
@@ -148,6 +148,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@metrics_option("Serve metrics of the run for Prometheus here.")
 @logs.verbose_option(logging.INFO)
 def master(
     listen: str,
@@ -156,6 +157,7 @@ def master(
     state: str | None,
     standby: str | None,
     standby_of: str | None,
+    metrics: str | None,
 ) -> None:
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
@@ -180,7 +182,12 @@ def master(
 
     try:
         node = pccl.MasterNode(
-            listen, token=secret, state=state, standby=standby, standby_of=standby_of
+            listen,
+            token=secret,
+            state=state,
+            standby=standby,
+            standby_of=standby_of,
+            metrics=metrics,
         )
         node.run()
     except ValueError as error:
@@ -190,6 +197,8 @@ def master(
         raise click.ClickException(f"{error.reason}; {hint}") from error
     except LocalProtocolError as error:
         raise click.ClickException(error.reason) from error
+    except (ImportError, OSError) as error:  # of the metrics
+        raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
     try:
         words = greeting(
             node.address,
@@ -198,6 +207,8 @@ def master(
             standby=standby,
             standby_of=standby_of,
         )
+        if node.metrics_url:
+            words.insert(-1, f"  metrics: {node.metrics_url}")
         click.echo("\n".join(words))
         while not stopped.wait(0.2):  # a limit, because a signal just before the wait wakes nothing
             pass

@@ -6,4 +6,8 @@
 * ``listeners``: calls several consumers, and drops one that fails.
 * ``process``: what the operating system knows of a process that does not answer.
 * ``logs``: the log lines of the library.
+* ``metrics``: the metrics of peers and masters, for Prometheus: names, labels and meanings.
+* ``peer_metrics``: the values of one peer's metrics.
+* ``master_metrics``: the values of a master's metrics.
+* ``metrics_server``: serves them over HTTP.
 """

@@ -29,6 +29,11 @@ class Listeners:
     def __init__(self, consumers: Iterable[Callable[[Any], object]]) -> None:
         self._consumers = list(consumers)
 
+    @property
+    def count(self) -> int:
+        """Number of consumers that have not failed."""
+        return len(self._consumers)
+
     def __call__(self, event: Any) -> None:
         """Call all remaining consumers, in order."""
         for consumer in tuple(self._consumers):

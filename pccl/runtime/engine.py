@@ -87,7 +87,7 @@ from pccl.runtime.waiting import next_turn
 from pccl.telemetry.events import NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
-from pccl.transports.base import Address, Listener, Transport
+from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 
 Witness: TypeAlias = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
@@ -124,6 +124,10 @@ class PeerEngine:
         self.group = group
         self.step = 0
         """Step of the program, if it reports steps; any thread may set it."""
+        self.revision = 0
+        """Revision of the shared state that this peer synchronized or compared last."""
+        self.ended_lanes = Traffic()
+        """Bytes of all lanes that have ended."""
         self.witness: Witness | None = None
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
@@ -175,7 +179,7 @@ class PeerEngine:
         segment_bytes = self._options.segment_bytes
         eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
         self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
-        self.links = Links(self._make_link)
+        self.links = Links(self._make_link, self.ended_lanes)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
         self._memory = memory = self._transport.memory if self._options.pulls else None
@@ -212,6 +216,11 @@ class PeerEngine:
     def master(self) -> Address:
         """Address of the master that this peer is connected to, or will try next."""
         return self._control.address
+
+    @property
+    def control_traffic(self) -> Traffic:
+        """Bytes of all connections to masters."""
+        return self._control.traffic
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -350,11 +359,13 @@ class PeerEngine:
             ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
         try:
-            return await self._state.sync(request, self.deadline(request.timeout_s))
+            info = await self._state.sync(request, self.deadline(request.timeout_s))
         except (OSError, MemoryError) as error:
             if not isinstance(error, errors.PCCLError):  # some are of the kind TimeoutError
                 self.events.put(NoRoom(reason=str(error)), self.now_ns())
             raise
+        self.revision = info.revision
+        return info
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""
@@ -483,8 +494,8 @@ class PeerEngine:
                 self.keeper.want(peers)
             case Post():
                 self._post(effect)
-            case Begin(operation, eager, weights):
-                self.data_plane.begin(operation, eager=eager, weights=weights)
+            case Begin():
+                self._begin(effect)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
@@ -515,10 +526,10 @@ class PeerEngine:
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
             case PostSync(number, operation, ring):
+                self._posted[operation] = number
                 self._state.post(number, operation, ring)
-            case BeginSync(operation, elected):
-                self.keeper.use(self._state.partners(operation, elected))
-                self.exchange.begin(operation, elected)
+            case BeginSync():
+                self._begin_sync(effect)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
 
@@ -543,14 +554,24 @@ class PeerEngine:
         )
         self.keeper.use(partners)
 
+    def _begin(self, begin: Begin) -> None:
+        if not begin.eager:
+            self.calls.moves(self._posted[begin.operation])
+        self.data_plane.begin(begin.operation, eager=begin.eager, weights=begin.weights)
+
+    def _begin_sync(self, begin: BeginSync) -> None:
+        self.calls.moves(self._posted[begin.operation])
+        self.keeper.use(self._state.partners(begin.operation, begin.elected))
+        self.exchange.begin(begin.operation, begin.elected)
+
     def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
         return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
     def _end(self, operation: OperationId, committed: bool) -> None:
+        call = self.calls.open.get(self._posted.pop(operation))
         if operation.tag == SYNC_TAG:
             self.exchange.end(operation)
             return
-        call = self.calls.open.get(self._posted.pop(operation))
         transfer = self.data_plane.end(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)

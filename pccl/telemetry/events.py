@@ -205,6 +205,7 @@ class RunChanged:
         peer_id: id of the peer.
         name: its name.
         group: its peer group.
+        cause: of a removed peer: the cause, a ``RemovalCause`` by name; otherwise empty.
         reason: why, in words.
     """
 
@@ -212,6 +213,7 @@ class RunChanged:
     peer_id: int
     name: str
     group: int
+    cause: str
     reason: str
 
 
@@ -225,6 +227,9 @@ class CallEnded:
         outcome: ``ok``, or the name of the error that the call raised.
         reason: the error in words; empty if the call has returned.
         seconds: seconds since the call was made, all attempts included.
+        waited_s: seconds of this attempt before all members had made the call. For a call that
+            moves no tensors: the whole attempt.
+        moved_s: seconds of this attempt from then to its end: the transfer, and the decision.
         attempts: attempts so far, this one included.
         tx_bytes: bytes sent for it.
         rx_bytes: bytes received for it.
@@ -235,6 +240,8 @@ class CallEnded:
     outcome: str
     reason: str
     seconds: float
+    waited_s: float
+    moved_s: float
     attempts: int
     tx_bytes: int
     rx_bytes: int

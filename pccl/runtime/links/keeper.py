@@ -282,6 +282,8 @@ class LinkKeeper:
             text = "closed a lane from %s: %s"
             self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)
         link = lane.link
+        self._links.ended.sent_bytes += lane.sent_bytes
+        self._links.ended.received_bytes += lane.received_bytes
         if not link.remove(lane):
             return  # superseded
         del self._watches[lane]

@@ -20,8 +20,9 @@ NOON_S = 1_772_366_400.25
 """2026-03-01, a quarter of a second after noon in UTC."""
 JOINED = tell.MemberJoined(peer_id=3, name="bob", host="10.0.0.3", world_size=2)
 ENDED = tell.CallEnded(
-    call="barrier", tag=7, outcome="ok", reason="", seconds=1.5, attempts=1, tx_bytes=0, rx_bytes=0
-)
+    call="barrier", tag=7, outcome="ok", reason="", seconds=1.5, attempts=1, tx_bytes=0,
+    rx_bytes=0, waited_s=0.0, moved_s=0.0,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ ENDED = tell.WaitingEnded(call="barrier", waited_s=1.25)
 LOST = tell.MemberLost(peer_id=3, name="carol", cause="", reason="", world_size=1)
 CALL = tell.CallEnded(
     call="all_reduce", tag=1, outcome="ok", reason="", seconds=0.25, attempts=1, tx_bytes=0,
-    rx_bytes=0,
+    rx_bytes=0, waited_s=0.0, moved_s=0.0,
 )  # fmt: skip
 
 
@@ -84,7 +84,9 @@ def joined(*, rejoined: bool) -> tell.Joined:
         ),
         (tell.AddressUnreachable(reason="no peer can dial it"), "WARNING", "no peer can dial it"),
         (
-            tell.RunChanged(what="admitted", peer_id=3, name="carol", group=1, reason="size 2"),
+            tell.RunChanged(
+                what="admitted", peer_id=3, name="carol", group=1, cause="", reason="size 2"
+            ),
             "INFO",
             "peer 3 (carol) of group 1 admitted: size 2",
         ),
