@@ -45,7 +45,8 @@ class MembershipLost:
     """This peer is no longer a member: the master removed it, or it gave the master up.
 
     Attributes:
-        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST`` or ``CLOSED``.
+        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST``, ``CLOSED`` or
+            ``INTERNAL_ERROR`` (a bug in the library).
         reason: what happened, in words.
     """
 
