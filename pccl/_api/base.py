@@ -19,6 +19,7 @@ from pccl.config import (
     resolve_local,
     resolve_masters,
     resolve_name,
+    resolve_record,
     resolve_stacks,
     resolve_token,
 )
@@ -91,8 +92,9 @@ class CommunicatorBase:
         )
         drains = resolve_drain()
         resolve_stacks()  # a mistake shows here
+        record_to = resolve_record()
         show_log(options.name)
-        self._session = Session(self, master, group, options)
+        self._session = Session(self, master, group, options, record_to)
         self._engine = self._session.engine
         if drains:
             drain(self._session)

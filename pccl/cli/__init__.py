@@ -10,6 +10,7 @@
   all commands.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
+* ``record``: ``pccl record`` and ``pccl trace`` ask peers what they did last.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
 * ``bench``: ``pccl bench`` measures how fast the library is.

@@ -4,4 +4,5 @@
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
 * ``logs``: the log lines of the library.
+* ``records``: records of peers as files, and the trace that is made of them.
 """

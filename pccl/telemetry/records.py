@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, NamedTuple
 
 from pccl.protocol.frame import SEGMENT_KINDS
 from pccl.protocol.guards.texts import printable, shortened
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import NAME_BYTES_MAX, OperationId
+from pccl.protocol.types import NAME_BYTES_MAX, NS_PER_S, OperationId
 from pccl.telemetry.clocks import SAMPLES_MAX, ClockSample
 from pccl.telemetry.recorder import INCARNATIONS_MAX, PHASES_MAX, SCHEMA, SEGMENTS_MAX
 from pccl.telemetry.stream import KEPT_MAX
@@ -192,15 +191,15 @@ def _event(value: object) -> tuple[int, str, Mapping[str, Any]]:
 
 
 def _number(value: float) -> float:
-    if not -_U64 <= value <= _U64:  # not a number, too
+    if not -_U64 <= value <= _U64:
         raise ValueError(f"{str(value)[:24]} is out of range")
     return value
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("time_s is no number")
-    if not 0 <= value < TIME_NS_MAX / 1e9:
+    if not 0 <= value < TIME_NS_MAX / NS_PER_S:  # false for NaN, too
         raise ValueError("time_s is out of range")
     return float(value)
 

@@ -144,12 +144,9 @@ def _operations(record: Record, clock: _Clock) -> Iterable[_Slice]:
             if phase in _PHASE_WORDS
         )
         details = {"operation": str(operation), "phase": last.value}
-        name = record.requests.get(operation) or _what(operation)
+        tag = _call_name("", operation.tag)
+        name = (record.requests.get(operation) or "shared state") + tag
         yield _Slice(clock.at(began_ns), clock.at(last_ns), name, details, inside)
-
-
-def _what(operation: OperationId) -> str:
-    return "shared state" if operation.tag == SYNC_TAG else f"tag {operation.tag}"
 
 
 def merge(records: Sequence[Record], unanswered: Mapping[str, str]) -> dict[str, Any]:
@@ -172,19 +169,19 @@ def merge(records: Sequence[Record], unanswered: Mapping[str, str]) -> dict[str,
     entries: list[Entry] = []
     timed: list[tuple[int, int, int, Entry]] = []
     at: dict[int, tuple[int, int, int, int]] = {}
-    left_out = 0
+    slices_left_out = arrows_left_out = 0
     for peer in peers:
-        left_out += _draw(peer, entries, timed, at)
+        slices_left_out += _draw(peer, entries, timed, at)
     for number, (sent, received) in enumerate(arrows, 1):
-        if id(sent) not in at or id(received) not in at:
-            continue  # no room for the slice
-        for phase, one in (("s", sent), ("f", received)):
-            pid, tid, began_us, ended_us = at[id(one)]
-            earliest_us = at[id(sent)][2]
-            shown_us = min(max(began_us, earliest_us), max(ended_us - 1, earliest_us))
-            entry = _entry(phase, "segment", pid, tid, shown_us)
-            entry |= {"cat": "segment", "id": number, **({"bp": "e"} if phase == "f" else {})}
-            timed.append((shown_us, 2 if phase == "s" else 3, 0, entry))
+        here, there = at.get(id(sent)), at.get(id(received))
+        if here is None or there is None or here[2] >= there[3]:
+            arrows_left_out += 1  # no room for a slice, or clocks that contradict each other
+            continue
+        marks = {"cat": "segment", "id": number}
+        sent_us, arrived_us = here[2], max(here[2], there[2])
+        start = _entry("s", "segment", *here[:2], sent_us) | marks
+        end = _entry("f", "segment", *there[:2], arrived_us) | marks | {"bp": "e"}
+        timed += [(sent_us, 2, 0, start), (arrived_us, 3, 0, end)]
     timed.sort(key=lambda one: one[:3])
     entries.extend(entry for *_, entry in timed)
     about = [_about(peer) for peer in peers]
@@ -197,7 +194,8 @@ def merge(records: Sequence[Record], unanswered: Mapping[str, str]) -> dict[str,
             "clock_error_us": max(errors, default=None),
             "peers": about,
             "unanswered": dict(unanswered),
-            "slices_left_out": left_out,
+            "slices_left_out": slices_left_out,
+            "arrows_left_out": arrows_left_out,
         },
     }
 
