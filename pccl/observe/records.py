@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pccl.protocol.guards.texts import printable
 from pccl.telemetry.records import Record, check_record
 from pccl.telemetry.trace import merge
 
@@ -56,15 +57,14 @@ def read_records(
         try:
             if Path(path).stat().st_size > FILE_BYTES_MAX:
                 raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
-            value = json.loads(Path(path).read_text("utf-8"))
-            several: Any = value.get("records") if isinstance(value, dict) else None
-            if isinstance(several, list):
-                records += map(check_record, several)
-                absent: Any = value.get("unanswered")
-                if isinstance(absent, dict):
-                    unanswered |= {str(name)[:64]: str(why)[:256] for name, why in absent.items()}
+            value: Any = json.loads(Path(path).read_text("utf-8"))
+            if isinstance(value, dict) and "records" in value:
+                several: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+                records += map(check_record, several["records"])
+                absent: dict[str, str] = dict(several["unanswered"])
+                unanswered |= {printable(name[:99]): printable(absent[name]) for name in absent}
             else:
                 records.append(check_record(value))
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error
     return records, unanswered

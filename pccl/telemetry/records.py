@@ -140,10 +140,10 @@ def check_record(value: object) -> Record:
 
 
 def _list(fields: Mapping[str, Any], name: str, count_max: int) -> Sequence[Any]:
-    found = fields.get(name)
-    if not isinstance(found, list) or len(found) > count_max:  # pyright: ignore[reportUnknownArgumentType]
+    found: Any = fields.get(name)
+    if not isinstance(found, list) or len(listed := list[Any](found)) > count_max:
         raise ValueError(f"{name} is no list of at most {count_max}")
-    return found  # pyright: ignore[reportUnknownVariableType]
+    return listed
 
 
 def _rows(

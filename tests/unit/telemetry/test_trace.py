@@ -51,8 +51,8 @@ def test_an_operation_shows_its_phases_and_its_call() -> None:
 
 
 def test_what_has_not_ended_lasts_until_the_record() -> None:
-    fields = {"phases": [[1 * MS, "requested", 0]], "open_calls": [[1 * MS, "all_reduce", 5]]}
-    trace = merge([record(1, **fields)], {})
+    calls, phases = [[1 * MS, "all_reduce", 5]], [[1 * MS, "requested", 0]]
+    trace = merge([record(1, open_calls=calls, phases=phases)], {})
     check_trace(trace)
     ends = {entry["name"]: entry["ts"] + entry["dur"] for entry in of(trace, "X")}
     assert ends == dict.fromkeys(("all_reduce tag 5", "SUM tag 5", "wait for members"), 900_000)
