@@ -27,6 +27,7 @@ from pccl.errors import NotConnected
 from pccl.observe.handoff import Handoff
 from pccl.observe.listeners import Listeners
 from pccl.observe.logs import show_log
+from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
 from pccl.telemetry.events import PeerReport
@@ -94,6 +95,7 @@ class CommunicatorBase:
         resolve_stacks()  # a mistake shows here
         record_to = resolve_record()
         show_log(options.name)
+        dump_stacks_on_request(options.name)
         self._session = Session(self, master, group, options, record_to)
         self._engine = self._session.engine
         if drains:
@@ -103,7 +105,7 @@ class CommunicatorBase:
         name = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{name}: {self._session.describe()}>"
 
-    def get_attribute(self, attribute: Attribute) -> int:
+    def get_attribute(self, attribute: Attribute | str) -> int:
         """Return a size, as of this peer's last joint call. Local; never blocks.
 
         Raises:

@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -83,15 +85,33 @@ class Evidence:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """Return the innermost frames of every thread of this process, innermost last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = list(sys._current_frames().items())[:THREADS_MAX]
-    return [
-        {"thread": names.get(number, str(number)), "frames": _frames(f)} for number, f in frames
-    ]
+    """Return every thread of this process: its name, where the kernel holds it, and its frames.
+
+    Frames are the innermost ones, innermost last, each with its source line.
+    """
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    found: list[dict[str, Any]] = []
+    for number, frame in list(sys._current_frames().items())[:THREADS_MAX]:
+        thread = threads.get(number)
+        found.append(
+            {
+                "thread": thread.name if thread is not None else str(number),
+                "is_main": thread is threading.main_thread(),
+                "waits_in": _waits_in(thread.native_id) if thread is not None else "",
+                "frames": _frames(frame),
+            }
+        )
+    return found
 
 
 def _frames(frame: FrameType) -> list[str]:
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
-    innermost = list(found)[:FRAMES_MAX]
-    return [f"{one.filename}:{one.lineno} in {one.name}" for one in reversed(innermost)]
+    innermost = list(traceback.StackSummary.extract(traceback.walk_stack(frame)))[:FRAMES_MAX]
+    return [f"{e.filename}:{e.lineno} in {e.name}: {e.line or ''}" for e in reversed(innermost)]
+
+
+def _waits_in(native_id: int | None) -> str:
+    """Return the function of the kernel in which a thread of this process waits; empty: none."""
+    with suppress(OSError):
+        text = Path(f"/proc/self/task/{native_id}/wchan").read_text()
+        return text if text != "0" else ""
+    return ""

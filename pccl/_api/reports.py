@@ -177,6 +177,15 @@ class Status:
     transfers: tuple[TransferStatus, ...]
     happened: tuple[Happened, ...]
 
+    def __repr__(self) -> str:
+        master = self.master
+        contact = f"silent for {master.silent_s:.1f} s" if master.connected else "not connected"
+        return (
+            f"<Status: peer {self.peer_id}, {self.standing}, members: {len(self.members)}, "
+            f"links: {len(self.links)}, open calls: {len(self.calls)}, "
+            f"master {master.address} ({contact})>"
+        )
+
 
 def status_of(engine: PeerEngine) -> Status:
     """Return the status of a peer that is or was a member. I/O thread."""

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import click
 
 import pccl
-from pccl import config
 from pccl.cli.command_line import (
     F,
     Seconds,
     check_address,
     check_file,
-    read_secret,
     token_option,
 )
+from pccl.cli.runs.target import Target, find_target
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
@@ -65,14 +64,16 @@ class _Gathered(NamedTuple):
 def record(
     master: str | None, token: str | None, peer: str | None, output: Path, timeout_s: float
 ) -> None:
-    """Save what the peers of the run at HOST:PORT (default: PCCL_MASTER) did last.
+    """Save what the peers of the run at HOST:PORT did last.
+
+    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
 
     Asks each peer through its master. The request does not change the run. If the run has a token,
     the request needs it. `pccl trace FILE` turns the file into a trace.
 
     The exit code is 1 if no peer answers.
     """
-    found = _gather(master, read_secret(token), peer, timeout_s)
+    found = _gather(find_target(master, token), peer, timeout_s)
     _write(output, {"records": found.values, "unanswered": found.unanswered})
     click.echo(f"wrote {output}: records of {_count(found.records)}")
 
@@ -85,8 +86,9 @@ def record(
 def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: float) -> None:
     """Show what all peers did last, on one clock: a trace for https://ui.perfetto.dev.
 
-    Asks the peers of the run at HOST:PORT (default: PCCL_MASTER), or reads files that `pccl record`
-    or peers with PCCL_RECORD have written. Times are on the clock of the master. The trace states
+    Asks the peers of the run at HOST:PORT; the default is PCCL_MASTER, or else the run that `pccl
+    launch` has started on this machine. Or reads files that `pccl record` or peers with PCCL_RECORD
+    have written. Times are on the clock of the master. The trace states
     for each peer by how much they may be wrong.
 
     The exit code is 1 if no peer answers, or a file has no record.
@@ -100,7 +102,7 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
     else:
         context = click.get_current_context()
         address = check_address(context, context.command.params[0], next(iter(sources), None))
-        found = _gather(address, read_secret(token), None, timeout_s)
+        found = _gather(find_target(address, token), None, timeout_s)
         records, unanswered = found.records, found.unanswered
     merged = merge(records, unanswered)
     _write(output, merged)
@@ -110,18 +112,12 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
     click.echo("open it at https://ui.perfetto.dev")
 
 
-def _gather(
-    master: str | None, secret: bytes | None, only: str | None, timeout_s: float
-) -> _Gathered:
+def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
+    masters, secret = target
     try:
-        where = config.resolve_masters(master)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    try:
-        members = pccl.master_status(master, token=secret, timeout_s=timeout_s).members
+        members = pccl.master_status(masters, token=secret, timeout_s=timeout_s).members
     except PCCLError as error:
-        at = ", ".join(map(str, where))
-        raise click.ClickException(f"no status from {at}: {error.reason}") from error
+        raise click.ClickException(f"no status from {masters}: {error.reason}") from error
     if only is not None:
         members = tuple(one for one in members if only in (str(one.peer), one.name))
         if not members:
@@ -130,7 +126,7 @@ def _gather(
     def ask(member: MemberStatus) -> tuple[Any, Record] | str:
         kind = EvidenceKind.RECORD
         try:
-            found = peer_evidence(member.peer, kind, master, token=secret, timeout_s=timeout_s)
+            found = peer_evidence(member.peer, kind, masters, token=secret, timeout_s=timeout_s)
             return found, check_record(found)
         except PCCLError as error:
             return error.reason

@@ -1,8 +1,10 @@
 """Shows what happens in a run: logs, metrics, recordings. All of it consumes one stream of events.
 
+* ``blame``: who holds up a run, and why.
 * ``events``: the events, for programs and tools that consume them.
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
+* ``process``: what the operating system knows of a process that does not answer.
 * ``logs``: the log lines of the library.
 * ``records``: records of peers as files, and the trace that is made of them.
 """

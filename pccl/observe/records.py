@@ -58,8 +58,8 @@ def read_records(
             if Path(path).stat().st_size > FILE_BYTES_MAX:
                 raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
             value: Any = json.loads(Path(path).read_text("utf-8"))
-            if isinstance(value, dict) and "records" in value:
-                several: dict[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
+            several: dict[str, Any] = value if type(value) is dict else {}
+            if "records" in several:
                 records += map(check_record, several["records"])
                 absent: dict[str, str] = dict(several["unanswered"])
                 unanswered |= {printable(name[:99]): printable(absent[name]) for name in absent}

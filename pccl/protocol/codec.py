@@ -72,6 +72,7 @@ CODES: dict[type[Any], int] = {
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
     messages.Prefetched: 15,
+    messages.AddressQuery: 31,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -98,6 +99,7 @@ CODES: dict[type[Any], int] = {
     messages.EvidenceQuery: 88,
     messages.EvidenceReport: 89,
     messages.Undialable: 86,
+    messages.AddressIs: 95,
 }
 """The code of each type of message."""
 

@@ -246,6 +246,12 @@ TESTS_PER_S = 8
 
 No attacker can make a master or a member dial unproven addresses more often."""
 
+QUERIES_AT_ONCE_MAX = 8
+"""Addresses that the master tests at once for processes outside the run."""
+
+QUERIES_PER_S = 1
+"""Further tests of such addresses. One at a time for each source address."""
+
 ASKED_MAX = 256
 """Newcomers that an elder dials because they cannot dial it. The rest waits for a later tick."""
 

@@ -30,7 +30,9 @@ from pccl.protocol.limits import (
     STANDBYS_MAX,
     WAITS_NAMED_MAX,
 )
+from pccl.protocol.link_messages import AddressIs as AddressIs
 from pccl.protocol.link_messages import AddressProbed as AddressProbed
+from pccl.protocol.link_messages import AddressQuery as AddressQuery
 from pccl.protocol.link_messages import DialNewcomers as DialNewcomers
 from pccl.protocol.link_messages import LinkPlan as LinkPlan
 from pccl.protocol.link_messages import LinkReport as LinkReport
@@ -535,6 +537,7 @@ PeerMessage = (
     | RunQuery
     | EvidenceRequest
     | EvidenceReply
+    | AddressQuery
     | Goodbye
     | Damaged
     | Heartbeat
@@ -578,5 +581,6 @@ MasterMessage = (
     | EvidenceQuery
     | EvidenceReport
     | StatusReport
+    | AddressIs
 )
 Message = PeerMessage | MasterMessage

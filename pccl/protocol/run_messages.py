@@ -55,6 +55,9 @@ class EvidenceKind(enum.IntEnum):
     """What it has done lately: the recorder."""
     STACKS = 3
     """Where its threads are. Only in a run with a token, and only if the peer allows it."""
+    PROCESS = 4
+    """What the operating system of the master knows: of its connection to the peer, and of the
+    peer's process, if the master's process has started it. The peer is not asked."""
 
 
 @dataclass(frozen=True, slots=True)

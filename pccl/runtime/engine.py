@@ -84,7 +84,7 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import MembershipLost
+from pccl.telemetry.events import MembershipLost, NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
@@ -353,7 +353,12 @@ class PeerEngine:
         Raises:
             ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
-        return await self._state.sync(request, self.deadline(request.timeout_s))
+        try:
+            return await self._state.sync(request, self.deadline(request.timeout_s))
+        except (OSError, MemoryError) as error:
+            if not isinstance(error, errors.PCCLError):  # some are of the kind TimeoutError
+                self.events.put(NoRoom(reason=str(error)), self.now_ns())
+            raise
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""

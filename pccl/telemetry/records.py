@@ -140,17 +140,17 @@ def check_record(value: object) -> Record:
 
 
 def _list(fields: Mapping[str, Any], name: str, count_max: int) -> Sequence[Any]:
-    found: Any = fields.get(name)
-    if not isinstance(found, list) or len(listed := list[Any](found)) > count_max:
+    found: list[Any] = fields.get(name, ())
+    if type(found) is not list or len(found) > count_max:
         raise ValueError(f"{name} is no list of at most {count_max}")
-    return listed
+    return found
 
 
 def _rows(
     fields: Mapping[str, Any], name: str, width: int, count_max: int
 ) -> Sequence[Sequence[Any]]:
     rows = _list(fields, name, count_max)
-    if any(not isinstance(row, list) or len(row) != width for row in rows):
+    if any(type(row) is not list or len(row) != width for row in rows):
         raise ValueError(f"the entries of {name} are no lists of {width}")
     return rows
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.events import AskParent
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import INQUIRIES_MAX
+from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import NS_PER_S, PeerId
 
 ANSWER_S_MAX = 3
@@ -40,6 +42,8 @@ class Inquiries:
         peer = self._membership.peers.get(request.peer)
         if peer is None or not peer.admitted:
             self._end(connection, f"peer {request.peer} is not a member of the run")
+        elif request.kind is EvidenceKind.PROCESS:
+            self._outbox.add(AskParent(connection, peer.connection, peer.member.name))
         elif peer.connection is None:
             self._end(connection, f"peer {request.peer} has no connection to the master")
         elif len(self._open) >= INQUIRIES_MAX:

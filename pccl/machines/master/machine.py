@@ -36,6 +36,7 @@ from pccl.machines.master.events import (
     MasterEvent,
     MasterTick,
     MasterUnanswered,
+    SendAddress,
     SendStatus,
     SendTo,
 )
@@ -53,7 +54,7 @@ from pccl.machines.master.succession.report import Report
 from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.waits import Waits
-from pccl.machines.reachability import AddressTried
+from pccl.machines.reachability import AddressTried, CallerTests, CallerTried, TryCaller
 from pccl.machines.ticks import Ticks
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -114,6 +115,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.inquiries = Inquiries(who, self.connections, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
+        self.caller_tests = CallerTests(now_ns)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
             self.ratification, out,
@@ -242,6 +244,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.master_unanswered(master, reason)
             case AddressTried(peer, host, reason):
                 self._on_tested(peer, None, host, reason)
+            case CallerTried(connection, reason):
+                self.caller_tests.ended(connection)
+                self._answer_address(connection, reason, dialled=True)
         self.succession.settle()
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
@@ -256,6 +261,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.connections.close(connection, "the query is answered")
             case msg.EvidenceRequest() if not is_known:
                 self.inquiries.ask(connection, message)
+            case msg.AddressQuery() if not is_known:
+                seen = self.connections.hosts[connection]
+                test = self.caller_tests.begin(connection, message, seen, self._now_ns)
+                if isinstance(test, TryCaller):
+                    self.outbox.add(test)
+                else:
+                    self._answer_address(connection, test, dialled=False)
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -269,6 +281,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     reason=f"an unregistered peer sent {type(message).__name__}, "
                     "not Register, Resume or Return"
                 )
+
+    def _answer_address(self, connection: int, reason: str, *, dialled: bool) -> None:
+        """Answer an ``AddressQuery``, unless its sender has left."""
+        if connection in self.connections.hosts:
+            seen = self.connections.hosts[connection]
+            self.outbox.add(SendAddress(connection, seen, dialled, reason))
+            self.connections.close(connection, "the query is answered")
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         """Handle a message of a peer, sent now or in its report to a new master."""

@@ -186,7 +186,8 @@ class Membership:
 
     def members(self, group: int | None = None) -> list[RegisteredPeer]:
         """Return the admitted peers of one group or of the run, in order of id."""
-        return [p for p in self.peers.values() if p.admitted and group in (None, p.group)]
+        admitted = [peer for peer in self.peers.values() if peer.admitted]
+        return admitted if group is None else [peer for peer in admitted if peer.group == group]
 
     def pending(self) -> list[RegisteredPeer]:
         """Return the newcomers, in order of id."""

@@ -10,7 +10,16 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
+from pccl.protocol.shared_state import Offer
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    Descriptor,
+    OperationId,
+    RemovalCause,
+    Roster,
+    RoundKind,
+)
 
 # -- calls ---------------------------------------------------------------------------------------
 
@@ -168,12 +177,21 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
 # -- outcomes ------------------------------------------------------------------------------------
 
 
-def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
-    """Return the error for the caller of an aborted operation."""
+def aborted(
+    message: msg.OperationEnded, asked: Descriptor | Offer, attempt: int = 0
+) -> errors.PCCLError:
+    """Return the error for the caller of an aborted operation.
+
+    Args:
+        message: the outcome.
+        asked: what this peer requests in the operation. The master may have decided before.
+        attempt: how often the operation was tried before.
+    """
     what = _what(message.operation)
     match message.abort:
         case AbortCause.DESCRIPTOR_MISMATCH:
-            return errors.DescriptorMismatch(reason=f"{message.reason}; make the calls agree")
+            reason = f"{message.reason}; this peer asked for {asked}; make the calls agree"
+            return errors.DescriptorMismatch(reason=reason)
         case AbortCause.DIGEST_MISMATCH:
             often = ", twice in a row" if attempt else ""
             reason = f"{what}: {message.reason}{often}; inputs are intact"

@@ -36,6 +36,7 @@ _OPENERS = (
     msg.StatusRequest,
     msg.RunQuery,
     msg.EvidenceRequest,
+    msg.AddressQuery,
     msg.Goodbye,
     msg.Damaged,
 )

@@ -9,6 +9,8 @@ from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtoc
 from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake import Opening
 from pccl.protocol.messages import (
+    AddressIs,
+    AddressQuery,
     EvidenceReport,
     EvidenceRequest,
     Message,
@@ -24,7 +26,7 @@ from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Transport
 
-_Answer = TypeVar("_Answer", StatusReport, RunIs, EvidenceReport)
+_Answer = TypeVar("_Answer", StatusReport, RunIs, EvidenceReport, AddressIs)
 
 
 async def ask_status(
@@ -77,6 +79,26 @@ async def ask_peer(
     return await question.ask(transport, master, credentials, timeout_s)
 
 
+async def ask_address(
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    query: AddressQuery,
+) -> tuple[AddressIs, int, int]:
+    """Ask a master how it sees this process, and whether it can dial the address in ``query``.
+
+    The other arguments and the errors are those of ``ask_status``.
+
+    Returns:
+        The answer, and the times of the question and of the answer by ``clock``.
+    """
+    question = _MasterQuestion(clock, query, AddressIs, "answer")
+    answer = await question.ask(transport, master, credentials, timeout_s)
+    return answer, question.asked_ns, question.answered_ns
+
+
 class _MasterQuestion(Generic[_Answer]):
     """One question on one connection.
 
@@ -94,6 +116,8 @@ class _MasterQuestion(Generic[_Answer]):
         self._name = name
         self._answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._stream: ControlStream | None = None
+        self.asked_ns = 0
+        self.answered_ns = 0
 
     async def ask(
         self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
@@ -118,6 +142,7 @@ class _MasterQuestion(Generic[_Answer]):
         self._stream = ControlStream(
             connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
         )
+        self.asked_ns = self._clock.now_ns()
         self._stream.send(self._words)
 
     def _fail(self, error: PCCLError) -> None:
@@ -131,6 +156,7 @@ class _MasterQuestion(Generic[_Answer]):
                 self._fail(NotAdmitted(reason=reason))
             case _ if isinstance(message, self._kind):
                 if not self._answer.done():
+                    self.answered_ns = self._clock.now_ns()
                     self._answer.set_result(message)
             case _:
                 reason = f"the master sent {type(message).__name__} instead of the {self._name}"

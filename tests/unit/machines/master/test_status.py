@@ -82,6 +82,8 @@ def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
 
 def test_an_empty_run() -> None:
     expected = StatusReport(RUN, 7, 0, 0, 0, (), 0, (), 0, (), (), 0, (), 0, (), "")
+    zeros = "members: 0, newcomers: 0, open calls: 0, removals: 0"
+    assert repr(expected) == f"<MasterStatus: term 7, {zeros}>"
     assert ask(new()) == expected
 
 

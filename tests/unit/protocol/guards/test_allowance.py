@@ -43,7 +43,7 @@ def test_what_a_stranger_may_send() -> None:
     allowed = {kind.__name__: PEERS_BYTES_MAX[Trust.STRANGER].get(kind, 0) for kind in FROM_PEERS}
     assert {name for name, size in allowed.items() if size} == {
         *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
-        *("Damaged", "EvidenceRequest"),
+        *("Damaged", "EvidenceRequest", "AddressQuery"),
     }
     assert max(allowed.values()) < 1024
 
