@@ -57,11 +57,10 @@ def read_records(
         try:
             if Path(path).stat().st_size > FILE_BYTES_MAX:
                 raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
-            value: Any = json.loads(Path(path).read_text("utf-8"))
-            several: dict[str, Any] = value if type(value) is dict else {}
-            if "records" in several:
-                records += map(check_record, several["records"])
-                absent: dict[str, str] = dict(several["unanswered"])
+            value: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+            if type(value) is dict and "records" in value:
+                records += map(check_record, value["records"])
+                absent: dict[str, str] = dict(value["unanswered"])
                 unanswered |= {printable(name[:99]): printable(absent[name]) for name in absent}
             else:
                 records.append(check_record(value))
