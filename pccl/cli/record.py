@@ -115,13 +115,16 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
 def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
     masters, secret = target
     try:
-        members = pccl.master_status(masters, token=secret, timeout_s=timeout_s).members
+        status = pccl.master_status(masters, token=secret, timeout_s=timeout_s)
     except PCCLError as error:
         raise click.ClickException(f"no status from {masters}: {error.reason}") from error
+    members = status.members
     if only is not None:
         members = tuple(one for one in members if only in (str(one.peer), one.name))
         if not members:
             raise click.ClickException(f"the run has no peer {only!r}; see pccl status")
+    elif not members:
+        raise click.ClickException("the run has no members")
 
     def ask(member: MemberStatus) -> tuple[Any, Record] | str:
         kind = EvidenceKind.RECORD
@@ -140,6 +143,8 @@ def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
         for member, answer in zip(members, answers, strict=True)
         if isinstance(answer, str)
     }
+    if only is None and (further := status.member_count - len(members)):
+        unanswered[f"{further} further peers"] = "the status of the master does not list them"
     for name, why in unanswered.items():
         click.echo(f"no record of {name}: {why}", err=True)
     given = [answer for answer in answers if not isinstance(answer, str)]

@@ -61,7 +61,9 @@ def read_records(
             if type(value) is dict and "records" in value:
                 records += map(check_record, value["records"])
                 absent: dict[str, str] = dict(value["unanswered"])
-                unanswered |= {printable(name[:99]): printable(absent[name]) for name in absent}
+                unanswered |= {
+                    printable(name[:99]): printable(str(why)) for name, why in absent.items()
+                }
             else:
                 records.append(check_record(value))
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
