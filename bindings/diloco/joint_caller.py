@@ -150,6 +150,8 @@ class JointCaller:
         Raises:
             PCCLError: the run cannot continue; the message says why.
         """
+        if isinstance(self._failure, pccl.PCCLError):
+            raise self._failure.with_traceback(None)  # its frames are those of another thread
         if self._failure is not None:
             raise self._failure
         if self._has_ended:

@@ -30,6 +30,7 @@ from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
+from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
 
@@ -211,6 +212,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     # -- training ----------------------------------------------------------------------------------
 
+    @raised_here
     def join(self) -> bool:
         """Join the run, and load its parameters. A second call does nothing.
 
@@ -232,6 +234,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._events.deliver()
         return changed
 
+    @raised_here
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Make an inner step, and the joint calls and merges that are due after it.
 
@@ -280,6 +283,7 @@ class DiLoCo(torch.optim.Optimizer):
         """Reset the gradients, as the inner optimizer does."""
         self.inner.zero_grad(set_to_none=set_to_none)
 
+    @raised_here
     def finish(self) -> None:
         """Wait for the rounds in flight, and load the outer parameters into the model.
 

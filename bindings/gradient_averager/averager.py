@@ -32,7 +32,14 @@ from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Reductions
 from pccl.bindings.gradient_averager.replica import AveragedReplica
 from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.config import resolve_min_peers
-from pccl.errors import Evicted, MasterLost, NotConnected, PCCLError, ResyncRequired
+from pccl.errors import (
+    Evicted,
+    MasterLost,
+    NotConnected,
+    PCCLError,
+    ResyncRequired,
+    raised_here,
+)
 from pccl.inquiry import RemovalCause
 
 _log = logging.getLogger("pccl.averager")
@@ -139,6 +146,7 @@ class GradientAverager:
 
     # -- membership --------------------------------------------------------------------------------
 
+    @raised_here
     def update(self) -> tuple[int, ...]:
         """Join the run, or admit newcomers; afterwards all replicas are equal. Joint call.
 
@@ -237,6 +245,7 @@ class GradientAverager:
         for number in range(len(self._buckets)):
             self._compression.feedback.forget(_name(number))
 
+    @raised_here
     def verify(self) -> None:
         """Check that all replicas are bit-identical; change nothing. Joint call.
 
@@ -262,6 +271,7 @@ class GradientAverager:
         finally:
             self._accumulates = before
 
+    @raised_here
     def synchronize(self, *also: Tensor) -> bool:
         """Replace all gradients by their averages. Joint call.
 
@@ -324,6 +334,7 @@ class GradientAverager:
         self._events.deliver()
         return True
 
+    @raised_here
     def step(self, *also: Tensor) -> bool:
         """``synchronize``, then the optimizer's step, unless this peer lost its membership.
 

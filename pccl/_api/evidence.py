@@ -76,7 +76,12 @@ class Evidence:
             "step": engine.step,
             "all_callers_inside": self._callers.all_blocked(),
             "paths": [
-                {"peer_id": link.peer, "lane": lane.number, **asdict(measured)}
+                {
+                    "peer_id": link.peer,
+                    "lane": lane.number,
+                    "backlog_bytes": lane.backlog_bytes,
+                    **asdict(measured),
+                }
                 for link in engine.links.all()
                 for lane in link.lanes
                 if (measured := lane.connection.measure()) is not None

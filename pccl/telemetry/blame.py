@@ -28,6 +28,9 @@ NO_ROOM_S = 120
 SILENT_MS = 3000
 """A peer from which the master has heard nothing for this long misses several heartbeats."""
 
+STILL_MS = 2000
+"""A collective in which no data has moved for this long, though a sender has some, is cut off."""
+
 COMPUTES = 0.5
 """A process that uses this many processors computes."""
 
@@ -98,7 +101,9 @@ def waits_in_words(status: StatusReport) -> Iterator[str]:
     for one in status.rounds:
         whom, waited_s = _peers(one.missing), one.waiting_ms / 1000
         call = f"{one.round.kind.call_name} #{one.round.n}"
-        yield f"{call}: {one.requested_count} members wait for {whom}, for {waited_s:.1f} s"
+        count = one.requested_count
+        who = "1 member waits" if count == 1 else f"{count} members wait"
+        yield f"{call}: {who} for {whom}, for {waited_s:.1f} s"
     for operation in status.operations:
         whom, still_s = _peers(operation.missing), operation.still_ms / 1000
         what = "results" if operation.started else "calls"
@@ -107,7 +112,7 @@ def waits_in_words(status: StatusReport) -> Iterator[str]:
 
 def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[BlameFinding]:
     """Return who holds up the run, the most certain conclusion first; empty: nobody does."""
-    case = _Case(status, clues)
+    case = _Situation(status, clues)
     findings = [*case.processes(), *case.cut_off(), *case.silent(), *case.no_room()]
     findings += case.crossed()
     findings += case.calls(known={peer for one in findings for peer in one.peers})
@@ -115,7 +120,7 @@ def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[Blam
     return findings
 
 
-class _Case:
+class _Situation:
     """One situation, while conclusions are drawn from it."""
 
     def __init__(self, status: StatusReport, clues: Mapping[PeerId, Clues]) -> None:
@@ -291,23 +296,24 @@ class _Case:
         started = [one for one in self._status.operations if one.started]
         if not started or any(set(one.missing) & known for one in started):
             return
+        what, still = started[0].what, min(one.still_ms for one in started) >= STILL_MS
         dead: dict[tuple[int, int], str] = {}
-        speeds: dict[tuple[int, int], int] = {}
+        speeds: dict[tuple[int, int], float] = {}
         for peer in self._members:
-            state = self._of(peer).state
-            for path in _dicts(state.get("paths")):
+            for path in _dicts(self._of(peer).state.get("paths")):
                 other = path.get("peer_id")
                 if not isinstance(other, int) or other not in self._members:
                     continue
-                if _is_dead(path):
-                    ago_s = _number(path.get("ack_ago_ms")) / 1000
+                ago_s = _number(path.get("ack_ago_ms")) / 1000
+                waits = _number(path.get("backlog_bytes")) > 0
+                if _is_dead(path) or (still and waits):
                     pair = (min(peer, other), max(peer, other))
                     dead[pair] = (
-                        f"peer {other} has acknowledged nothing to peer {peer} for {ago_s:.1f} s"
+                        f"peer {other} takes nothing from peer {peer} (silent for {ago_s:.1f} s)"
                     )
-                elif (speed := _number(path.get("bytes_per_s"))) > 0:
-                    speeds[peer, other] = max(speeds.get((peer, other), 0), int(speed))
-        what = started[0].what
+                speed = _number(path.get("bytes_per_s"))
+                if speed > 0:
+                    speeds[peer, other] = max(speeds.get((peer, other), 0.0), speed)
         for pair, why in dead.items():
             text = f"the link of {_peers(pair)} is dead: {why}, and {what} waits for data"
             remedy = "check the network between them; their lanes are replaced after some seconds"
@@ -315,7 +321,7 @@ class _Case:
         if not dead and speeds:
             yield from self._slow(speeds, what)
 
-    def _slow(self, speeds: Mapping[tuple[int, int], int], what: str) -> Iterator[BlameFinding]:
+    def _slow(self, speeds: Mapping[tuple[int, int], float], what: str) -> Iterator[BlameFinding]:
         (one, other), slowest = min(speeds.items(), key=lambda item: item[1])
         median = sorted(speeds.values())[len(speeds) // 2]
         if median >= SLOW_RATIO * slowest:

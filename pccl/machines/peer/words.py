@@ -261,7 +261,10 @@ def refused(
 
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
     """Return the error after no master returned within the deadline."""
-    return errors.MasterLost(
-        reason=f"no message from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
-        "update_topology() or connect() rejoins once the master is back"
+    error = errors.MasterLost(
+        reason=f"no message from the master for {silence_s:.0f} s ({reason}). Tensors and shared "
+        "state are intact: save a checkpoint now. When a master is back, update_topology() or "
+        "connect() rejoins"
     )
+    error.is_gone = True
+    return error
