@@ -15,6 +15,7 @@
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
+| ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
 An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
@@ -47,6 +48,7 @@ DRAIN = "PCCL_DRAIN"
 LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
 STACKS = "PCCL_STACKS"
+RECORD = "PCCL_RECORD"
 PROGRESS = "PCCL_PROGRESS"
 METRICS = "PCCL_METRICS"
 
@@ -186,6 +188,20 @@ def resolve_progress() -> bool:
         ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(PROGRESS)
+
+
+def resolve_record() -> Path | None:
+    """Return the folder for records; None: this process writes none.
+
+    Raises:
+        ValueError: there is no such folder, or this process may not write there.
+    """
+    text = os.environ.get(RECORD)
+    if not text:
+        return None
+    if not os.path.isdir(text) or not os.access(text, os.W_OK | os.X_OK):
+        raise ValueError(f"{RECORD}: {text!r} is no folder in which this process may write")
+    return Path(text).absolute()
 
 
 def resolve_stacks() -> bool:

@@ -20,6 +20,7 @@ from pccl.config import (
     resolve_masters,
     resolve_metrics,
     resolve_name,
+    resolve_record,
     resolve_stacks,
     resolve_token,
 )
@@ -94,9 +95,10 @@ class CommunicatorBase:
         )
         drains, metrics = resolve_drain(), resolve_metrics()
         resolve_stacks()  # a mistake shows here
+        record_to = resolve_record()
         show_log(options.name)
         dump_stacks_on_request(options.name)
-        self._session = Session(self, master, group, options, metrics)
+        self._session = Session(self, master, group, options, metrics, record_to)
         self._engine = self._session.engine
         if drains:
             drain(self._session)

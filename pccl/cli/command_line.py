@@ -96,6 +96,7 @@ def check_switches() -> None:
         config.resolve_drain()
         config.resolve_progress()
         config.resolve_name(None)
+        config.resolve_record()
         resolve_level()
         resolve_local_time()
     except ValueError as error:

@@ -10,4 +10,5 @@
 * ``peer_metrics``: the values of one peer's metrics.
 * ``master_metrics``: the values of a master's metrics.
 * ``metrics_server``: serves them over HTTP.
+* ``records``: records of peers as files, and the trace that is made of them.
 """

@@ -84,8 +84,9 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import NoRoom
+from pccl.telemetry.events import MembershipLost, NoRoom
 from pccl.telemetry.names import Names
+from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
@@ -153,8 +154,9 @@ class PeerEngine:
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self.events = EventStream()
         self.names = Names()
+        self.recorder = Recorder()
         self.calls = Calls(loop, clock, self.feed, self.events, self.names)
-        self._reporter = PeerReporter(self.events, self.names, self._timing)
+        self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -191,6 +193,7 @@ class PeerEngine:
             anyone=self._options.pulled_by_anyone,
         )
         if lost is not None:
+            self.recorder.former.append(lost.peer)
             self.exchange.close()
         self._state.enter_run(self.machine, self.links)
         self.keeper = LinkKeeper(
@@ -205,6 +208,7 @@ class PeerEngine:
             self._credentials,
             self._options.lanes,
             partial(self._control.may_dial, self._options.advertise_host),
+            self.recorder.segments,
         )
 
     @property
@@ -461,6 +465,7 @@ class PeerEngine:
         """
         self._events.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
+        self.events.put(MembershipLost(cause="INTERNAL_ERROR", reason=reason), self.now_ns())
         bug = errors.LocalProtocolError(reason=reason)
         bug.__cause__ = error
         for operation in list(self.data_plane.transfers):

@@ -8,4 +8,7 @@
 * ``clocks``: the clock of the master, as a peer knows it.
 * ``evidence``: the form of what peers tell people who ask.
 * ``words``: the line of the log for an event.
+* ``recorder``: what one peer did last, and its form in JSON, the record.
+* ``records``: records of other processes, checked.
+* ``trace``: one trace of all peers, made from their records.
 """

@@ -45,8 +45,8 @@ class MembershipLost:
     """This peer is no longer a member: the master removed it, or it gave the master up.
 
     Attributes:
-        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST``, ``CLOSED``, or the
-            name of another error.
+        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST``, ``CLOSED``,
+            ``INTERNAL_ERROR`` (a bug in the library), or the name of another error.
         reason: what happened, in words.
     """
 

@@ -1,5 +1,7 @@
 """``PeerReporter``: finds in the events and effects of a peer machine what people want to know.
 
+It puts events into the stream, and phases of operations into the recorder.
+
 Pure. It outlives the machine of one membership, so a peer that was evicted and has rejoined can
 still tell why, and for how long it was away.
 """
@@ -9,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pccl.machines.peer.events import (
+    Begin,
+    BeginSync,
     ControlMessage,
+    End,
     LinkChanged,
     PeerEffect,
     PeerEvent,
+    Post,
+    PostSync,
     RaiseCall,
+    ReduceDone,
     ReportUndialable,
     ReportWait,
     ReturnCall,
@@ -22,9 +30,11 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
+from pccl.protocol.operation import Eager, Phase
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
+from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 
 MASTER_SAID_AFTER_NS = NS_PER_S
@@ -37,11 +47,15 @@ class PeerReporter:
     Args:
         stream: takes the events.
         names: learns the names of all members.
+        recorder: takes the phases of operations.
         timing: deadlines.
     """
 
-    def __init__(self, stream: EventStream, names: Names, timing: Timing) -> None:
+    def __init__(
+        self, stream: EventStream, names: Names, recorder: Recorder, timing: Timing
+    ) -> None:
         self._stream, self._names, self._timing = stream, names, timing
+        self._phases = recorder.phases
         self._members: dict[PeerId, Member] = {}
         """The members of the group, this peer included; empty while it is no member."""
         self._run = b""
@@ -69,6 +83,8 @@ class PeerReporter:
                 self._master_is_back(term, now_ns)
             case LinkChanged(peer, reason):
                 self._link_changed(peer, reason, now_ns)
+            case ReduceDone(operation):
+                self._phases.append((now_ns, Phase.DONE, operation, None))
             case _:
                 pass
         for effect in effects:
@@ -82,6 +98,15 @@ class PeerReporter:
                     whom = self._names.explain(whom)
                     waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
                     self._stream.put(waiting, now_ns)
+                case Post(_, operation, descriptor):
+                    self._phases.append((now_ns, Phase.REQUESTED, operation, descriptor))
+                case PostSync(_, operation):
+                    self._phases.append((now_ns, Phase.REQUESTED, operation, None))
+                case Begin(operation, Eager.NOTHING) | BeginSync(operation):
+                    self._phases.append((now_ns, Phase.STARTED, operation, None))
+                case End(operation, committed):
+                    phase = Phase.COMMITTED if committed else Phase.ABORTED
+                    self._phases.append((now_ns, phase, operation, None))
                 case ReportUndialable(text):
                     self._stream.put(tell.AddressUnreachable(reason=text), now_ns)
                 case _:

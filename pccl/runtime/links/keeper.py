@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.frame import Moved
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
@@ -53,6 +55,7 @@ class LinkKeeper:
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
+        moved: takes the segments that lanes send and receive; None: they are not recorded.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class LinkKeeper:
         credentials: Credentials,
         lanes: int,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
+        moved: deque[Moved] | None = None,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -77,6 +81,7 @@ class LinkKeeper:
         self._create_task = create_task
         self._credentials = credentials
         self._lanes = lanes
+        self._moved = moved
         self._may_dial = may_dial
         self._links = links
         self._frames = frames
@@ -254,8 +259,9 @@ class LinkKeeper:
         link = self._links.to(peer)
         link.told = min(told, LANES_MAX)
         superseded, more = link.lane(number), link.up
-        lane = Lane(connection, number, link, self)
-        now_ns = self._clock.now_ns()
+        clock = self._clock
+        lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
+        now_ns = clock.now_ns()
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
         self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)
         link.add(lane)

@@ -17,6 +17,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import Member, PeerId, RemovalCause, Roster, RoundId, RoundKind
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
+from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 from tests.support.peer_stage import ME, RUN, SUM, PeerStage
 from tests.support.scenarios import op, roster
@@ -38,7 +39,7 @@ class Told(PeerStage):
     def __init__(self) -> None:
         super().__init__()
         self.stream, self.names = EventStream(), Names()
-        self.reporter = PeerReporter(self.stream, self.names, Timing())
+        self.reporter = PeerReporter(self.stream, self.names, Recorder(), Timing())
         self._looked = 0
 
     def do(self, said: Any) -> list[ev.PeerEffect]:
