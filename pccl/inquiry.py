@@ -13,7 +13,9 @@ from pccl.config import resolve_masters, resolve_token
 from pccl.errors import PCCLError, named
 from pccl.protocol.limits import SECONDS_MAX
 from pccl.protocol.status_report import (
+    EndedStatus,
     GroupStatus,
+    LinkSpeed,
     MemberStatus,
     NewcomerStatus,
     OperationStatus,
@@ -29,7 +31,9 @@ from pccl.runtime.io_thread import IOThread
 from pccl.transports.base import Address
 
 __all__ = [
+    "EndedStatus",
     "GroupStatus",
+    "LinkSpeed",
     "MasterStatus",
     "MemberStatus",
     "NewcomerStatus",

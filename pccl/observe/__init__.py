@@ -3,5 +3,6 @@
 * ``events``: the events, for programs and tools that consume them.
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
+* ``summary``: what people want to know of a status.
 * ``logs``: the log lines of the library.
 """
