@@ -66,7 +66,7 @@ def status(
     view = TableView() if is_terminal else PlainView(as_json=as_json)
     try:
         with writing():
-            view.show(_ask(master, secret, timeout_s))
+            view.show(ask(master, secret, timeout_s))
         while watch:
             time.sleep(interval_s)
             _show_next(view, master, secret, timeout_s)
@@ -81,7 +81,7 @@ def _show_next(
 ) -> None:
     """Show the next status, or why there is none; ``--watch`` continues, as a master may return."""
     try:
-        found = _ask(master, secret, timeout_s)
+        found = ask(master, secret, timeout_s)
     except click.ClickException as error:
         with writing():
             view.trouble(error.message)
@@ -90,7 +90,12 @@ def _show_next(
             view.show(found)
 
 
-def _ask(master: str | None, secret: bytes | None, timeout_s: float) -> MasterStatus:
+def ask(master: str | None, secret: bytes | None, timeout_s: float) -> MasterStatus:
+    """Return the status of the run of a master.
+
+    Raises:
+        click.ClickException: there is no answer; the message says why.
+    """
     try:
         return pccl.master_status(master, token=secret, timeout_s=timeout_s)
     except PCCLError as error:

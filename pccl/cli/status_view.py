@@ -214,6 +214,10 @@ def _link(link: LinkSpeed, names: Names) -> Row:
     return f"{who(names, link.peer)} to {who(names, link.other)}", rtt, speed
 
 
+def _known_speed(link: LinkSpeed) -> float:
+    return link.bytes_per_s or math.inf
+
+
 def _removal(removal: RemovalStatus, names: Names) -> Row:
     whom = f"peer {who(names, removal.peer)} of group {removal.group}"
     when, reason = f"{_seconds(removal.ago_ms)} ago", names.explain(removal.reason)
@@ -313,7 +317,7 @@ KINDS = (
         ("link", "round trip", "speed"),
         "link {}: {}, {}",
         _link,
-        order=lambda link: link.bytes_per_s or math.inf,
+        order=_known_speed,
         shown_max=8,
     ),
     Kind(

@@ -1,0 +1,163 @@
+"""``pccl top`` without a terminal: its keys, its state, and its lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+from rich.cells import cell_len
+
+from pccl.cli.top.keys import keys
+from pccl.cli.top.model import COLUMNS, Model
+from pccl.cli.top.view import KEYS, lines
+from pccl.inquiry import LinkSpeed
+from pccl.protocol.types import PeerId
+from tests.support.statuses import SAMPLE, ended, member
+
+NOW_S = 100.0
+MODEL = Model("127.0.0.1:48148").answered(SAMPLE, NOW_S)
+
+
+def press(model: Model, *pressed: str) -> Model:
+    return reduce(Model.press, pressed, model)
+
+
+def shown(model: Model, width: int = 80, height: int = 24, now_s: float = NOW_S) -> str:
+    drawn = [line.plain for line in lines(model, width, height, now_s)]
+    assert len(drawn) == height
+    assert {cell_len(line) for line in drawn} == {width}
+    return "\n".join(drawn)
+
+
+def order(model: Model) -> list[int]:
+    return [one.peer for one in model.members()]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_keys_of_one_read() -> None:
+    assert list(keys(b"q\x1b[A\x1bOB\x1b[5~\r7\x7f")) == [
+        "q", "up", "down", "page up", "enter", "7", "escape",
+    ]  # fmt: skip
+    assert list(keys(b"\x1b")) == ["escape"]
+    assert list(keys(b"\x1b[1;5C\x1b[200~\x00\xff")) == ["\N{REPLACEMENT CHARACTER}"]
+
+
+# -- state -----------------------------------------------------------------------------------------
+
+
+def test_q_quits_and_other_letters_change_nothing() -> None:
+    assert press(MODEL, "q").ended
+    assert press(MODEL, "x") == MODEL
+    assert press(Model("m"), "down", "enter", "s", "1").members() == []
+
+
+@pytest.mark.parametrize(
+    ("column", "peers"),
+    [
+        ("peer", [1, 2, 3, 4]),
+        ("name", [1, 2, 3, 4]),
+        ("rank", [1, 3, 2, 4]),
+        ("step", [4, 2, 3, 1]),
+        ("steps/s", [4, 2, 1, 3]),
+        ("state", [4, 2, 1, 3]),
+    ],
+)
+def test_members_are_sorted_by_each_column(column: str, peers: list[int]) -> None:
+    at = list(COLUMNS).index(column)
+    model = press(MODEL, *"s" * at)
+    assert (model.sort, order(model)) == (column, peers)
+    assert press(model, "r").members() == sorted(model.members(), key=COLUMNS[column], reverse=True)
+    assert press(model, *"S" * at).sort == "peer"
+
+
+def test_the_choice_moves_and_stays_with_its_member() -> None:
+    model = press(MODEL, "down", "down")
+    assert (model.chosen, model.place()) == (3, 2)
+    assert press(model, "page down").chosen == 4
+    assert press(model, "page up", "up").chosen == 1
+    sorted_again = press(model, "s", "s", "s")
+    assert (sorted_again.chosen, sorted_again.place()) == (3, 1)
+
+
+def test_enter_and_a_number_show_details() -> None:
+    assert press(MODEL, "enter").details
+    assert not press(MODEL, "enter", "enter").details
+    chosen = press(MODEL, "3")
+    assert (chosen.chosen, chosen.details) == (3, True)
+    assert not press(chosen, "escape").details
+    many = replace(SAMPLE, members=tuple(member(n, "x") for n in (1, 12, 2)))
+    model = MODEL.answered(many, NOW_S)
+    assert [press(model, *typed).chosen for typed in ("1", "12", "122", "19", "9")] == [
+        1, 12, 2, 1, None,
+    ]  # fmt: skip
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def test_the_whole_run_fits_a_small_terminal() -> None:
+    text = shown(MODEL)
+    for part in (
+        "4 members  1 newcomer  1 removed  1.2 calls/s  3.30 MB/s",
+        "slowest: 2 (bob), last in 3 of 4 calls, 31.0 ms late on average",
+        ">    1 alice 10.0.0.1:48201  0/0 1200     2.5 waits          tag 7",
+        "     4 dave  10.0.0.4:48204  0/3    -       - lost 6.00 s    -",
+        "   3.20 s  update_topology waits for 2 (bob), 4 (dave)",
+        "  newcomer 12 (erin) waits for the members' update_topology()",
+        " 2.10 s ago   250 ms  MEMBER_LOST  last 2 (bob) +31.0 ms",
+        "   12.4 MB/s  round trip 1.80 ms  2 (bob) to 1 (alice)",
+    ):
+        assert part in text
+    assert text.endswith(KEYS.ljust(80))
+
+
+def test_the_chosen_member_is_on_the_screen_of_a_large_run() -> None:
+    members = tuple(member(n, f"peer-{n}") for n in range(1, 301))
+    large = replace(SAMPLE, members=members, member_count=300, ended=(ended(),) * 32)
+    model = MODEL.answered(large, NOW_S)
+    for pressed in ("up", "200", "300"):
+        chosen = press(model, *pressed, "escape") if pressed.isdecimal() else press(model, pressed)
+        text = shown(chosen)
+        assert f"> {chosen.chosen:>4} peer-{chosen.chosen} " in text
+        assert text.count(" peer-") > 8
+
+
+def test_details_of_a_member_and_of_one_that_is_gone() -> None:
+    text = shown(press(MODEL, "2"))
+    for part in (
+        "peer        2 (bob)",
+        "awaited     for 3.20 s",
+        "step        1196, 1.92 steps/s",
+        "last call   tag 7 (AVG of 1048576 x float32), 3.60 s ago",
+        "12.4 MB/s",
+    ):
+        assert part in text
+    assert "1.13 GB/s" not in text
+    gone = replace(MODEL, chosen=9, details=True)
+    assert "peer 9 is no member any more: SILENT, silent for 10.0 s" in shown(gone)
+
+
+def test_an_absent_master_is_said_above_the_last_state() -> None:
+    away = MODEL.unanswered("no status from 127.0.0.1:48148: refused")
+    text = shown(away, now_s=NOW_S + 7)
+    assert "the state of 7.00 s ago; no status from 127.0.0.1:48148: refused" in text
+    assert "alice" in text
+    drawn = lines(away, 80, 24, NOW_S)
+    assert all("dim" in [str(span.style) for span in line.spans] for line in drawn[5:8])
+    assert "the state of" not in shown(away.answered(SAMPLE, NOW_S))
+    first = Model("m").unanswered("refused")
+    assert "refused" in shown(first)
+    assert "waiting for the first answer" in shown(Model("m"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (1, 1), (20, 5), (300, 100), (80, 3)])
+def test_any_size_is_filled(size: tuple[int, int]) -> None:
+    wide = replace(SAMPLE, members=(member(1, "\N{HANGUL SYLLABLE GAG}" * 20, calls="[bold]x"),))
+    links = tuple(LinkSpeed(PeerId(1), PeerId(n), 0, 0) for n in range(50))
+    for status in (SAMPLE, replace(wide, links=links), replace(SAMPLE, waits_for="it stands by")):
+        for pressed in ("up", "1"):
+            shown(press(MODEL.answered(status, NOW_S), pressed), *size)
+    assert "[bold]x" in shown(MODEL.answered(wide, NOW_S), 200, 24)
