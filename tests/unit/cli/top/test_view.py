@@ -1,4 +1,4 @@
-"""``pccl top`` without a terminal: its keys, its state, and its lines."""
+"""The lines of ``pccl top``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from functools import reduce
 import pytest
 from rich.cells import cell_len
 
-from pccl.cli.top.keys import keys
-from pccl.cli.top.model import COLUMNS, Model
+from pccl.cli.top.model import Model
 from pccl.cli.top.view import KEYS, lines
 from pccl.inquiry import LinkSpeed
 from pccl.protocol.types import PeerId
@@ -28,74 +27,6 @@ def shown(model: Model, width: int = 80, height: int = 24, now_s: float = NOW_S)
     assert len(drawn) == height
     assert {cell_len(line) for line in drawn} == {width}
     return "\n".join(drawn)
-
-
-def order(model: Model) -> list[int]:
-    return [one.peer for one in model.members()]
-
-
-# -- keys ------------------------------------------------------------------------------------------
-
-
-def test_keys_of_one_read() -> None:
-    assert list(keys(b"q\x1b[A\x1bOB\x1b[5~\r7\x7f")) == [
-        "q", "up", "down", "page up", "enter", "7", "escape",
-    ]  # fmt: skip
-    assert list(keys(b"\x1b")) == ["escape"]
-    assert list(keys(b"\x1b[1;5C\x1b[200~\x00\xff")) == ["\N{REPLACEMENT CHARACTER}"]
-
-
-# -- state -----------------------------------------------------------------------------------------
-
-
-def test_q_quits_and_other_letters_change_nothing() -> None:
-    assert press(MODEL, "q").ended
-    assert press(MODEL, "x") == MODEL
-    assert press(Model("m"), "down", "enter", "s", "1").members() == []
-
-
-@pytest.mark.parametrize(
-    ("column", "peers"),
-    [
-        ("peer", [1, 2, 3, 4]),
-        ("name", [1, 2, 3, 4]),
-        ("rank", [1, 3, 2, 4]),
-        ("step", [4, 2, 3, 1]),
-        ("steps/s", [4, 2, 1, 3]),
-        ("state", [4, 2, 1, 3]),
-    ],
-)
-def test_members_are_sorted_by_each_column(column: str, peers: list[int]) -> None:
-    at = list(COLUMNS).index(column)
-    model = press(MODEL, *"s" * at)
-    assert (model.sort, order(model)) == (column, peers)
-    assert press(model, "r").members() == sorted(model.members(), key=COLUMNS[column], reverse=True)
-    assert press(model, *"S" * at).sort == "peer"
-
-
-def test_the_choice_moves_and_stays_with_its_member() -> None:
-    model = press(MODEL, "down", "down")
-    assert (model.chosen, model.place()) == (3, 2)
-    assert press(model, "page down").chosen == 4
-    assert press(model, "page up", "up").chosen == 1
-    sorted_again = press(model, "s", "s", "s")
-    assert (sorted_again.chosen, sorted_again.place()) == (3, 1)
-
-
-def test_enter_and_a_number_show_details() -> None:
-    assert press(MODEL, "enter").details
-    assert not press(MODEL, "enter", "enter").details
-    chosen = press(MODEL, "3")
-    assert (chosen.chosen, chosen.details) == (3, True)
-    assert not press(chosen, "escape").details
-    many = replace(SAMPLE, members=tuple(member(n, "x") for n in (1, 12, 2)))
-    model = MODEL.answered(many, NOW_S)
-    assert [press(model, *typed).chosen for typed in ("1", "12", "122", "19", "9")] == [
-        1, 12, 2, 1, None,
-    ]  # fmt: skip
-
-
-# -- lines -----------------------------------------------------------------------------------------
 
 
 def test_the_whole_run_fits_a_small_terminal() -> None:
