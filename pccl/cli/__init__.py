@@ -10,6 +10,8 @@
   all commands.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
+* ``top``: ``pccl top`` shows a run live in a terminal.
+* ``page``: the option ``--http``, and the page that it serves.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
 * ``bench``: ``pccl bench`` measures how fast the library is.

@@ -17,6 +17,7 @@ from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
 from pccl.cli.command_line import check_address, read_secret
+from pccl.cli.page import http_option, page_of
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
@@ -148,6 +149,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@http_option()
 @logs.verbose_option(logging.INFO)
 def master(
     listen: str,
@@ -156,6 +158,7 @@ def master(
     state: str | None,
     standby: str | None,
     standby_of: str | None,
+    http: str | None,
 ) -> None:
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
@@ -198,9 +201,10 @@ def master(
             standby=standby,
             standby_of=standby_of,
         )
-        click.echo("\n".join(words))
-        while not stopped.wait(0.2):  # a limit, because a signal just before the wait wakes nothing
-            pass
+        with page_of(node, http, secret, new_token) as more:
+            click.echo("\n".join([*words, *more]))
+            while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
+                pass
     finally:
         node.interrupt()
     click.echo("master ended")

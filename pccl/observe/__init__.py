@@ -4,5 +4,6 @@
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
 * ``summary``: what people want to know of a status.
+* ``page``: a page that shows a run in a browser.
 * ``logs``: the log lines of the library.
 """

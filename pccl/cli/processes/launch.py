@@ -22,6 +22,7 @@ from pccl import config
 from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
 from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switches, wrapped_command
+from pccl.cli.page import http_option, page_of
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
@@ -203,8 +204,14 @@ def peer_names(count: int, *, is_ours: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def own_master(port: int, token: str) -> Generator[str, None, None]:
-    """Run a master in this process, for peers of this machine, and yield its address."""
+def own_master(port: int, token: str, http: str | None) -> Generator[str, None, None]:
+    """Run a master in this process, for peers of this machine, and yield its address.
+
+    Args:
+        port: its port; 0: a free one.
+        token: the secret of the run.
+        http: address of the page that shows the run; None: there is none.
+    """
     try:
         node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
         node.run()
@@ -212,7 +219,10 @@ def own_master(port: int, token: str) -> Generator[str, None, None]:
         remedy = "choose another --port, or leave it out to get a free one"
         raise click.ClickException(f"{error.reason}; {remedy}") from error
     try:
-        yield node.address
+        with page_of(node, http, token.encode(), token) as words:
+            for line in words:
+                click.echo(line, err=True)
+            yield node.address
     finally:
         node.interrupt()
 
@@ -268,6 +278,7 @@ class LaunchCommand(Wrapper):
     show_default=True,
     help="Time in which peers may end after a signal, before they are killed.",
 )
+@http_option()
 @logs.verbose_option(logging.WARNING)
 @click.pass_context
 def launch(
@@ -279,6 +290,7 @@ def launch(
     min_peers: int | None,
     fail_fast: bool,
     grace_s: float,
+    http: str | None,
 ) -> None:
     """Start a master and several peers on this machine.
 
@@ -293,6 +305,8 @@ def launch(
     """
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a new master")
+    if master is not None and http is not None:
+        raise click.UsageError("give --http to the process that runs the master, not with --master")
     check_switches()
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]
@@ -302,7 +316,7 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            address = stack.enter_context(own_master(port or 0, token))
+            address = stack.enter_context(own_master(port or 0, token, http))
             environments = peer_environments(names, address, token, group, min_peers)
         else:
             environments = peer_environments(names, master, None, group, min_peers)
