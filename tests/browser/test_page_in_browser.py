@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -18,9 +17,10 @@ import pytest
 from pccl.observe.events import RunChanged
 from pccl.observe.page.server import PageServer
 from pccl.protocol.status_report import StatusReport
+from tests.support.browser import Browser
 from tests.support.paths import ROOT
-from tests.support.patience import LIMIT_S, LONG_LIMIT_S
 from tests.support.statuses import SAMPLE, ended, member
+from tests.support.waiting import until
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -28,19 +28,29 @@ EVIL = "<img src=x onerror=document.title='evil'>"
 
 PICTURE = ROOT / "docs" / "images" / "page.png"
 
+RECORD_S = 20.0
+"""Time that the charts of the picture show."""
 
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = os.environ.get("PCCL_TEST_BROWSER") or next(
-        filter(None, map(shutil.which, BROWSERS)), ""
-    )
-    if not found:
-        pytest.skip(f"no browser: install Chromium ({', '.join(BROWSERS)})")
-    return found
+TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
+
+Serve = Callable[[Callable[[], StatusReport]], PageServer]
 
 
 @pytest.fixture
-def serve() -> Generator[Callable[[Callable[[], StatusReport]], PageServer]]:
+def browser(tmp_path: Path) -> Generator[Browser]:
+    path = os.environ.get("PCCL_TEST_BROWSER") or next(
+        filter(None, map(shutil.which, BROWSERS)), ""
+    )
+    if not path:
+        pytest.skip(f"no browser: install Chromium ({', '.join(BROWSERS)})")
+    found = Browser(path, tmp_path / "profile")
+    yield found
+    found.close()
+    assert not found.complaints
+
+
+@pytest.fixture
+def serve() -> Generator[Serve]:
     servers: list[PageServer] = []
 
     def start(status: Callable[[], StatusReport]) -> PageServer:
@@ -53,34 +63,12 @@ def serve() -> Generator[Callable[[Callable[[], StatusReport]], PageServer]]:
         server.close()
 
 
-def browse(browser: str, url: str, profile: Path, *options: str, load_ms: int = 3000) -> str:
-    """Open a page for a while; return what the browser prints."""
-    command = (
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        f"--user-data-dir={profile}", f"--timeout={load_ms}", *options, url,
-    )  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_LIMIT_S, check=True)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
-
-
-def document(browser: str, page: PageServer, profile: Path, wanted: str) -> str:
-    """Return the document that the script has made, as soon as it has ``wanted``."""
-    deadline_s = time.monotonic() + LIMIT_S
-    load_ms = 2000
-    while wanted not in (text := browse(browser, page.url, profile, "--dump-dom", load_ms=load_ms)):
-        assert time.monotonic() < deadline_s, text
-        load_ms *= 2
-    return text
-
-
-Serve = Callable[[Callable[[], StatusReport]], PageServer]
-
-
-def test_the_page_shows_the_run(browser: str, serve: Serve, tmp_path: Path) -> None:
+def test_the_page_shows_the_run(browser: Browser, serve: Serve) -> None:
     page = serve(lambda: SAMPLE)
     page.put(RunChanged(what="admitted", peer_id=1, name="alice", group=0, reason="world size 4"))
-    text = document(browser, page, tmp_path, "pccl: 4 members")
+    browser.open(page.url)
+    browser.until("INFO peer 1 (alice) of group 0 admitted: world size 4")
+    text = browser.until("pccl: 4 members")
     for part in (
         'class="peer awaited"',
         "<b>2 bob</b><span>awaited 3.20 s</span>",
@@ -88,40 +76,57 @@ def test_the_page_shows_the_run(browser: str, serve: Serve, tmp_path: Path) -> N
         "update_topology waits for 2 (bob), 4 (dave)",
         '<td class="bad">MEMBER_LOST</td>',
         'title="round trip 1.8 ms"',
-        "INFO peer 1 (alice) of group 0 admitted: world size 4",
     ):
         assert part in text
-    assert 'class="old"' not in text
+    page.put(RunChanged(what="removed", peer_id=4, name="dave", group=0, reason="silent"))
+    browser.until("INFO peer 4 (dave) of group 0 removed: silent")
 
 
-def test_a_name_is_no_markup(browser: str, serve: Serve, tmp_path: Path) -> None:
+def test_a_name_is_no_markup(browser: Browser, serve: Serve) -> None:
     members = (member(1, EVIL, calls=EVIL, last_call=EVIL), *SAMPLE.members[1:])
     calls = (ended(what=EVIL), *SAMPLE.ended)
     page = serve(lambda: replace(SAMPLE, members=members, ended=calls, waits_for=EVIL))
     page.put(RunChanged(what="removed", peer_id=1, name=EVIL, group=0, reason=EVIL))
-    text = document(browser, page, tmp_path, "pccl: 4 members")
-    assert "<img" not in text
+    browser.open(page.url)
+    browser.until("of group 0 removed")
+    text = browser.until("pccl: 4 members")
+    assert browser.evaluate("document.images.length") == 0
     assert text.count("&lt;img src=x") >= 5
 
 
-def test_the_page_says_that_the_status_is_old(browser: str, serve: Serve, tmp_path: Path) -> None:
+def test_the_page_says_that_the_status_is_old(browser: Browser, serve: Serve) -> None:
     answers = [SAMPLE]
     page = serve(lambda: answers.pop())
-    text = document(browser, page, tmp_path, "no status: ")
-    assert '<body class="old">' in text
+    browser.open(page.url)
+    assert '<body class="old">' in browser.until("no status: pop from empty list")
+    page.close()
+    browser.until("no connection to the master's process")
+    browser.complaints.clear()  # the browser reports the lost connection
+
+
+def test_the_form_lets_a_browser_in_that_knows_the_token(browser: Browser) -> None:
+    page = PageServer("0.0.0.0", 0, lambda: SAMPLE, TOKEN.encode())
+    page.start()
+    try:
+        browser.open(page.url.replace("0.0.0.0", "127.0.0.1"))
+        browser.until("Token of the run")
+        browser.evaluate(f"document.forms[0].token.value = '{TOKEN}'; document.forms[0].submit()")
+        browser.until("pccl: 4 members")
+        assert browser.evaluate("document.cookie") == "", "scripts cannot read it"
+    finally:
+        page.close()
 
 
 def test_the_picture_of_the_documentation(
-    browser: str, serve: Serve, tmp_path: Path, request: pytest.FixtureRequest
+    browser: Browser, serve: Serve, request: pytest.FixtureRequest
 ) -> None:
-    began_s = time.monotonic()
     records = bool(request.config.getoption("--record"))
+    began_s = time.monotonic()
 
     def status() -> StatusReport:
-        passed_s = time.monotonic() - began_s
-        shift = 1 + int(3 * passed_s) % 2
-        took = tuple(replace(call, took_us=call.took_us * shift) for call in SAMPLE.ended)
-        return replace(SAMPLE, ended=took, ended_count=SAMPLE.ended_count + int(4 * passed_s))
+        turns = int(4 * (time.monotonic() - began_s))
+        took = (replace(call, took_us=call.took_us + turns % 7 * 1000) for call in SAMPLE.ended)
+        return replace(SAMPLE, ended=tuple(took), ended_count=1281 + turns)
 
     page = serve(status)
     for one in SAMPLE.members:
@@ -130,11 +135,11 @@ def test_the_picture_of_the_documentation(
                 what="admitted", peer_id=one.peer, name=one.name, group=0, reason="world size 4"
             )
         )
-    target = tmp_path / "page.png"
-    options = (f"--screenshot={target}", "--window-size=1100,900", "--hide-scrollbars")
-    load_ms = 15_000 if records else 1000
-    browse(browser, page.url, tmp_path / "profile", *options, load_ms=load_ms)
-    assert target.read_bytes().startswith(b"\x89PNG")
+    browser.open(page.url)
+    browser.until("pccl: 4 members")
+    until(lambda: not records or time.monotonic() > began_s + RECORD_S, 2 * RECORD_S)
+    picture = browser.picture()
+    assert picture.startswith(b"\x89PNG")
     if records:
-        shutil.copyfile(target, PICTURE)
+        PICTURE.write_bytes(picture)
     assert PICTURE.exists()

@@ -90,7 +90,8 @@ class Feed:
         before, self._before = self._before, status
         if before is not None and (before.run, before.term) != (status.run, status.term):
             before = None
-        self._points.append({"at": time.time(), **point(before, status, passed_s)})
+        if before is not None:
+            self._points.append({"at": time.time(), **point(before, status, passed_s)})
         self._picture, self._trouble = json.dumps(picture(status)), ""
 
     def _wake(self) -> None:

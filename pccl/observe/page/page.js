@@ -22,17 +22,20 @@ function row(...cells) {
   return line;
 }
 
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
 const mega = (bytes) => {
   const value = bytes / 1e6;
   return value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
 };
 
 function showRun(run) {
-  document.title = `pccl: ${run.member_count} members`;
+  document.title = `pccl: ${counted(run.member_count, "member")}`;
   at("run").textContent = run.idle
     ? `this master coordinates no run: ${run.idle}`
-    : `run ${run.run.slice(0, 8)}, term ${run.term}, up ${run.up}: ${run.member_count} members, ` +
-      `${run.newcomer_count} newcomers, ${run.removal_count} removed`;
+    : `run ${run.run.slice(0, 8)}, term ${run.term}, up ${run.up}: ` +
+      `${counted(run.member_count, "member")}, ${counted(run.newcomer_count, "newcomer")}, ` +
+      `${run.removal_count} removed`;
   const slow = run.slowest;
   at("slowest").textContent = slow
     ? `slowest: ${slow.who}, last in ${slow.calls} of ${slow.of} calls`

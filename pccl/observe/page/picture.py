@@ -47,15 +47,15 @@ def picture(status: StatusReport) -> dict[str, Any]:
     }
 
 
-def point(before: StatusReport | None, now: StatusReport, passed_s: float) -> dict[str, float]:
+def point(before: StatusReport, now: StatusReport, passed_s: float) -> dict[str, float]:
     """Return what has happened between two statuses, for the charts.
 
     Args:
-        before: the earlier status; None: none, or one of another incarnation.
+        before: the earlier status, of the same incarnation of the master.
         now: the later one.
         passed_s: time between them, in seconds.
     """
-    new = now.ended_count - before.ended_count if before is not None else 0
+    new = now.ended_count - before.ended_count
     latest = now.ended[: max(new, 0)]
     done = [call for call in latest if call.cause is None]
     share = new / len(latest) if latest else 0.0

@@ -58,7 +58,7 @@ async def test_a_browser_gets_the_past_and_then_each_change() -> None:
     assert (number, line["level"]) == (1, "INFO")
     assert line["text"] == "peer 1 (alice) of group 0 removed: it left"
     _, shown = await next_of("picture", messages)
-    while shown["run"] is None:
+    while shown["point"] is None:
         _, shown = await next_of("picture", messages)
     assert (shown["trouble"], shown["run"]["member_count"]) == ("", 4)
     assert shown["point"]["calls_per_s"] == 0.0
