@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import pccl
-from pccl.checks import check_range, shown
+from pccl.checks import check_member, check_range, shown
 from pccl.observe.listeners import Listeners
 
 COUNT_MAX = 2**31 - 1
@@ -47,6 +48,38 @@ def check_communicator(comm: object) -> None:
         raise TypeError("comm must be a blocking pccl.Communicator, not one of pccl.aio")
 
 
+_users: WeakKeyDictionary[pccl.Communicator, tuple[ref[object], str]] = WeakKeyDictionary()
+"""Communicator -> the wrapper that makes its joint calls, and the name of the wrapper's class."""
+
+
+def claim(comm: pccl.Communicator, user: object, name: str) -> None:
+    """Make ``user`` the only wrapper that calls ``comm``, until ``release`` or while it exists.
+
+    Two wrappers cannot share a communicator: all members must make the joint calls in one order.
+
+    Args:
+        comm: the communicator.
+        user: an object that exists as long as the wrapper may call ``comm``.
+        name: name of the wrapper's class.
+
+    Raises:
+        ValueError: another wrapper uses ``comm``.
+    """
+    other, called = _users.get(comm, (None, ""))
+    if other is not None and other() not in (None, user):
+        raise ValueError(
+            f"a {called} uses this communicator, and two objects cannot share one; close() the "
+            f"{called} first, and if that closed the communicator, make a new one"
+        )
+    _users[comm] = ref(user), name
+
+
+def release(comm: pccl.Communicator, user: object) -> None:
+    """End the claim of ``user``, if it has one."""
+    if comm in _users and _users[comm][0]() is user:
+        del _users[comm]
+
+
 def check_compression(compression: object) -> pccl.QuantizationOptions | None:
     """Convert the argument ``compression`` to options; None: no compression.
 
@@ -60,11 +93,8 @@ def check_compression(compression: object) -> pccl.QuantizationOptions | None:
             "compression must be the name of a format, such as 'int8' or 'int4', or "
             f"QuantizationOptions, not {type(compression).__name__}"
         )
-    formats = {one.name.lower(): one for one in pccl.WireFormat}
-    if compression not in formats:
-        known = ", ".join(map(repr, formats))
-        raise ValueError(f"compression must be one of {known}, not {shown(compression)}")
-    return None if compression == "none" else pccl.QuantizationOptions(format=compression)
+    wire = check_member("compression", compression, pccl.WireFormat)
+    return None if wire is pccl.WireFormat.NONE else pccl.QuantizationOptions(format=wire)
 
 
 def check_listeners(on_event: Any) -> Listeners:

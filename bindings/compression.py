@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pccl
+from pccl.checks import check_member
 
 
 class Compression:
@@ -30,11 +31,14 @@ class Compression:
         options = self._options
         if options is None:
             return "compression=none"
-        wire = options.format
-        if wire is None:
-            name = f"{options.quantized_datatype.name} {options.algorithm.name}".lower()
+        if options.format is None:
+            data_type = check_member(
+                "quantized_datatype", options.quantized_datatype, pccl.DataType
+            )
+            algorithm = check_member("algorithm", options.algorithm, pccl.QuantizationAlgorithm)
+            name = f"{data_type.name} {algorithm.name}".lower()
         else:
-            name = wire if isinstance(wire, str) else wire.name.lower()
+            name = check_member("format", options.format, pccl.WireFormat).name.lower()
         block = "" if options.block is None else f" block={options.block}"
         return f"compression={name}{block}{' stochastic' * options.stochastic}"
 

@@ -3,7 +3,7 @@
     from pccl.bindings.consumers import JsonlWriter, StatusLine
 
     with JsonlWriter("run.jsonl") as log, StatusLine() as line:
-        opt = DiLoCo(model.parameters(), inner=inner, comm=comm, on_event=[log, line])
+        opt = DiLoCo(model, inner=inner, comm=comm, on_event=[log, line])
 
 Each consumer takes the events of :mod:`pccl.bindings.events`. Consumers that write files also take
 dataclasses of the program, such as its losses: ``log(Evaluated(step=100, loss=1.7))``. If the disk

@@ -140,11 +140,22 @@ def __getattr__(name: str) -> Any:
         return import_module(f"pccl.{name}")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'pccl' has no attribute {name!r}")
+        raise _unknown(name)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted({*_HOMES, *_MODULES, "__version__"})
+
+
+def _unknown(name: str) -> AttributeError:
+    """Return the error for a name that does not exist; it suggests a similar one."""
+    from difflib import get_close_matches
+
+    by_lower_case = {known.lower(): known for known in __dir__()}
+    similar = get_close_matches(name.lower(), by_lower_case, n=1)
+    hint = f"; did you mean {by_lower_case[similar[0]]}?" if similar else ""
+    # Without an object, because the interpreter would add a suggestion of its own.
+    return AttributeError(f"module 'pccl' has no attribute {name!r}{hint}", name=name, obj=None)

@@ -136,7 +136,8 @@ class Communicator(CommunicatorBase):
                 changed unless in place.
             recv: destination of the result: same dtype and number of elements, not overlapping;
                 None (or ``send``): in place.
-            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX.
+            op: SUM and PROD (integers wrap), AVG (integers are truncated toward zero), MIN, MAX;
+                or a name, as ``"avg"``.
             weight: weight of ``send``, 0 or more, for AVG of floats. The result is the sum of
                 weights times values, divided by the sum of the weights; zeros if that is 0. With
                 weight 0, values are ignored, even NaN. None: all members count equally. Either

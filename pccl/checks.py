@@ -9,6 +9,7 @@ import enum
 import math
 import numbers
 import operator
+from functools import cache
 from typing import SupportsIndex, TypeVar, cast
 
 from pccl.protocol import limits
@@ -139,18 +140,34 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_member(name: str, value: object, kind: type[_E]) -> _E:
-    """Check that ``value`` is a member of an enum, or its number, and return the member.
+    """Check that ``value`` is a member of an enum, or its number or name, and return the member.
+
+    The case of a name does not matter.
 
     Raises:
+        TypeError: ``value`` is neither a number nor a string.
         ValueError: the enum has no such member.
     """
-    try:
-        if isinstance(value, int) and not isinstance(value, bool):
+    names: dict[str, _E] = _names_of(kind)
+    error: type[Exception] = ValueError
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value in names.values():
             return kind(value)
-    except ValueError:
-        pass
-    known = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-    raise ValueError(f"{name} must be one of {known}, not {shown(value)}")
+    elif not isinstance(value, str):
+        error = TypeError
+    elif value.lower() in names:
+        return names[value.lower()]
+    raise error(f"{name} must be one of {', '.join(map(repr, names))}, not {shown(value)}")
+
+
+@cache
+def _names_of(kind: type[_E]) -> dict[str, _E]:
+    """Return the members of an enum by their names and labels, in lower case."""
+    members: dict[str, _E] = {}
+    for member in kind:
+        members[str(getattr(member, "label", member.name)).lower()] = member
+        members[member.name.lower()] = member
+    return members
 
 
 def check_type(name: str, value: object, kind: type[_T]) -> _T:

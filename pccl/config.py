@@ -13,6 +13,7 @@
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
+| ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
 An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
@@ -44,6 +45,7 @@ TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
 LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
+STACKS = "PCCL_STACKS"
 PROGRESS = "PCCL_PROGRESS"
 
 SECRET_BYTES_MIN = 16
@@ -160,8 +162,17 @@ def resolve_progress() -> bool:
     return _switched_on(PROGRESS)
 
 
-def _switched_on(variable: str) -> bool:
-    text = os.environ.get(variable) or "0"
+def resolve_stacks() -> bool:
+    """Whether people who have the token may ask where the threads are; True by default.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    return _switched_on(STACKS, "1")
+
+
+def _switched_on(variable: str, default: str = "0") -> bool:
+    text = os.environ.get(variable) or default
     if text.strip() not in ("0", "1"):
         raise ValueError(f"{variable} must be 0 or 1, not {text!r}")
     return text.strip() == "1"

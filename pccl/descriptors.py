@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl.checks import check_range, check_type
+from pccl.checks import check_member, check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import QuantizationAlgorithm, ReduceOp, WireFormat
@@ -47,7 +47,7 @@ class ReduceOperandDescriptor:
         distribution_hint: accepted, but not used.
     """
 
-    datatype: DataType
+    datatype: DataType | str
     distribution_hint: DistributionHint = DistributionHint.NONE
 
 
@@ -73,8 +73,8 @@ class QuantizationOptions:
         name: name of the tensor, for ``error_feedback``.
     """
 
-    quantized_datatype: DataType = DataType.UINT8
-    algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+    quantized_datatype: DataType | str = DataType.UINT8
+    algorithm: QuantizationAlgorithm | str = QuantizationAlgorithm.MIN_MAX
     format: WireFormat | str | None = field(default=None, kw_only=True)
     block: int | None = field(default=None, kw_only=True)
     stochastic: bool = field(default=False, kw_only=True)
@@ -88,7 +88,7 @@ class ReduceDescriptor:
 
     Attributes:
         count: number of elements of the tensor.
-        op: operation that combines the contributions.
+        op: operation that combines the contributions, or its name.
         tag: number by which the members pair their tensors; unique for each reduce.
         operand_descriptor: dtype of the tensor; None: not checked.
         quantization_options: quantization; None: no quantization.
@@ -96,7 +96,7 @@ class ReduceDescriptor:
     """
 
     count: int
-    op: ReduceOp
+    op: ReduceOp | str
     tag: int
     operand_descriptor: ReduceOperandDescriptor | None
     quantization_options: QuantizationOptions | None
@@ -167,7 +167,7 @@ def check_operand_descriptor(described: ReduceOperandDescriptor, held: DataType)
         ValueError: the dtypes differ.
     """
     check_type("operand_descriptor", described, ReduceOperandDescriptor)
-    if described.datatype != held:
+    if check_member("datatype", described.datatype, DataType) != held:
         raise ValueError(
             f"operand_descriptor says {described.datatype!r}, but the tensor holds {held!r}; "
             f"pass DataType.{held.name}, or no operand_descriptor"

@@ -7,6 +7,10 @@ code of the call that raises them (``RESULT_OF_CALL``), as scripts for PCCL expe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from pccl.protocol.errors import (
     CollectiveAborted,
     DeadlineExceeded,
@@ -90,3 +94,21 @@ def named(error: PCCLError, func: str) -> PCCLError:
     vars(copy).update(said)  # other attributes, such as completed_tags and cause
     copy.__cause__ = error.__cause__
     return copy
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def raised_here(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make a public method raise errors of the run itself, without frames of the library below."""
+
+    @wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except PCCLError as error:
+            failure = error.with_traceback(None)
+        raise failure from failure.__cause__
+
+    return call

@@ -8,10 +8,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from pccl._api.listening import reachable_at
+from pccl.addresses import parse_address
 from pccl.checks import check_timeout
-from pccl.config import resolve_masters, resolve_token
-from pccl.errors import PCCLError, named
+from pccl.config import resolve_advertise, resolve_listen, resolve_masters, resolve_token
+from pccl.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError, named
 from pccl.protocol.limits import SECONDS_MAX
+from pccl.protocol.run_messages import EvidenceKind, EvidenceReport, EvidenceRequest
 from pccl.protocol.status_report import (
     EndedStatus,
     GroupStatus,
@@ -23,25 +26,32 @@ from pccl.protocol.status_report import (
     RoundStatus,
 )
 from pccl.protocol.status_report import StatusReport as MasterStatus
-from pccl.protocol.types import RemovalCause, RoundId
+from pccl.protocol.types import PeerId, RemovalCause, RoundId
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.control.examination import Examination, MemberDialled, examine
 from pccl.runtime.control.greeting import Credentials
-from pccl.runtime.control.question import ask_status
+from pccl.runtime.control.question import ask_peer, ask_status
 from pccl.runtime.io_thread import IOThread
+from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address
 
 __all__ = [
     "EndedStatus",
+    "EvidenceKind",
+    "Examination",
     "GroupStatus",
     "LinkSpeed",
     "MasterStatus",
+    "MemberDialled",
     "MemberStatus",
     "NewcomerStatus",
     "OperationStatus",
     "RemovalCause",
     "RemovalStatus",
     "RoundStatus",
+    "examine_master",
     "master_status",
+    "peer_evidence",
     "to_json",
 ]
 
@@ -76,6 +86,96 @@ def master_status(
         return io.submit(lambda: _ask_in_turn(io, masters, secret, limit_s)).wait()
     except PCCLError as error:
         raise named(error, "master_status") from None
+    finally:
+        IOThread.give_up(user)
+
+
+def peer_evidence(
+    peer_id: int,
+    kind: EvidenceKind,
+    address: str | None = None,
+    *,
+    token: str | bytes | None = None,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Any:
+    """Ask one peer, through its master, what it does or has done. Blocks; changes nothing.
+
+    Args:
+        peer_id: id of the peer.
+        kind: what to ask for.
+        address: address of the master, as for ``master_status``; the first that answers counts.
+        token: the secret of the run, as for ``master_status``.
+        timeout_s: limit for each master, in seconds; None: no limit.
+
+    Returns:
+        The answer, as :func:`json.loads` returns it. It comes from the peer: check what you use.
+
+    Raises:
+        NotAdmitted: the peer did not answer, or refused; the reason says why.
+        LinkError, RemoteProtocolError, TypeError, ValueError: as for ``master_status``. Or the
+            answer is not valid.
+    """
+    masters, secret = resolve_masters(address), resolve_token(token)
+    limit_s = check_timeout(timeout_s) or SECONDS_MAX
+    request = EvidenceRequest(PeerId(peer_id), kind)
+    user = object()
+
+    async def ask() -> EvidenceReport:
+        credentials = Credentials(secret, os.urandom)
+        failure: PCCLError = LinkError(reason="no master")
+        for master in masters:
+            try:
+                return await ask_peer(
+                    LoopClock(io.loop), io.transport, master, credentials, limit_s, request
+                )
+            except (LinkError, RemoteProtocolError) as error:
+                failure = error
+        raise failure
+
+    try:
+        io = IOThread.acquire(user)
+        report = io.submit(ask).wait()
+    except PCCLError as error:
+        raise named(error, "peer_evidence") from None
+    finally:
+        IOThread.give_up(user)
+    if report.refusal:
+        raise NotAdmitted(None, "peer_evidence", report.refusal)
+    return unpack_evidence(report.data)
+
+
+def examine_master(
+    address: str, *, token: str | bytes | None = None, timeout_s: float | None = TIMEOUT_S
+) -> Examination:
+    """Examine the path between this machine and the run of a master. Blocks; changes nothing there.
+
+    The master dials a port of this process for a moment, and this process dials some members.
+    ``PCCL_LISTEN`` and ``PCCL_ADVERTISE`` count as for a peer.
+
+    Args:
+        address: address of one master, ``"host:port"``.
+        token: the secret of the run; None: ``PCCL_TOKEN`` or ``PCCL_TOKEN_FILE``.
+        timeout_s: limit for each answer of the master, in seconds; None: no limit.
+
+    Raises:
+        LinkError, NotAdmitted, RemoteProtocolError: as in ``master_status``.
+        TypeError, ValueError: an address is malformed, or the token is not good.
+    """
+    master, secret = parse_address(address), resolve_token(token)
+    options = reachable_at(master, resolve_advertise(None), resolve_listen(None))
+    limit_s = check_timeout(timeout_s) or SECONDS_MAX
+    user = object()
+    try:
+        io = IOThread.acquire(user)
+
+        async def work() -> Examination:
+            credentials = Credentials(secret, os.urandom)
+            clock = LoopClock(io.loop)
+            return await examine(clock, io.transport, master, credentials, options, limit_s)
+
+        return io.submit(work).wait()
+    except PCCLError as error:
+        raise named(error, "examine_master") from None
     finally:
         IOThread.give_up(user)
 

@@ -54,6 +54,9 @@ class MasterNode:
         standby_of: ``"host:port"`` of the master that this one is a standby of; several separated
             by commas. It begins no run. It asks that master for its run, so it must reach that
             master and have the same token. When that master is lost, it takes over that run only.
+        look_at: for a program that has started the peers: returns what the system knows of the
+            process of a peer, by the peer's name, as values for JSON; None: nothing. It is called
+            in a thread of the library, when a person asks (``pccl why``).
 
     Raises:
         TypeError, ValueError: an address is malformed, or the token is not good.
@@ -68,7 +71,9 @@ class MasterNode:
         state: str | os.PathLike[str] | None = None,
         standby: str | None = None,
         standby_of: str | None = None,
+        look_at: Callable[[str], object] | None = None,
     ) -> None:
+        self._look_at = look_at
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
         self._standbys = () if standby is None else parse_masters(standby)
@@ -84,6 +89,10 @@ class MasterNode:
         self._server: MasterServer | None = None
         self._io: IOThread | None = None
         self._leave: Callable[[], None]
+
+    def __repr__(self) -> str:
+        runs = "running" if self in _serving else "not running"
+        return f"<pccl.master_node.MasterNode: {self.address}, {runs}>"
 
     @property
     def address(self) -> str:
@@ -117,6 +126,8 @@ class MasterNode:
                 standby_of=self._standby_of,
             )
             log_events(server.events, lambda: "master")
+            if (look_at := self._look_at) is not None:
+                server.parent = lambda name: asyncio.to_thread(look_at, name)
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
             self._server, self._io = server, io

@@ -53,8 +53,8 @@ class TensorInfo:
         data_ptr: int,
         *,
         numel: int,
-        dtype: DataType,
-        device_type: DeviceType,
+        dtype: DataType | str,
+        device_type: DeviceType | str,
         allow_content_inequality: bool,
     ) -> None:
         self.name = _encodable(check_text("name", name))

@@ -8,12 +8,14 @@ import asyncio
 import gc
 import inspect
 import logging
+import random
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal import entropy
 
 from tests.support.patience import PATIENCE, VARIABLE
 
@@ -26,6 +28,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("deterministic")
+# Before each example Hypothesis seeds the global generator of NumPy, which nothing here draws from.
+entropy.NP_RANDOM = random.Random()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,11 +43,19 @@ class PathMeasure:
         rtt_ns: shortest round-trip time.
         bytes_per_s: rate at which the other side received the most recent data.
         is_lower_bound: whether the path may be faster, because the sender had too little to send.
+        unacknowledged: packets on the way that the other system has not acknowledged.
+        retransmits: how often the oldest of them was sent again without an answer.
+        probes: unanswered probes of a receiver without room, which a stopped process leaves full.
+        ack_ago_ms: time since the other system acknowledged anything.
     """
 
     rtt_ns: int
     bytes_per_s: int
     is_lower_bound: bool
+    unacknowledged: int = 0
+    retransmits: int = 0
+    probes: int = 0
+    ack_ago_ms: int = 0
 
 
 class Receiver(Protocol):

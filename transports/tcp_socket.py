@@ -45,7 +45,7 @@ _PACED = "bbr"
 _UNPACED = b"reno"
 """A congestion control that every kernel has, and that all users may choose by default."""
 
-_TCP_INFO = struct.Struct("=7xB60xI76xI8xQ")
+_TCP_INFO = struct.Struct("=2xBB3xB16xI28xI8xI76xI8xQ")
 """Fields of Linux's tcp_info (linux/tcp.h): flags, tcpi_rtt and tcpi_min_rtt in microseconds, and
 tcpi_delivery_rate in bytes per second."""
 
@@ -182,9 +182,13 @@ def measure_path(sock: socket.socket) -> PathMeasure | None:
     except OSError:
         return None
     info = info.ljust(_TCP_INFO.size, b"\0")
-    flags, smoothed_us, shortest_us, bytes_per_s = _TCP_INFO.unpack(info)
+    found = _TCP_INFO.unpack(info)
+    retransmits, probes, flags, unacknowledged, ack_ago_ms, smoothed_us, shortest_us, rate = found
     known_us = shortest_us if 0 < shortest_us < _NO_RTT_US else smoothed_us
-    return PathMeasure(known_us * 1000, bytes_per_s, bool(flags & _SENDER_LIMITED))
+    limited = bool(flags & _SENDER_LIMITED)
+    return PathMeasure(
+        known_us * 1000, rate, limited, unacknowledged, retransmits, probes, ack_ago_ms
+    )
 
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]

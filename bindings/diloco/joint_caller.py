@@ -9,7 +9,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 import pccl
+from pccl.bindings.arguments import claim, release
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco.ledger import Revisions
 from pccl.bindings.diloco.outer import OuterParameters
@@ -70,9 +70,6 @@ SAY_EVERY_S = 10.0
 _INTERRUPT_POLL_S = 0.2
 """How often a waiting thread wakes up: a signal just before the thread blocks does not wake it."""
 
-_served: weakref.WeakSet[pccl.Communicator] = weakref.WeakSet()
-"""Communicators that a DiLoCo uses, or has used."""
-
 
 class JointCaller:
     """A thread that makes the joint calls of one replica.
@@ -84,6 +81,9 @@ class JointCaller:
         min_peers: number of members that every round waits for.
         compression: wire format and error feedback of the reduces.
         shards: number of peers in a replica; the peers with the same shard form a group.
+
+    Raises:
+        ValueError: another object makes the joint calls of ``comm``.
     """
 
     def __init__(
@@ -109,20 +109,12 @@ class JointCaller:
         self._is_idle = self._has_ended = self._is_closing = self._was_in = False
         self._revisions = Revisions(outer.ledger)
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
+        claim(comm, self, "DiLoCo")
 
     # -- the training thread -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread, which joins the run.
-
-        Raises:
-            ValueError: another DiLoCo uses, or has used, the communicator.
-        """
-        if self._comm in _served:
-            raise ValueError(
-                "another DiLoCo uses, or has used, this communicator; make a new Communicator"
-            )
-        _served.add(self._comm)
+        """Start the thread, which joins the run."""
         if self._outer.state.revision:
             self._revisions.synced(self._outer.state.revision)
         self._thread.start()
@@ -158,6 +150,8 @@ class JointCaller:
         Raises:
             PCCLError: the run cannot continue; the message says why.
         """
+        if isinstance(self._failure, pccl.PCCLError):
+            raise self._failure.with_traceback(None)  # its frames are those of another thread
         if self._failure is not None:
             raise self._failure
         if self._has_ended:
@@ -189,6 +183,7 @@ class JointCaller:
             self._comm.close()
         if has_begun:
             self._thread.join()
+        release(self._comm, self)
 
     def stop(self) -> None:
         """Begin no more calls; do not wait for the open one."""

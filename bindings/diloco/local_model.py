@@ -20,12 +20,13 @@ SPARES_MAX = 2
 
 
 def named_parameters(
-    params: Iterable[Any], inner: torch.optim.Optimizer
+    params: torch.nn.Module | Iterable[Any], inner: torch.optim.Optimizer
 ) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters to be averaged, each once, with their names.
 
     Args:
-        params: tensors, pairs of name and tensor, or param groups.
+        params: a module, or tensors, pairs of name and tensor, or param groups. Tensors without
+            names get those that ``inner`` was made with (torch 2.6), otherwise numbers.
         inner: the optimizer that trains them.
 
     Raises:
@@ -38,22 +39,29 @@ def named_parameters(
             f"not {shown(inner)}"
         )
     named: dict[int, tuple[str, torch.Tensor]] = {}
+    known = {
+        id(p): name
+        for group in inner.param_groups
+        for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
+    }
     if isinstance(params, torch.nn.Module):
-        raise TypeError("params must be the parameters of the model: pass model.parameters()")
+        params = params.named_parameters()
     for name, tensor in _flattened(params):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
-                "params must be tensors, as model.parameters(), or pairs of name and tensor, as "
-                f"model.named_parameters(); not {type(tensor).__name__}"
+                "params must be a module, or pairs of name and tensor, as "
+                "model.named_parameters(), or tensors, as model.parameters(); not "
+                f"{type(tensor).__name__}"
             )
         if tensor.requires_grad and id(tensor) not in named:
-            named[id(tensor)] = name or str(len(named)), tensor
+            name = name or known.get(id(tensor), "") or str(len(named))
+            named[id(tensor)] = own_name(name), tensor
     for name, tensor in named.values():
         if not tensor.is_floating_point():
             raise TypeError(f"parameter {name} is of {tensor.dtype}; only floats can be averaged")
     trained = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
     if not named:
-        raise ValueError("params has no tensor that requires a gradient; pass model.parameters()")
+        raise ValueError("params has no tensor that requires a gradient; pass the model")
     if missing := sum(id(p) not in named for p in trained):
         raise ValueError(
             f"inner trains {missing} tensors that are not in params, so they would differ "
@@ -62,6 +70,11 @@ def named_parameters(
     if len({name for name, _ in named.values()}) < len(named):
         raise ValueError("two parameters have the same name; pass model.named_parameters()")
     return list(named.values())
+
+
+def own_name(name: str) -> str:
+    """Return a parameter's name without the prefix of a peer that uses ``torch.compile``."""
+    return name.replace("_orig_mod.", "")
 
 
 def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:

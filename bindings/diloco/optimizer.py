@@ -20,15 +20,17 @@ from pccl.bindings.arguments import (
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters
+from pccl.bindings.diloco.local_model import LocalModel, named_parameters, own_name
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
+from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
+from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
 
@@ -55,11 +57,12 @@ class DiLoCo(torch.optim.Optimizer):
     all calls of ``comm``; the program makes none. ``close`` and the end of ``with`` close ``comm``.
 
     Args:
-        params: the parameters to be averaged, as ``model.parameters()`` or
-            ``model.named_parameters()``: those that ``inner`` trains, in an order that is the
-            same for all peers. Frozen parameters are ignored; a tied one counts once.
+        params: the model, or the parameters to be averaged, as ``model.named_parameters()`` or
+            ``model.parameters()``: those that ``inner`` trains, in an order that is the same for
+            all peers. Errors show their names, or else their numbers. Frozen parameters are
+            ignored; a tied one counts once.
         inner: the optimizer of the local steps. Its state stays local.
-        comm: communicator of the run, connected or not.
+        comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
             ``"30s"``, so that slow and fast machines synchronize together.
         outer: function that makes the outer optimizer from its parameters, which are on the host
@@ -79,12 +82,13 @@ class DiLoCo(torch.optim.Optimizer):
         on_event: functions that receive each event, on the training thread.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used; the message says how to correct it.
+        TypeError, ValueError: an argument cannot be used, as a communicator that another wrapper
+            uses; the message says how to correct it.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: torch.nn.Module | Iterable[Any],
         *,
         inner: torch.optim.Optimizer,
         comm: pccl.Communicator,
@@ -106,6 +110,7 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
+        self._parts = parts
         self._model = LocalModel([[named[index] for index in part] for part in parts], factory)
         self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
@@ -121,7 +126,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._schedule, self._model, mixed, self._caller, self._events
         )
         self._pipeline = self._driver.trainer.pipeline
-        self._has_started = self._has_joined = False
+        self._has_started = self._has_joined = self._has_stepped = False
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
@@ -131,7 +136,12 @@ class DiLoCo(torch.optim.Optimizer):
     # -- properties --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"DiLoCo({self._schedule}, inner={self.inner!r})"
+        inner, outer = type(self.inner).__name__, self._outer.fragments[0].optimizer
+        return (
+            f"<DiLoCo: {self._schedule}, inner {inner}, outer {type(outer).__name__}, "
+            f"inner steps: {self.inner_steps}, outer steps: {self.outer_steps}, "
+            f"members: {len(self.members)}>"
+        )
 
     @property
     def inner_steps(self) -> int:
@@ -160,6 +170,11 @@ class DiLoCo(torch.optim.Optimizer):
     def outer_steps(self) -> int:
         """Outer steps that the run has made, of all fragments together."""
         return self._outer.ledger.number
+
+    @property
+    def fragments(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters in each fragment."""
+        return tuple(part.names for part in self._model.parts)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -197,6 +212,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     # -- training ----------------------------------------------------------------------------------
 
+    @raised_here
     def join(self) -> bool:
         """Join the run, and load its parameters. A second call does nothing.
 
@@ -218,6 +234,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._events.deliver()
         return changed
 
+    @raised_here
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Make an inner step, and the joint calls and merges that are due after it.
 
@@ -242,7 +259,16 @@ class DiLoCo(torch.optim.Optimizer):
             raise TypeError(
                 f"closure must be a function, not {shown(closure)}; pass a weight as weight=..."
             )
-        if self.join() and closure is None:
+        changed = self.join()
+        if not self._has_stepped:
+            self._has_stepped = True
+            remedy = "call its step() opt.steps times after opt.join(), or use opt.steps instead"
+            warn_of_late_scheduler(self.steps, remedy, self, self.inner)
+        if changed and closure is None:
+            _log.warning(
+                "step() dropped the gradients of one inner step, because joining the run has "
+                "replaced the parameters; to lose no step, call opt.join() before the loop"
+            )
             return None
         self._driver.hear()
         if self._pipeline.due_merges():  # Ctrl-C has interrupted the previous step
@@ -257,6 +283,7 @@ class DiLoCo(torch.optim.Optimizer):
         """Reset the gradients, as the inner optimizer does."""
         self.inner.zero_grad(set_to_none=set_to_none)
 
+    @raised_here
     def finish(self) -> None:
         """Wait for the rounds in flight, and load the outer parameters into the model.
 
@@ -306,7 +333,7 @@ class DiLoCo(torch.optim.Optimizer):
         in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]
         return {
             "version": VERSION,
-            "layout": [list(part.names) for part in self._model.parts],
+            "layout": self._layout,
             "inner": self.inner.state_dict(),
             "outer": self._outer.state_dict(),
             "base": [part.base.clone() for part in self._model.parts],
@@ -336,7 +363,9 @@ class DiLoCo(torch.optim.Optimizer):
             raise ValueError(
                 "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
             )
-        if saved["layout"] != [list(part.names) for part in self._model.parts]:
+        layout = [[own_name(name) for name in part] for part in saved["layout"]]
+        numbered = [[str(index) for index in part] for part in self._parts]
+        if layout not in (self._layout, numbered):  # it was made with tensors without names
             raise ValueError(
                 "the saved state has other parameters, fragments or fragment_order than this "
                 "DiLoCo; make one with the same values"
@@ -353,6 +382,10 @@ class DiLoCo(torch.optim.Optimizer):
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
         self._driver.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
+
+    @property
+    def _layout(self) -> list[list[str]]:
+        return [list(names) for names in self.fragments]
 
     def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])

@@ -311,9 +311,13 @@ class Rounds:
         return Contribution(number, fragment, 0.0, self._outer.nothing(fragment), self._entry)
 
     def _check_can_rejoin(self, error: Evicted | MasterLost | NotAdmitted) -> None:
-        """Raise ``error`` if joining again cannot help, or LOSSES_MAX is reached."""
+        """Raise ``error`` if joining again cannot help, or LOSSES_MAX is reached.
+
+        If the master is gone, this peer has looked for it for ``master_lost_s`` already.
+        """
         self._losses += not isinstance(error, Evicted)
         is_hopeless = isinstance(error, Evicted) and error.cause == RemovalCause.STATE_CONFLICT
+        is_hopeless |= isinstance(error, MasterLost) and error.is_gone
         if is_hopeless or self._losses >= LOSSES_MAX:
             raise error
 

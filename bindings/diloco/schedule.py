@@ -38,6 +38,11 @@ class Schedule:
     sync_s: float = 0.0
     delay: int = 0
 
+    def __str__(self) -> str:
+        every = f"{self.sync_steps} steps" if self.sync_steps else f"{self.sync_s:g} s"
+        fragments = f", {self.fragments} fragments" if self.fragments > 1 else ""
+        return f"every {every}{fragments}{f', delay {self.delay}' if self.delay else ''}"
+
     def fragment(self, number: int) -> int:
         """Return the fragment of round ``number``."""
         return number % self.fragments

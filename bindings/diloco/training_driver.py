@@ -6,6 +6,7 @@ reports events.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import torch
 
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller, JointNews
+from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.outer import length
@@ -22,6 +24,8 @@ from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import InnerStep, OuterStep, TrainsAlone
+
+_log = logging.getLogger("pccl.diloco")
 
 
 @dataclass(slots=True)
@@ -177,12 +181,26 @@ class TrainingDriver:
 
     def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
         resumed, self.resumed = self.resumed, None
+        self._say_what_may_be_lost(entered)
         is_there = entered.number == self.trainer.pipeline.number and not entered.is_open
         if resumed is not None and is_there and all(map(torch.equal, resumed, outer)):
             self.trainer.stay(entered)
             return
         self._rounds.clear()
         self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
+
+    def _say_what_may_be_lost(self, entered: Entered) -> None:
+        forgotten = [
+            launch
+            for launch in self.trainer.pipeline.in_flight()
+            if launch.number in entered.applied and entered.number - launch.number > ROUNDS_KEPT
+        ]
+        if forgotten:
+            _log.warning(
+                "this peer was away for more than %d rounds, so the run no longer records whether "
+                "it has averaged this peer's work of weight %g; this peer drops that work",
+                *(ROUNDS_KEPT, sum(launch.weight for launch in forgotten)),
+            )
 
     def give_up_flights(self) -> None:
         """Drop the rounds in flight that get no outcome, because the run has failed."""
@@ -191,3 +209,9 @@ class TrainingDriver:
                 if launch.number not in self.trainer.commits:
                     is_applied = self._caller.is_in_doubt(launch.number)
                     self.trainer.give_up(launch, is_applied=is_applied)
+                    if is_applied:
+                        _log.warning(
+                            "the run was lost while it averaged this peer's work of weight %g; "
+                            "other members may have it, so this peer drops it",
+                            launch.weight,
+                        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -18,6 +19,8 @@ from pccl.bindings.arguments import (
     check_compression,
     check_count,
     check_listeners,
+    claim,
+    release,
 )
 from pccl.bindings.compression import Compression
 from pccl.bindings.event_queue import EventQueue
@@ -27,9 +30,19 @@ from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_bucket
 from pccl.bindings.gradient_averager.buckets import Bucket
 from pccl.bindings.gradient_averager.reductions import OUT_OF_STEP, Reductions
 from pccl.bindings.gradient_averager.replica import AveragedReplica
+from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.config import resolve_min_peers
-from pccl.errors import Evicted, MasterLost, NotConnected, ResyncRequired
+from pccl.errors import (
+    Evicted,
+    MasterLost,
+    NotConnected,
+    PCCLError,
+    ResyncRequired,
+    raised_here,
+)
 from pccl.inquiry import RemovalCause
+
+_log = logging.getLogger("pccl.averager")
 
 BUCKET_BYTES = 4 << 20
 FIRST_TAG = 1 << 32
@@ -58,7 +71,7 @@ class GradientAverager:
     Args:
         model: contiguous parameters, on the CPU or a CUDA device, in the same order on all peers.
         optimizer: optimizer of the model's parameters; its state must be tensors and numbers.
-        comm: communicator of the run, connected or not. The caller closes it.
+        comm: communicator of the run, connected or not, for this object only. The caller closes it.
         bucket_bytes: gradients are reduced together up to this size. The same for all peers.
         compression: wire format of the gradients: the name of a format, with error feedback, or
             options, whose ``name`` is filled in. The same for all peers.
@@ -111,6 +124,7 @@ class GradientAverager:
         self._min_peers, self._resume = resolve_min_peers(min_peers), resume
         self._on_progress = on_progress
         self._events = EventQueue(check_listeners(on_event))
+        claim(comm, self, "GradientAverager")
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
         self._accumulates = False
@@ -132,6 +146,7 @@ class GradientAverager:
 
     # -- membership --------------------------------------------------------------------------------
 
+    @raised_here
     def update(self) -> tuple[int, ...]:
         """Join the run, or admit newcomers; afterwards all replicas are equal. Joint call.
 
@@ -209,7 +224,17 @@ class GradientAverager:
             self._replica.state, resume=self._resume, on_progress=self._on_progress
         )
         self._replica.state.push_revision()
+        own_steps = self.steps
         self._replica.adopt()
+        if own_steps > self.steps:
+            _log.warning(
+                "dropped %d steps of this peer: it was at step %d, and the group elected the state "
+                "of step %d",
+                *(own_steps - self.steps, own_steps, self.steps),
+            )
+        if not self._members:
+            remedy = "pass it in stateful=, so that newcomers receive its state"
+            warn_of_late_scheduler(self.steps, remedy, self._optimizer)
         self._events.synced(self.steps, info, time.monotonic() - began_s)
         self._events.deliver()
 
@@ -220,6 +245,7 @@ class GradientAverager:
         for number in range(len(self._buckets)):
             self._compression.feedback.forget(_name(number))
 
+    @raised_here
     def verify(self) -> None:
         """Check that all replicas are bit-identical; change nothing. Joint call.
 
@@ -245,6 +271,7 @@ class GradientAverager:
         finally:
             self._accumulates = before
 
+    @raised_here
     def synchronize(self, *also: Tensor) -> bool:
         """Replace all gradients by their averages. Joint call.
 
@@ -283,7 +310,12 @@ class GradientAverager:
         finally:
             if not self._reductions.are_open:  # else Ctrl-C: this may be called again
                 self._begin_step()
-        if outcome is None:
+        if isinstance(outcome, PCCLError):
+            _log.warning(
+                "dropped the gradients of step %d, because this peer lost its membership: %s; the "
+                "next update() joins again, and fetches the state of the run",
+                *(self.steps + 1, outcome.reason),
+            )
             self._leave()
             return False
         with torch.no_grad():
@@ -302,6 +334,7 @@ class GradientAverager:
         self._events.deliver()
         return True
 
+    @raised_here
     def step(self, *also: Tensor) -> bool:
         """``synchronize``, then the optimizer's step, unless this peer lost its membership.
 
@@ -407,7 +440,11 @@ class GradientAverager:
             self._compression.feedback.load_state_dict(state["error_feedback"])
 
     def close(self) -> None:
-        """Remove the hooks from model and optimizer. It does not close the communicator."""
+        """Remove the hooks from model and optimizer. It does not close the communicator.
+
+        Another wrapper may use the communicator afterwards.
+        """
+        release(self._comm, self)
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

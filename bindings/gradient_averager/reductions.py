@@ -24,6 +24,7 @@ from pccl.errors import (
     MembershipError,
     NotConnected,
     OutcomeUnknown,
+    PCCLError,
     ResyncRequired,
     TooFewPeers,
 )
@@ -66,7 +67,7 @@ class Reductions:
     def __init__(self, comm: pccl.Communicator) -> None:
         self._comm = comm
         self._flights: list[_BucketFlight] = []
-        self._out_of_step = False
+        self._loss: PCCLError | None = None
 
     @property
     def are_open(self) -> bool:
@@ -79,13 +80,14 @@ class Reductions:
         self._flights.append(flight)
         self._start(flight)
 
-    def wait(self) -> BucketOutcome | None:
+    def wait(self) -> BucketOutcome | PCCLError:
         """Wait until all averages are complete; a peer that is alone keeps its values.
 
         May be called again after Ctrl-C.
 
         Returns:
-            The outcome; None: this peer has lost its membership, and the values are worthless.
+            The outcome; or the loss of this peer's membership, after which the values are
+            worthless.
 
         Raises:
             DescriptorMismatch, LockstepError: the peers do not run the same program.
@@ -97,9 +99,9 @@ class Reductions:
                 self._start(flight)
             undecided = [flight for flight in undecided if flight.handle is not None]
         flights, self._flights = self._flights, []
-        if self._out_of_step:
-            self._out_of_step = False
-            return None
+        if self._loss is not None:
+            loss, self._loss = self._loss, None
+            return loss
         infos = [flight.info for flight in flights if flight.info is not None]
         members = {self._comm.peer_id}
         if infos and len(infos) == len(flights):
@@ -112,7 +114,7 @@ class Reductions:
 
     def _start(self, flight: _BucketFlight) -> None:
         flight.handle = None
-        if self._out_of_step or self._comm.world_size == 1:
+        if self._loss is not None or self._comm.world_size == 1:
             return
         try:
             flight.handle = self._comm.all_reduce_async(
@@ -120,12 +122,12 @@ class Reductions:
             )
         except TooFewPeers:
             pass
-        except OUT_OF_STEP:
-            self._out_of_step = True
+        except OUT_OF_STEP as error:
+            self._loss = error
         except NotConnected as error:
             if not isinstance(error.__cause__, MembershipError):
                 raise
-            self._out_of_step = True  # another user of the communicator received the loss
+            self._loss = error.__cause__  # another user of the communicator received the loss
 
     def _aborted(self, flights: list[_BucketFlight]) -> list[_BucketFlight]:
         """Wait for the reduces in ``flights``; return the aborted ones, to launch them again."""
@@ -137,11 +139,11 @@ class Reductions:
                 flight.info = flight.handle.result()
             except TooFewPeers:
                 pass
-            except OUT_OF_STEP:
-                self._out_of_step = True
+            except OUT_OF_STEP as error:
+                self._loss = error
             except (DescriptorMismatch, LockstepError):
                 self._flights = []  # do not wait for the rest: another program may never make them
                 raise
             except CollectiveAborted:
                 again.append(flight)
-        return [] if self._out_of_step else again
+        return again if self._loss is None else []

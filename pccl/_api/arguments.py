@@ -103,7 +103,7 @@ def reduce_request(
     send: object,
     recv: object | None = None,
     *,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
     tag: int = 0,
     operand_descriptor: ReduceOperandDescriptor | None = None,
@@ -137,7 +137,7 @@ def list_request(
     tensors: Iterable[object],
     recv: Iterable[object] | None = None,
     *,
-    op: ReduceOp = ReduceOp.SUM,
+    op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
     tag: int = 0,
     quantization_options: QuantizationOptions | None = None,
@@ -162,25 +162,6 @@ def list_request(
         retry=check_flag("retry", retry),
         timeout_s=check_timeout(timeout_s),
     )
-
-
-_ALGORITHMS = {algorithm.label: algorithm for algorithm in Algorithm}
-
-
-def check_algorithm(given: object) -> Algorithm:
-    """Return ``given``, an algorithm or the name of one, as an algorithm.
-
-    Raises:
-        TypeError: ``given`` is neither.
-        ValueError: no algorithm has this name.
-    """
-    if isinstance(given, Algorithm):
-        return given
-    if isinstance(given, str) and given in _ALGORITHMS:
-        return _ALGORITHMS[given]
-    known = ", ".join(map(repr, _ALGORITHMS))
-    kind = ValueError if isinstance(given, str) else TypeError
-    raise kind(f"algorithm must be one of {known}, not {given!r}")
 
 
 def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:
@@ -275,7 +256,7 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
 def _asked(
     operand: Operand,
     *,
-    op: ReduceOp,
+    op: ReduceOp | str,
     tag: int,
     options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
@@ -309,7 +290,7 @@ def _asked(
 def reduce_call(
     data_type: DataType,
     count: int,
-    op: ReduceOp,
+    op: ReduceOp | str,
     tag: int,
     quantization: Quantization,
     algorithm: Algorithm | str,
@@ -319,7 +300,7 @@ def reduce_call(
     op = check_member("op", op, ReduceOp)
     tag = check_range("tag", tag, 0, TAG_MAX)
     descriptor = Descriptor(data_type, op, count, quantization=quantization)
-    descriptor = _by(check_algorithm(algorithm), descriptor)
+    descriptor = _by(check_member("algorithm", algorithm, Algorithm), descriptor)
     return ReduceCall(0, tag, _weighted(descriptor) if is_weighted else descriptor)
 
 
@@ -358,11 +339,6 @@ def _wire_format(options: QuantizationOptions) -> WireFormat:
     """Return the wire format of ``options``: by its name, or by PCCL's dtype and algorithm."""
     algorithm = check_member("algorithm", options.algorithm, QuantizationAlgorithm)
     wire = check_member("quantized_datatype", options.quantized_datatype, DataType)
-    if isinstance(options.format, str):
-        known = {member.label: member for member in WireFormat}
-        if options.format not in known:
-            raise ValueError(f"format must be one of {', '.join(known)}, not {options.format!r}")
-        return known[options.format]
     if options.format is not None:
         return check_member("format", options.format, WireFormat)
     if algorithm is QuantizationAlgorithm.NONE or wire.itemsize > 2:
@@ -393,7 +369,7 @@ def _check_error_feedback(op: ReduceOp, options: QuantizationOptions) -> None:
 
 def sync_request(
     shared_state: SharedState,
-    strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+    strategy: SharedStateSyncStrategy | str = SharedStateSyncStrategy.ENFORCE_POPULAR,
     *,
     expect_unchanged: bool = False,
     resume: str = "never",
@@ -405,10 +381,6 @@ def sync_request(
 ) -> SyncOptions:
     """Check the arguments of ``sync_shared_state``."""
     state = check_type("shared_state", shared_state, SharedState)
-    policies = {policy.name.lower(): policy for policy in ResumePolicy}
-    if not isinstance(resume, str) or resume not in policies:  # pyright: ignore[reportUnnecessaryIsInstance]
-        known = ", ".join(map(repr, policies))
-        raise ValueError(f"resume must be one of {known}, not {resume!r}")
     if check_flag("in_place", in_place) and state.lineage is not None:
         raise ValueError(
             "in_place is for the first synchronization of a state only: this state has been "
@@ -417,7 +389,7 @@ def sync_request(
     return SyncOptions(
         state,
         strategy=check_member("strategy", strategy, SharedStateSyncStrategy),
-        resume=policies[resume],
+        resume=check_member("resume", resume, ResumePolicy),
         expect_unchanged=check_flag("expect_unchanged", expect_unchanged),
         in_place=in_place,
         staging_bytes_max=check_range("staging_bytes_max", staging_bytes_max, 0, STAGING_BYTES_MAX),

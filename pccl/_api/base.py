@@ -19,11 +19,13 @@ from pccl.config import (
     resolve_local,
     resolve_masters,
     resolve_name,
+    resolve_stacks,
     resolve_token,
 )
 from pccl.errors import NotConnected
 from pccl.observe.listeners import pass_events
 from pccl.observe.logs import show_log
+from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
 from pccl.telemetry.events import PeerReport
@@ -88,7 +90,9 @@ class CommunicatorBase:
             pulled_by_anyone=local == "any",
         )
         drains = resolve_drain()
+        resolve_stacks()  # a mistake shows here
         show_log(options.name)
+        dump_stacks_on_request(options.name)
         self._session = Session(self, master, group, options)
         self._engine = self._session.engine
         if drains:
@@ -98,7 +102,7 @@ class CommunicatorBase:
         name = f"{type(self).__module__}.{type(self).__qualname__}"
         return f"<{name}: {self._session.describe()}>"
 
-    def get_attribute(self, attribute: Attribute) -> int:
+    def get_attribute(self, attribute: Attribute | str) -> int:
         """Return a size, as of this peer's last joint call. Local; never blocks.
 
         Raises:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from pccl.machines.peer.events import CallEvent, call_name
+from pccl.machines.peer.events import CallEvent
 from pccl.machines.peer.operations import OpenOperation
+from pccl.machines.peer.words import call_name
 from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
@@ -175,6 +176,15 @@ class Status:
     calls: tuple[CallStatus, ...]
     transfers: tuple[TransferStatus, ...]
     happened: tuple[Happened, ...]
+
+    def __repr__(self) -> str:
+        master = self.master
+        contact = f"silent for {master.silent_s:.1f} s" if master.connected else "not connected"
+        return (
+            f"<Status: peer {self.peer_id}, {self.standing}, members: {len(self.members)}, "
+            f"links: {len(self.links)}, open calls: {len(self.calls)}, "
+            f"master {master.address} ({contact})>"
+        )
 
 
 def status_of(engine: PeerEngine) -> Status:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pccl._api.callers import Caller, Callers
+from pccl._api.evidence import Evidence
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
 from pccl.observe.logs import log_events
@@ -70,6 +71,7 @@ class Session:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
+            self.engine.witness = Evidence(self.engine, options, self.callers).give
             self._leave = partial(self._io.leave, user, self.engine.close)
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:

@@ -13,6 +13,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from pccl.errors import PCCLError
+
 _P = ParamSpec("_P")
 _Request = TypeVar("_Request")
 _Self = TypeVar("_Self")
@@ -35,7 +37,11 @@ def asking(
     ) -> Callable[Concatenate[_Self, _P], Coroutine[object, object, _T]]:
         @wraps(method)
         async def call(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-            return await method(self, request_of(*args, **kwargs))
+            try:
+                return await method(self, request_of(*args, **kwargs))
+            except PCCLError as error:  # without the frames of the library
+                failure = error.with_traceback(None)
+            raise failure from failure.__cause__
 
         asked, own = signature(request_of), signature(method)
         me, _ = own.parameters.values()
@@ -64,8 +70,12 @@ def blocking(
         except StopIteration as returned:
             value: _T = returned.value
             return value
+        except PCCLError as error:  # without the frames of the library
+            failure = error.with_traceback(None)
+        else:
+            raise AssertionError(f"{method.__qualname__} suspended outside of _run")
         finally:
             coroutine.close()
-        raise AssertionError(f"{method.__qualname__} suspended outside of _run")
+        raise failure from failure.__cause__
 
     return call

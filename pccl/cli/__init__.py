@@ -8,10 +8,13 @@
 * ``master``: ``pccl master`` runs one master in the foreground.
 * ``processes``: ``pccl launch`` and ``pccl join``, and the child processes of
   all commands.
+* ``why``: says who holds up a run, and why.
+* ``runs``: which run a command is about: run files of ``pccl launch``, and the choice of a master.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
 * ``top``: ``pccl top`` shows a run live in a terminal.
 * ``page``: the option ``--http``, and the page that it serves.
+* ``doctor``: ``pccl doctor`` checks this machine and its path to a run.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.
 * ``bench``: ``pccl bench`` measures how fast the library is.

@@ -39,6 +39,10 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.demo.command:demo",
         "Train with several processes; half-way, kill one and let another join.",
     ),
+    "doctor": Command(
+        "pccl.cli.doctor.command:doctor",
+        "Check this machine and its path to a run, and show what to change.",
+    ),
     "join": Command(
         "pccl.cli.processes.join:join",
         "Run a command as one peer of a run whose master is elsewhere.",
@@ -52,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
     ),
     "top": Command("pccl.cli.top.command:top", "Watch a run live in the terminal."),
+    "why": Command("pccl.cli.why:why", "Say which member holds up a run, and why."),
     "stress": Command(
         "pccl.cli.stress:stress", "Kill, freeze and cut off real processes, and check every bit."
     ),

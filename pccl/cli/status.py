@@ -8,8 +8,8 @@ import time
 import click
 
 import pccl
-from pccl import config
-from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.runs.target import Target, find_target
 from pccl.cli.status_view import PlainView, TableView
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
@@ -49,7 +49,9 @@ def status(
     interval_s: float,
     timeout_s: float,
 ) -> None:
-    """Show the run of the master at HOST:PORT (default: PCCL_MASTER).
+    """Show the run of the master at HOST:PORT.
+
+    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
 
     Shows members and their open calls, newcomers and what they wait for, open rounds and
     collectives with the missing peers, and removed peers with time and cause. The request does not
@@ -57,31 +59,25 @@ def status(
 
     The exit code is 1 if no master answers, or the answer is not valid.
     """
-    try:
-        config.resolve_masters(master)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    secret = read_secret(token)
+    target = find_target(master, token)
     is_terminal = sys.stdout.isatty() and not as_json
     view = TableView() if is_terminal else PlainView(as_json=as_json)
     try:
         with writing():
-            view.show(ask(master, secret, timeout_s))
+            view.show(ask(target, timeout_s))
         while watch:
             time.sleep(interval_s)
-            _show_next(view, master, secret, timeout_s)
+            _show_next(view, target, timeout_s)
     except KeyboardInterrupt:
         raise click.Abort from None
     finally:
         view.close()
 
 
-def _show_next(
-    view: PlainView | TableView, master: str | None, secret: bytes | None, timeout_s: float
-) -> None:
+def _show_next(view: PlainView | TableView, target: Target, timeout_s: float) -> None:
     """Show the next status, or why there is none; ``--watch`` continues, as a master may return."""
     try:
-        found = ask(master, secret, timeout_s)
+        found = ask(target, timeout_s)
     except click.ClickException as error:
         with writing():
             view.trouble(error.message)
@@ -90,14 +86,13 @@ def _show_next(
             view.show(found)
 
 
-def ask(master: str | None, secret: bytes | None, timeout_s: float) -> MasterStatus:
+def ask(target: Target, timeout_s: float) -> MasterStatus:
     """Return the status of the run of a master.
 
     Raises:
         click.ClickException: there is no answer; the message says why.
     """
     try:
-        return pccl.master_status(master, token=secret, timeout_s=timeout_s)
+        return pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
     except PCCLError as error:
-        where = ", ".join(str(address) for address in config.resolve_masters(master))
-        raise click.ClickException(f"no status from {where}: {error.reason}") from error
+        raise click.ClickException(f"no status from {target.masters}: {error.reason}") from error

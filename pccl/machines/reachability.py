@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from pccl.protocol.limits import TESTS_AT_ONCE_MAX, TESTS_PER_S
+from pccl.protocol.guards.source_shares import source_of
+from pccl.protocol.limits import (
+    QUERIES_AT_ONCE_MAX,
+    QUERIES_PER_S,
+    TESTS_AT_ONCE_MAX,
+    TESTS_PER_S,
+)
+from pccl.protocol.link_messages import AddressQuery
 from pccl.protocol.types import NS_PER_S, Member, PeerId
 
 
@@ -93,6 +100,31 @@ class AddressTried:
     """Why the peer did not answer at the first host; empty if it did."""
 
 
+class DialQuota:
+    """Limits how often a process dials unproven addresses.
+
+    Args:
+        at_once: number of dials after a pause.
+        per_s: rate of further dials.
+        now_ns: current time.
+    """
+
+    def __init__(self, at_once: int, per_s: int, now_ns: int) -> None:
+        self._price_ns = NS_PER_S // per_s
+        self._credit_max_ns = self._credit_ns = at_once * self._price_ns
+        """Time credit; each dial costs 1 s / ``per_s``."""
+        self._now_ns = now_ns
+
+    def take(self, now_ns: int) -> bool:
+        """Whether a dial is allowed now; True uses it up."""
+        gained_ns = max(0, now_ns - self._now_ns)
+        self._now_ns = now_ns
+        self._credit_ns = min(self._credit_ns + gained_ns, self._credit_max_ns)
+        may = self._credit_ns >= self._price_ns
+        self._credit_ns -= may * self._price_ns
+        return may
+
+
 @dataclass(slots=True)
 class _Tested:
     """The tests of one peer's addresses."""
@@ -118,9 +150,7 @@ class Reachability:
         self._tested: dict[PeerId, _Tested] = {}
         self._tests_by: dict[PeerId, set[PeerId]] = {}
         """Member -> the peers that the master asked it to test."""
-        self._allowance_ns = TESTS_AT_ONCE_MAX * NS_PER_S // TESTS_PER_S
-        """Time credit for tests; each test costs 1 s / ``TESTS_PER_S``."""
-        self._allowed_ns = now_ns
+        self._quota = DialQuota(TESTS_AT_ONCE_MAX, TESTS_PER_S, now_ns)
 
     def begin(
         self, member: Member, seen: str, tester: PeerId | None, now_ns: int
@@ -148,13 +178,7 @@ class Reachability:
 
     def may_dial(self, now_ns: int) -> bool:
         """Whether the rate limit allows a dial to a peer not reached yet; True uses up one dial."""
-        price_ns = NS_PER_S // TESTS_PER_S
-        gained_ns = max(0, now_ns - self._allowed_ns)
-        self._allowed_ns = now_ns
-        self._allowance_ns = min(self._allowance_ns + gained_ns, TESTS_AT_ONCE_MAX * price_ns)
-        may = self._allowance_ns >= price_ns
-        self._allowance_ns -= may * price_ns
-        return may
+        return self._quota.take(now_ns)
 
     def tested(self, peer: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
         """Record the result of a test; return whether this result was pending.
@@ -215,3 +239,65 @@ class Reachability:
             for tested in self._tests_by.pop(peer, ()):
                 if tested in self._tested:
                     self._tested[tested].awaited.discard(peer)
+
+
+@dataclass(frozen=True, slots=True)
+class TryCaller:
+    """An effect: dial and greet this address for the process that asked on a connection."""
+
+    connection: int
+    host: str
+    port: int
+    seen: str
+    """The host from which that process is connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerTried:
+    """The result of a ``TryCaller``."""
+
+    connection: int
+    reason: str
+    """Why no peer answered; empty if one did."""
+
+
+class CallerTests:
+    """The tests of addresses for processes outside the run, which ask with ``AddressQuery``.
+
+    They have a small quota of their own, so that they cannot keep newcomers from being tested.
+
+    Args:
+        now_ns: current time.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._quota = DialQuota(QUERIES_AT_ONCE_MAX, QUERIES_PER_S, now_ns)
+        self._sources: dict[int, str] = {}
+        """Connection whose test is pending -> its source address."""
+
+    def begin(
+        self, connection: int, query: AddressQuery, seen: str, now_ns: int
+    ) -> TryCaller | str:
+        """Begin a test; return what to dial, or why the master does not dial.
+
+        Args:
+            connection: the connection of the query.
+            query: the address to dial; without a port, there is nothing to dial and no reason.
+            seen: the host from which the process is connected.
+            now_ns: current time.
+        """
+        host, source = query.host or seen, source_of(seen)
+        if not query.port:
+            return ""
+        if not may_be_dialled(host, seen=seen, by=seen):
+            return f"{host} is an address for its own machine or network only"
+        if source in self._sources.values():
+            return "the master is testing another address for this host; ask again later"
+        if not self._quota.take(now_ns):
+            return f"the master tests {QUERIES_PER_S} address a second; ask again later"
+        self._sources[connection] = source
+        return TryCaller(connection, host, query.port, seen)
+
+    def ended(self, connection: int) -> None:
+        """Note the end of a test."""
+        self._sources.pop(connection, None)

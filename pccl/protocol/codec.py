@@ -66,10 +66,13 @@ CODES: dict[type[Any], int] = {
     messages.RunQuery: 23,
     messages.Damaged: 24,
     messages.AddressProbed: 25,
+    messages.EvidenceRequest: 26,
+    messages.EvidenceReply: 27,
     messages.Holdings: 12,
     messages.SyncRequest: 13,
     messages.StatesCompared: 14,
     messages.Prefetched: 15,
+    messages.AddressQuery: 31,
     messages.Registered: 64,
     messages.LinkPlan: 65,
     messages.Resumed: 66,
@@ -93,7 +96,10 @@ CODES: dict[type[Any], int] = {
     messages.Proposed: 84,
     messages.ProbeAddress: 85,
     messages.DialNewcomers: 87,
+    messages.EvidenceQuery: 88,
+    messages.EvidenceReport: 89,
     messages.Undialable: 86,
+    messages.AddressIs: 95,
 }
 """The code of each type of message."""
 

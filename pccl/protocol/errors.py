@@ -203,9 +203,15 @@ class Evicted(MembershipError):
 
 
 class MasterLost(MembershipError):
-    """No master answered within the deadline. Local buffers are intact."""
+    """No master answered within the deadline. Local buffers are intact.
+
+    Attributes:
+        is_gone: whether no master has answered for ``master_lost_s``. Otherwise one has answered
+            that does not know this peer; joining again then helps.
+    """
 
     default_result = Result.RANK_CONNECTION_LOST
+    is_gone = False
 
 
 class LinkError(PCCLError):

@@ -60,6 +60,12 @@ TURN_BYTES_MAX = 8 << 10
 
 That is at most some 700 messages, which take about 20 ms."""
 
+EVIDENCE_BYTES_MAX = 256 << 10
+"""What a peer tells a person who asks, compressed. It leaves out what is oldest."""
+
+INQUIRIES_MAX = 64
+"""Questions of people that wait for the answers of peers. The master refuses further ones."""
+
 DEPARTURES_MAX = 32
 """Removals that one ``RosterChanged`` explains."""
 
@@ -239,6 +245,12 @@ TESTS_PER_S = 8
 """Further tests of addresses.
 
 No attacker can make a master or a member dial unproven addresses more often."""
+
+QUERIES_AT_ONCE_MAX = 8
+"""Addresses that the master tests at once for processes outside the run."""
+
+QUERIES_PER_S = 1
+"""Further tests of such addresses. One at a time for each source address."""
 
 ASKED_MAX = 256
 """Newcomers that an elder dials because they cannot dial it. The rest waits for a later tick."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.limits import HOST_CHARACTERS_MAX, LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
-from pccl.protocol.types import AtMost, MeasuredLink, Member, PeerId
+from pccl.protocol.types import AtMost, Below, MeasuredLink, Member, PeerId
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -37,6 +37,16 @@ class AddressProbed:
     peer: PeerId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
     """Why the sender cannot dial that peer; empty if it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressQuery:
+    """A process outside the run asks how the master sees it, and for a test of an address."""
+
+    host: Annotated[str, AtMost(HOST_CHARACTERS_MAX)] = ""
+    """The host to dial; if empty, the address that the master sees."""
+    port: Annotated[int, Below(1 << 16)] = 0
+    """The port to dial; 0: none."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -74,3 +84,18 @@ class Undialable:
 
     reason: str
     """The address, and the process that dialled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressIs:
+    """Answer to ``AddressQuery``."""
+
+    seen: Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
+    """The host from which the sender of the query is connected to the master."""
+    dialled: bool
+    """The master has dialled the address."""
+    reason: str
+    """Why no peer answered there, or why the master did not dial; empty: a peer answered, or the
+    query has no port."""
+    unix_us: int
+    """The master's wall clock, in microseconds since 1970."""

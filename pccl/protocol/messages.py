@@ -7,7 +7,7 @@ operation, so that the master can answer a second copy from its memory.
 These fields mean the same everywhere. ``incumbent`` is the id of a master. ``roster_version`` is
 the newest roster that the sender knows; 0: none. ``ratified`` is the newest roster that a majority
 of the previous members has. ``sequence`` is the place among all decisions of the run, and
-``now_ms`` the time by the master's clock.
+``now_ms`` and ``now_ns`` the time by the master's clock.
 
 The docstrings are the texts of ``docs/protocol/messages.md``: after a change run
 ``python -m pccl.stress reference``.
@@ -30,7 +30,9 @@ from pccl.protocol.limits import (
     STANDBYS_MAX,
     WAITS_NAMED_MAX,
 )
+from pccl.protocol.link_messages import AddressIs as AddressIs
 from pccl.protocol.link_messages import AddressProbed as AddressProbed
+from pccl.protocol.link_messages import AddressQuery as AddressQuery
 from pccl.protocol.link_messages import DialNewcomers as DialNewcomers
 from pccl.protocol.link_messages import LinkPlan as LinkPlan
 from pccl.protocol.link_messages import LinkReport as LinkReport
@@ -38,6 +40,10 @@ from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
 from pccl.protocol.operation import Eager
+from pccl.protocol.run_messages import EvidenceQuery as EvidenceQuery
+from pccl.protocol.run_messages import EvidenceReply as EvidenceReply
+from pccl.protocol.run_messages import EvidenceReport as EvidenceReport
+from pccl.protocol.run_messages import EvidenceRequest as EvidenceRequest
 from pccl.protocol.run_messages import MemberProof as MemberProof
 from pccl.protocol.run_messages import RunIs as RunIs
 from pccl.protocol.run_messages import RunQuery as RunQuery
@@ -204,6 +210,8 @@ class Heartbeat:
     """The peer has stored each ``Proposed`` of this term up to this place."""
     step: int = field(default=0, compare=False)
     """Step of its program, if it reports steps; otherwise 0."""
+    sent_ns: int = field(default=0, compare=False)
+    """Time by the clock of the peer, which the master returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,10 +514,14 @@ class BlockedQuery:
 class MasterHeartbeat:
     """The master lives, and reports which decisions all members have."""
 
-    now_ms: int = 0
+    now_ns: int = 0
     settled: int = field(default=0, compare=False)
     """All members have all decisions before this place."""
     ratified: int = field(default=0, compare=False)
+    echo_ns: int = field(default=0, compare=False)
+    """``sent_ns`` of the peer's last heartbeat; 0: none since the last heartbeat of the master."""
+    held_ns: int = field(default=0, compare=False)
+    """Time since that arrived."""
 
 
 PeerMessage = (
@@ -523,6 +535,9 @@ PeerMessage = (
     | Prefetched
     | StatusRequest
     | RunQuery
+    | EvidenceRequest
+    | EvidenceReply
+    | AddressQuery
     | Goodbye
     | Damaged
     | Heartbeat
@@ -563,6 +578,9 @@ MasterMessage = (
     | BlockedQuery
     | MasterHeartbeat
     | RunIs
+    | EvidenceQuery
+    | EvidenceReport
     | StatusReport
+    | AddressIs
 )
 Message = PeerMessage | MasterMessage

@@ -1,15 +1,16 @@
-"""Control messages between masters: the run of a master, and its members.
+"""Control messages from outside the run: questions of other masters, and of people.
 
 :mod:`pccl.protocol.messages` imports them, and has the list of all messages.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.handshake import NO_RUN
-from pccl.protocol.limits import PEERS_MAX, TOKEN_DIGEST_BYTES
+from pccl.protocol.limits import EVIDENCE_BYTES_MAX, PEERS_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import AtMost, Below, PeerId
 
 
@@ -43,3 +44,52 @@ class RunIs:
     version: int = 0
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
     """Members of the newest roster; nil if the standby knows them, or the master does not."""
+
+
+class EvidenceKind(enum.IntEnum):
+    """What a peer can be asked for, by whoever may ask for the status of its run."""
+
+    STATE = 1
+    """What it does now: calls, transfers, links."""
+    RECORD = 2
+    """What it has done lately: the recorder."""
+    STACKS = 3
+    """Where its threads are. Only in a run with a token, and only if the peer allows it."""
+    PROCESS = 4
+    """What the operating system of the master knows: of its connection to the peer, and of the
+    peer's process, if the master's process has started it. The peer is not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRequest:
+    """A person asks one peer through its master; the first and only message."""
+
+    peer: PeerId
+    kind: EvidenceKind
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceQuery:
+    """The master passes a request on to the peer."""
+
+    query: Annotated[int, Below(1 << 32)]
+    kind: EvidenceKind
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceReply:
+    """Answer to ``EvidenceQuery``."""
+
+    query: Annotated[int, Below(1 << 32)]
+    data: Annotated[bytes, AtMost(EVIDENCE_BYTES_MAX)]
+    """Compressed JSON (zlib); empty if the peer refuses."""
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceReport:
+    """Answer to ``EvidenceRequest``; the master closes the connection."""
+
+    data: Annotated[bytes, AtMost(EVIDENCE_BYTES_MAX)]
+    refusal: str = ""
+    """Why there is no evidence; empty if there is."""

@@ -252,3 +252,11 @@ class StatusReport:
     removal_count: int
     removals: tuple[RemovalStatus, ...]
     waits_for: str
+
+    def __repr__(self) -> str:
+        open_calls = len(self.rounds) + self.operation_count
+        return (
+            f"<MasterStatus: term {self.term}, members: {self.member_count}, "
+            f"newcomers: {self.newcomer_count}, open calls: {open_calls}, "
+            f"removals: {self.removal_count}{self.waits_for and f', waits for {self.waits_for}'}>"
+        )

@@ -29,8 +29,8 @@ from pccl.machines.peer.events import (
     RoundCall,
     SyncCall,
     SyncResult,
-    call_name,
 )
+from pccl.machines.peer.words import call_name
 from pccl.protocol import errors
 from pccl.protocol.types import NS_PER_S, OperationId, RoundKind
 from pccl.runtime.clock import Clock, Timer

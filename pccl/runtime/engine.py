@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from pccl.machines.batch import may_succeed_again
 from pccl.machines.peer.eager import EagerBudget
@@ -28,6 +28,7 @@ from pccl.machines.peer.events import (
     DialControl,
     End,
     ForgetEarly,
+    GiveEvidence,
     HoldingsKnown,
     JoinCall,
     LeaveCall,
@@ -53,6 +54,7 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
+from pccl.protocol.run_messages import EvidenceKind, EvidenceReply
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
@@ -82,10 +84,14 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
+from pccl.telemetry.events import NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Transport
 from pccl.transports.link import Link, Links
+
+Witness: TypeAlias = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
+"""Returns what ``EvidenceReply`` holds: the data, and why there is none."""
 
 
 class PeerEngine:
@@ -118,6 +124,8 @@ class PeerEngine:
         self.group = group
         self.step = 0
         """Step of the program, if it reports steps; any thread may set it."""
+        self.witness: Witness | None = None
+        """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
         self._clock = clock
         self._transport = transport
@@ -341,7 +349,12 @@ class PeerEngine:
         Raises:
             ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
-        return await self._state.sync(request, self.deadline(request.timeout_s))
+        try:
+            return await self._state.sync(request, self.deadline(request.timeout_s))
+        except (OSError, MemoryError) as error:
+            if not isinstance(error, errors.PCCLError):  # some are of the kind TimeoutError
+                self.events.put(NoRoom(reason=str(error)), self.now_ns())
+            raise
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""
@@ -489,6 +502,8 @@ class PeerEngine:
                 self.feed(CallersAsked(query, self._callers_blocked()))
             case ReportWait() | ReportUndialable():
                 pass  # the reporter has put it into the stream
+            case GiveEvidence():
+                self._tasks.create(self._give_evidence(effect))
             case TryAddress():
                 self._control.probe(effect)
             case ReturnCall(number, value):
@@ -505,6 +520,12 @@ class PeerEngine:
                 self.exchange.begin(operation, elected)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
+
+    async def _give_evidence(self, asked: GiveEvidence) -> None:
+        data, refusal = b"", "this peer gives no evidence"
+        if self.witness is not None:
+            data, refusal = await self.witness(asked.kind)
+        self._control.send(EvidenceReply(asked.query, data, refusal))
 
     def _post(self, post: Post) -> None:
         call = self.calls.open.get(post.call)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
+    AskParent,
     CloseConnection,
     ConnectionClosed,
     ConnectionMessage,
@@ -24,6 +26,7 @@ from pccl.machines.master.events import (
     MasterTick,
     MasterUnanswered,
     Remember,
+    SendAddress,
     SendStatus,
     SendTo,
     Warn,
@@ -31,7 +34,7 @@ from pccl.machines.master.events import (
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.machines.reachability import TryAddress
+from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
@@ -44,21 +47,27 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.types import NOBODY, Member
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.question import ask_run
-from pccl.runtime.control.status_desk import StatusDesk
+from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
+from pccl.telemetry.evidence import pack_evidence
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Connection, Listener, Transport
 
 _log = logging.getLogger("pccl.master")
+
+CALLER_STEPS = 3
+"""A dial and a handshake for a process outside the run have ``dial_s / CALLER_STEPS`` each, so that
+the answer comes before the master closes the connection as silent."""
 
 
 class MasterServer:
@@ -121,6 +130,8 @@ class MasterServer:
         )
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
+        self.parent: Callable[[str], Awaitable[object]] | None = None
+        """Returns what the system knows of the process of a peer by name; None: nothing."""
         self._names = Names()
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
         self._listener: Listener | None = None
@@ -252,7 +263,7 @@ class MasterServer:
 
         def on_message(message: msg.Message) -> None:
             if number in self._silent:
-                if isinstance(message, msg.RunQuery | msg.StatusRequest):
+                if isinstance(message, Question | msg.AddressQuery):
                     self._on_question(number, connection.remote.host, message)
                     return
                 self._has_spoken(number)
@@ -312,19 +323,18 @@ class MasterServer:
     def _tell_closed(self, number: int, reason: str) -> None:
         self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
 
-    def _on_question(
-        self, number: int, host: str, question: msg.RunQuery | msg.StatusRequest
-    ) -> None:
+    def _on_question(self, number: int, host: str, question: Question | msg.AddressQuery) -> None:
         """Answer a short question at once, and queue a long one.
 
         Until the answer, the connection counts as silent.
         """
-        if question == msg.RunQuery(self.machine.run, self.machine.membership.version):
+        known = msg.RunQuery(self.machine.run, self.machine.membership.version)
+        if isinstance(question, msg.AddressQuery) or question == known:
             self._feed(ConnectionMessage(number, question))
         elif number not in self._desk:
             self._desk.ask(number, host, question)
 
-    def _answer(self, number: int, question: msg.RunQuery | msg.StatusRequest) -> None:
+    def _answer(self, number: int, question: Question) -> None:
         self._has_spoken(number)
         self._feed(ConnectionMessage(number, question))
 
@@ -344,7 +354,24 @@ class MasterServer:
         else:
             self._feed(MasterAnswered(master, answer))
 
+    async def _ask_parent(self, asked: AskParent) -> None:
+        control = self._streams.get(asked.peers_connection or 0)
+        path = control.connection.measure() if control is not None else None
+        known = {
+            "path": None if path is None else asdict(path),
+            "process": await self.parent(asked.name) if self.parent is not None else None,
+        }
+        connection, report = asked.connection, msg.EvidenceReport(pack_evidence(known))
+        stream = self._streams.pop(connection, None)
+        if stream is not None:
+            stream.send(report)
+            stream.close()
+            self._feed(ConnectionClosed(connection, "the question is answered"))
+
     async def _probe(self, test: TryAddress) -> None:
+        self._feed(await self._tried(test, self._timing.ns(self._timing.dial_s)))
+
+    async def _tried(self, test: TryAddress, patience_ns: int) -> AddressTried:
         machine, credentials = self.machine, self._credentials
 
         def greet() -> Handshake:
@@ -352,8 +379,13 @@ class MasterServer:
             target = test.member.peer
             return credentials.dial(replace(opening, channel=Channel.PROBE, target=target))
 
-        patience_ns = self._timing.ns(self._timing.dial_s)
-        self._feed(await probe(self._transport, self._clock, test, greet, patience_ns, test.seen))
+        return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
+
+    async def _probe_caller(self, test: TryCaller) -> None:
+        member = Member(NOBODY, test.host, test.port)
+        patience_ns = self._timing.ns(self._timing.dial_s) // CALLER_STEPS
+        tried = await self._tried(TryAddress(member, (test.host,), test.seen), patience_ns)
+        self._feed(CallerTried(test.connection, "" if tried.host else tried.reason))
 
     # -- the machine ---------------------------------------------------------------------------
 
@@ -385,6 +417,9 @@ class MasterServer:
                     stream.send(message)
                     if isinstance(message, msg.Admitted) and stream.read_on():
                         self._feed(ConnectionPaused(connection, self._clock.now_ns()))
+            case SendAddress(connection, seen, dialled, reason):
+                answer = msg.AddressIs(seen, dialled, reason, time.time_ns() // 1000)
+                self._carry_out(SendTo(connection, answer))
             case SendStatus(connection):
                 self._carry_out(SendTo(connection, self.machine.status()))
             case CloseConnection(connection, reason):
@@ -399,11 +434,17 @@ class MasterServer:
                 self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                 what = "coordinates" if coordinated else "stands by for"
                 _log.info("this master %s the run %s in term %d", what, run.hex(), term)
+            case AskParent():
+                assert self._tasks is not None, "not started"
+                self._tasks.create(self._ask_parent(effect))
             case AskMaster(master, query):
                 assert self._tasks is not None, "not started"
                 self._tasks.create(self._ask(master, query))
             case Warn(text):
                 _log.warning("%s", text)
+            case TryCaller():
+                assert self._tasks is not None, "not started"
+                self._tasks.create(self._probe_caller(effect))
             case TryAddress():
                 assert self._tasks is not None, "not started"
                 self._tasks.create(self._probe(effect))

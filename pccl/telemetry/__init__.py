@@ -5,5 +5,8 @@
 * ``names``: names of peers, and texts in which they stand beside the ids.
 * ``pace``: the latest call and the steps of one peer.
 * ``ended``: the calls of a run that ended last.
+* ``blame``: who holds up a run, and why.
+* ``clocks``: the clock of the master, as a peer knows it.
+* ``evidence``: the form of what peers tell people who ask.
 * ``words``: the line of the log for an event.
 """

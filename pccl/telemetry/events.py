@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 SCHEMA = (1, 0)
 """Major and minor version of the events' form in JSON."""
@@ -174,6 +174,17 @@ class LinkRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoRoom:
+    """This peer cannot store the pieces of shared state that it has to fetch.
+
+    Attributes:
+        reason: the error of the system, with the place.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddressUnreachable:
     """No peer can dial this peer. It dials them, and works with all that can be dialled.
 
@@ -239,19 +250,14 @@ PeerReport: TypeAlias = (
     | WaitingEnded
     | LinkLost
     | LinkRestored
+    | NoRoom
     | AddressUnreachable
     | RunChanged
     | CallEnded
 )
 """Every event of a peer."""
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Joined, MembershipLost, MemberJoined, MemberLost, MasterDisconnected, MasterReconnected,
-        Waiting, WaitingEnded, LinkLost, LinkRestored, AddressUnreachable, RunChanged, CallEnded,
-    )
-}  # fmt: skip
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(PeerReport)}
 
 
 def to_json(event: PeerReport) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Machines know peers by their ids, and so do their texts: ``peer 3``, ``peers 2, 3``. A text gets the
 names in one place, just before a person reads it: ``peer 3 (alice)``, ``peers 2 (bob), 3 (alice)``.
+A peer that joined after another master continued the run has a long id: ``peer alice``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.types import NAME_BYTES_MAX, Member, PeerId
 
 _KEPT_MAX = 4096
@@ -62,5 +64,8 @@ class Names:
         return _NUMBER.sub(self._with_name, found[0])
 
     def _with_name(self, number: re.Match[str]) -> str:
-        name = self._names.get(int(number[0]))
-        return f"{number[0]} ({name})" if name else number[0]
+        peer = int(number[0])
+        name = self._names.get(peer)
+        if name and peer > TERM_GAP:  # the id skipped millions when a master continued the run
+            return name
+        return f"{peer} ({name})" if name else number[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.protocol.messages import OperationRequest, RoundRequest, SyncRequest
+from pccl.protocol.messages import Heartbeat, OperationRequest, RoundRequest, SyncRequest
 
 NS_PER_US = 1000
 
@@ -18,11 +18,11 @@ class Pace:
         step_us: time of a step between its last two reports, in microseconds; 0: unknown.
     """
 
-    __slots__ = ("_request", "_stepped_ns", "called_ns", "step", "step_us")
+    __slots__ = ("_beat_ns", "_request", "_sent_ns", "_stepped_ns", "called_ns", "step", "step_us")
 
     def __init__(self) -> None:
         self._request: Request | None = None
-        self._stepped_ns = 0
+        self._stepped_ns = self._sent_ns = self._beat_ns = 0
         self.called_ns = 0
         self.step = 0
         self.step_us = 0
@@ -31,8 +31,10 @@ class Pace:
         """Record the request of a call."""
         self._request, self.called_ns = request, now_ns
 
-    def stepped(self, step: int, now_ns: int) -> None:
-        """Record a step that the peer reports. A lower one begins a new measurement."""
+    def beat(self, heartbeat: Heartbeat, now_ns: int) -> None:
+        """Record a heartbeat. A lower step than before begins a new measurement."""
+        self._sent_ns, self._beat_ns = heartbeat.sent_ns, now_ns
+        step = heartbeat.step
         if step == self.step:
             return
         passed_ns = now_ns - self._stepped_ns
@@ -41,6 +43,11 @@ class Pace:
         elif step < self.step:
             self.step_us = 0
         self.step, self._stepped_ns = step, now_ns
+
+    def echo(self, now_ns: int) -> tuple[int, int]:
+        """Return ``sent_ns`` of the last heartbeat, once, and how long it was held; or zeros."""
+        sent_ns, self._sent_ns = self._sent_ns, 0
+        return (sent_ns, now_ns - self._beat_ns) if sent_ns else (0, 0)
 
     @property
     def last_call(self) -> str:

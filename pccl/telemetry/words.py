@@ -93,6 +93,8 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
         case tell.LinkRestored():
             who = _peer(event.peer_id, event.name)
             return Level.INFO, f"the link to {who} works again, after {event.away_s:.1f} s"
+        case tell.NoRoom(reason=reason):
+            return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):
             return Level.WARNING, reason
         case tell.RunChanged():

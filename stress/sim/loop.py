@@ -42,27 +42,27 @@ class OutOfTime(Exception):
 class LoopTimer:
     """A pending call of the loop: an ``asyncio.TimerHandle`` without context and debug mode."""
 
-    __slots__ = ("_args", "_callback", "_loop")
+    __slots__ = ("_args", "_callback", "_cancelled", "_loop")
 
     def __init__(
         self, loop: VirtualLoop, callback: Callable[..., object], args: tuple[Any, ...]
     ) -> None:
         self._loop = loop
-        self._callback: Callable[..., object] | None = callback
+        self._callback = callback
         self._args = args
+        self._cancelled = False
 
     def cancel(self) -> None:
         """Cancel the call, unless it was made already."""
-        if self._callback is not None:
-            self._callback = None
+        if not self._cancelled:
+            self._cancelled = True
             self._loop.timer_cancelled()
 
     def cancelled(self) -> bool:
         """Whether the call was cancelled."""
-        return self._callback is None
+        return self._cancelled
 
     def _run(self) -> None:
-        assert self._callback is not None
         try:
             self._callback(*self._args)
         except (SystemExit, KeyboardInterrupt):
@@ -77,6 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     _ready: deque[asyncio.Handle | LoopTimer]
     _stopping: bool
+    _closed: bool
 
     def __init__(self, *, limit_ns: int | None = None) -> None:
         """Make a loop.
@@ -118,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return timer
 
     def _arm(self, when_ns: int, timer: asyncio.TimerHandle | LoopTimer) -> None:
-        if self.is_closed():
+        if self._closed:
             raise RuntimeError("the virtual loop is closed")
         heapq.heappush(self._timers, (when_ns, self._timers_made, timer))
         self._timers_made += 1
@@ -138,36 +139,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._arm(when_ns, timer)
         return timer
 
-    def let_time_pass(self, *, idle: bool) -> None:
-        """Make the due timers ready; if the loop is ``idle``, jump to the next timer first.
-
-        The loop calls this once per turn.
+    def _jump(self) -> None:
+        """Set the clock to the next timer that was not cancelled.
 
         Raises:
             Deadlock: no timer is set.
-            OutOfTime: the next timer lies beyond the limit, or callbacks spin at one instant.
+            OutOfTime: the next timer lies beyond the limit.
         """
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:  # pyright: ignore[reportPrivateUsage]
             heapq.heappop(timers)
             self._timers_cancelled -= 1
-        if idle:
-            if not timers:
-                raise Deadlock(f"no timer is left at {self._now_ns} ns; {self._waiting()}")
-            self._jump(timers[0][0])
-        else:
-            self._turns += 1
-            if self._turns > TURNS_PER_INSTANT_MAX:
-                raise OutOfTime(f"callbacks never end at {self._now_ns} ns; {self._waiting()}")
-        now_ns = self._now_ns
-        while timers and timers[0][0] <= now_ns:
-            timer = heapq.heappop(timers)[2]
-            if timer.cancelled():
-                self._timers_cancelled -= 1
-            else:
-                self._ready.append(timer)
-
-    def _jump(self, when_ns: int) -> None:
+        if not timers:
+            raise Deadlock(f"no timer is left at {self._now_ns} ns; {self._waiting()}")
+        when_ns = timers[0][0]
         if self._limit_ns is not None and when_ns > self._limit_ns:
             raise OutOfTime(f"the time limit is reached at {self._limit_ns} ns; {self._waiting()}")
         if when_ns > self._now_ns:
@@ -200,12 +185,30 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Run the ready callbacks once. Where asyncio would wait, let virtual time pass."""
-        ready = self._ready
-        self.let_time_pass(idle=not (ready or self._stopping))
+        """Run the ready callbacks and due timers once. Where asyncio would wait, move the clock.
+
+        Raises:
+            Deadlock: no callback is ready, and no timer is set.
+            OutOfTime: the next timer lies beyond the limit, or callbacks spin at one instant.
+        """
+        # Nothing happens so often: nearly always one timer is due, and runs without further calls.
+        ready, timers = self._ready, self._timers
+        if not (ready or self._stopping):
+            self._jump()
+        else:
+            self._turns += 1
+            if self._turns > TURNS_PER_INSTANT_MAX:
+                raise OutOfTime(f"callbacks never end at {self._now_ns} ns; {self._waiting()}")
+        now_ns = self._now_ns
+        while timers and timers[0][0] <= now_ns:
+            timer = heapq.heappop(timers)[2]
+            if timer._cancelled:  # pyright: ignore[reportPrivateUsage]
+                self._timers_cancelled -= 1
+            else:
+                ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:  # pyright: ignore[reportPrivateUsage]
                 handle._run()  # pyright: ignore[reportPrivateUsage]
 
     def _write_to_self(self) -> None:

@@ -24,8 +24,8 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
+from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.lockstep import LockstepWatch
-from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification

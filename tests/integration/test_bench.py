@@ -57,7 +57,7 @@ def measure(pccl: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
 def test_sizes_peers_and_lanes(ready_pccl: tuple[str, ...]) -> None:
     results = measure(
         ready_pccl,
-        *("--size", "4,64KiB", "--peers", "2,3", "--lanes", "1,2", "--rounds", "2"),
+        *("--size", "4,64KiB", "-n", "2,3", "--lanes", "1,2", "--rounds", "2"),
         *("--warmup", "1"),
     )
     assert [(each["peers"], each["lanes"], each["bytes"]) for each in results] == [

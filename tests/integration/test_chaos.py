@@ -59,6 +59,12 @@ def stress(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return run_to_end(*COMMAND, *options, cwd=folder, env=FROM_ANYWHERE)
 
 
+def test_it_says_its_own_name() -> None:
+    said = run_to_end(*PCCL, "stress", "--help")
+    assert said.stdout.startswith("Usage: pccl stress [OPTIONS] COMMAND")
+    assert "Usage: pccl stress run" in run_to_end(*COMMAND, "--nonsense").stderr
+
+
 def test_a_short_run_with_faults_of_many_kinds(tmp_path: Path) -> None:
     scenario = write(tmp_path, SHORT)
     done = stress(tmp_path, "--scenario", scenario, "--json", "r.json", "--html", "r.html")

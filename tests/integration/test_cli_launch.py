@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.commands import HINT, PCCL, environment_with, run_to_end, without_hint
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.processes import assert_gone
@@ -70,9 +70,9 @@ class Launched:
         ]
 
     def finish(self) -> tuple[int, str, str]:
-        """Status, rest of stdout, rest of stderr."""
+        """Status, rest of stdout, rest of stderr, without the line that says how to see the run."""
         out, err = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, out, err
+        return self.process.returncode, out, re.sub(HINT, "", err)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_colours(environment: dict[str, str], coloured: bool) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert launch.stderr == b""
+    assert without_hint(launch.stderr.decode()) == ""
     lines = sorted(said.splitlines())
     if coloured:
         assert len({line.partition(b"[p0] ")[0] for line in lines}) == 2
@@ -250,6 +250,7 @@ def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Pa
         + "print('went on')"
     )
     launch = start("-n", "3", "--", *PYTHON, source)
+    assert without_hint(launch.err.readline()) == ""
     assert launch.err.readline() == "pccl launch: p1 failed: exit code 3\n"
     gate.write_text("")  # only now can peer 0 end
     assert launch.finish() == (3, "[p2] went on\n", "pccl launch: p0 failed: exit code 4\n")
@@ -373,7 +374,7 @@ def test_reader_gone(start: type[Launched]) -> None:
     pids = launch.pids(1)
     launch.out.close()
     assert launch.process.wait(LIMIT_S) == 141
-    assert launch.err.read() == ""
+    assert without_hint(launch.err.read()) == ""
     assert_gone(pids)
 
 
@@ -414,7 +415,7 @@ def test_no_descriptors_left() -> None:
     launch = run_to_end(*command, limit_s=LIMIT_S)
     assert launch.returncode == 71
     complaint = r"pccl launch: cannot start p\d+: Too many open files\n"
-    assert re.fullmatch(complaint, launch.stderr), launch.stderr
+    assert re.fullmatch(complaint, without_hint(launch.stderr)), launch.stderr
 
 
 # -- commands that cannot be run -------------------------------------------------------------------

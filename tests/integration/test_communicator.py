@@ -364,6 +364,9 @@ def test_somebody_is_pending(new_run: Callable[..., Run]) -> None:
 # -- mistakes ------------------------------------------------------------------------------------
 
 
+SUM_WORDS = "SUM of 100 x float32"
+
+
 @pytest.mark.parametrize(
     ("dtype", "count", "op", "words"),
     [
@@ -390,15 +393,35 @@ def test_descriptor_mismatch(
             assert all(isinstance(f.exception(LIMIT_S), DescriptorMismatch) for f in futures)
             run.each(pccl.Communicator.are_peers_pending)
         futures.append(run.start(member.all_reduce, array, op=asked, tag=5))
-    for future in futures:
+    own_words = [words if member is run.members[1] else SUM_WORDS for member, _, _ in order]
+    for future, own in zip(futures, own_words, strict=True):
         error = future.exception(LIMIT_S)
         assert isinstance(error, DescriptorMismatch)
         assert error.result == Result.INVALID_ARGUMENT
         assert f"peer {run.members[1].peer_id} asked for {words}" in str(error)
-        assert "SUM of 100 x float32" in str(error)
+        assert f"this peer asked for {own}" in str(error)
+        assert SUM_WORDS in str(error)
         assert "tag 5" in str(error)
     assert all((array == 1).all() for array in arrays)
     run.check()
+
+
+@pytest.mark.parametrize("counts", [(8, 9, 9, 9), (8, 8, 9, 9)], ids=["one is right", "two each"])
+def test_each_member_is_told_of_its_own_mistake(
+    run_of: Callable[..., Run], counts: tuple[int, ...]
+) -> None:
+    """Also a member that calls after the outcome, which its request could not enter any more."""
+    run = run_of(4)
+    futures = [
+        run.start(member.all_reduce, np.ones(count, np.float32))
+        for member, count in zip(run.members, counts, strict=True)
+    ]
+    for future, count in zip(futures, counts, strict=True):
+        error = future.exception(LIMIT_S)
+        assert isinstance(error, DescriptorMismatch)
+        assert f"this peer asked for SUM of {count} x float32;" in str(error)
+        assert "asked for SUM of 8 x" in str(error)
+        assert "asked for SUM of 9 x" in str(error)
 
 
 def frozen(array: Array) -> Array:

@@ -431,10 +431,8 @@ def test_a_communicator_serves_one(peers: Peers) -> None:
     comm, model = peers.comm(), make_model()
     with DiLoCo(model.parameters(), inner=make_inner(model), comm=comm) as first:
         first.join()
-        second = DiLoCo(model.parameters(), inner=make_inner(model), comm=comm)
-        with pytest.raises(ValueError, match="make a new Communicator"):
-            second.join()
-        second.close()
+        with pytest.raises(ValueError, match="a DiLoCo uses this communicator"):
+            DiLoCo(model, inner=make_inner(model), comm=comm)
         assert comm.world_size == 1  # it is the first one's
 
 
@@ -634,7 +632,7 @@ def test_parameters_are_checked(peers: Peers) -> None:
     inner = make_inner(model)
     with pytest.raises(ValueError, match="inner trains 3 tensors that are not in params"):
         DiLoCo(list(model.parameters())[:1], inner=inner, comm=comm)
-    with pytest.raises(TypeError, match="params must be tensors"):
+    with pytest.raises(TypeError, match="params must be a module"):
         DiLoCo(["weight"], inner=inner, comm=comm)
     with pytest.raises(ValueError, match="no tensor that requires a gradient"):
         DiLoCo([], inner=inner, comm=comm)
@@ -648,6 +646,26 @@ def test_a_weight_must_be_a_number(peers: Peers) -> None:
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_checkpoint_without_names_loads_where_parameters_have_names(
+    peers: Peers, fragments: int
+) -> None:
+    model = make_model()
+    numbered = DiLoCo(
+        model.parameters(), inner=make_inner(model), comm=peers.comm(), fragments=fragments
+    )
+    named = DiLoCo(model, inner=make_inner(model), comm=peers.comm(), fragments=fragments)
+    assert {name for part in numbered.fragments for name in part} == {"0", "1", "2", "3"}
+    own = {name for name, _ in model.named_parameters()}
+    assert {name for part in named.fragments for name in part} == own
+    saved = numbered.state_dict()
+    saved["position"]["steps"] = 3
+    named.load_state_dict(saved)
+    assert named.inner_steps == 3
+    with pytest.raises(ValueError, match="other parameters"):
+        numbered.load_state_dict(named.state_dict())
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "streaming", "one round delayed", "4 bits"])

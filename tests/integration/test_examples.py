@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import PCCL, STRICT_PYTHON, environment_with, run_to_end
+from tests.support.commands import PCCL, STRICT_PYTHON, environment_with, run_to_end, without_hint
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -26,7 +26,7 @@ def launch(
         found = re.fullmatch(r"\[(\d)\] (.*)", line)
         assert found is not None, line
         printed[int(found[1])].append(found[2])
-    return printed, ended.stderr.splitlines()
+    return printed, without_hint(ended.stderr).splitlines()
 
 
 def run_example(

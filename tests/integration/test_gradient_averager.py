@@ -425,8 +425,31 @@ def test_a_checkpoint_counts_more_than_who_is_fresh(new_run: Callable[..., Run])
         peers[0].averager.load_state_dict(saved[2])
 
 
+def test_steps_that_the_run_does_not_have_are_told(
+    new_run: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+    member, newcomer = Peer(run, 1, min_peers=1), Peer(run, 2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR
+    schedulers = [schedule(peer.optimizer, 0.9) for peer in (member, newcomer)]
+    member.train(2, data_of(0))
+    newcomer.averager.load_state_dict({"steps": 5, "error_feedback": {}})
+    entered = run.start(newcomer.averager.update)
+    ended = run.start(member.train, 4, data_of(0))
+    entered.result(LIMIT_S)
+    newcomer.comm.close()
+    ended.result(LIMIT_S)
+    told = "".join(record.message for record in caplog.records)
+    assert "this peer: it was at step 5, and the group elected the state of step" in told
+    assert "ExponentialLR begins at step 0, and the run has made" in told
+    assert "pass it in stateful=" in told
+    assert [scheduler.last_epoch for scheduler in schedulers] == [0, 0]
+
+
 @pytest.mark.parametrize("lost", ["in the step", "before the step", "told to another call"])
-def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run], lost: str) -> None:
+def test_a_peer_whose_master_is_gone_takes_no_step(
+    new_run: Callable[..., Run], lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It joins the run that is coordinated there afterwards, and goes on where it was."""
     impatient = replace(QUICK, master_lost_s=1.0)
     run = new_run(timing=impatient)
@@ -454,6 +477,8 @@ def test_a_peer_whose_master_is_gone_takes_no_step(new_run: Callable[..., Run], 
     assert not second.result(LIMIT_S)
     assert bits(peers[0].model) == bits(peers[1].model) == before
     assert not any(peer.averager.is_member for peer in peers)
+    dropped = "dropped the gradients of step 4, because this peer lost its membership: no message"
+    assert sum(record.message.startswith(dropped) for record in caplog.records) == 2
     with pccl.MasterNode(run.master.address, timing=impatient):
         ended = [run.start(peer.train, 6, data_of(number)) for number, peer in enumerate(peers)]
         assert ended[0].result(LIMIT_S) == ended[1].result(LIMIT_S)

@@ -135,8 +135,9 @@ def test_members(new_run: Callable[..., Run]) -> None:
     assert [comm.rank for comm in run.members] == [0, 1, 0]
     assert [comm.world_size for comm in run.members] == [2, 2, 1]
     assert [member.peer_id for member in other.members()] == [3]
-    with pytest.raises(ValueError, match=r"attribute must be one of Attribute\.GLOBAL"):
+    with pytest.raises(ValueError, match="attribute must be one of 'global_world_size'"):
         first.get_attribute(5)  # type: ignore[arg-type]
+    assert first.get_attribute("local_world_size") == 2
 
 
 # -- budgets -------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_launch_says_where_the_page_is(tmp_path: Path) -> None:
     command = (*PCCL, "launch", "-n", "1", "--http", "0.0.0.0:0", "--", sys.executable, str(script))
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
     assert done.returncode == 0
-    assert re.match(r"page at http://0\.0\.0\.0:\d+/\?token=\S{20,}\n", done.stderr)
+    assert re.search(r"^page at http://0\.0\.0\.0:\d+/\?token=\S{20,}$", done.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_an_operation_that_waits_is_shown_to_others_and_to_its_caller(
     assert all(one.connected for one in seen.members)
 
     own = first.status()
+    shown = f"<Status: peer {first.peer_id}, member, members: 3, links: 2, open calls: 1, master "
+    assert repr(own).startswith(f"{shown}{run.master.address} (silent for ")
     assert (own.peer_id, own.standing, own.term) == (first.peer_id, "member", 1)
     assert own.members == first.members()
     assert (own.master.address, own.master.connected) == (run.master.address, True)
@@ -219,13 +221,15 @@ def test_the_command_in_lines_and_as_json(new_run: Callable[..., Run], tmp_path:
     ("arguments", "status", "says"),
     [
         (["nowhere"], 2, "is not an address"),
-        ([], 2, "no master: give its address"),
+        ([], 2, "no live `pccl launch` on this machine; for another master, give its address"),
         (["127.0.0.1:1", "--token", "/no/such/file"], 2, "does not exist"),
         (["127.0.0.1:1", "--timeout", "5"], 1, "no status from 127.0.0.1:1: cannot reach"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], status: int, says: str) -> None:
-    ended = pccl_status(*arguments)
+def test_mistakes_are_one_line(
+    arguments: list[str], status: int, says: str, tmp_path: Path
+) -> None:
+    ended = pccl_status(*arguments, XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (status, "")
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

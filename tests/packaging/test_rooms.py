@@ -177,9 +177,12 @@ def room_of(path: Path) -> str:
     The link emulator is a network that the library does not know of, with sockets of its own; the
     rest of stress/ has none. A peer of the demo is a program of its own that needs torch anyway;
     the commands do without it, and so without the bindings. What the bench compares the library
-    with has sockets of its own, and does without the library.
+    with has sockets of its own, and does without the library; so has what the doctor asks the
+    kernel.
     """
     if path.parts[:3] == ("pccl", "cli", "bench") and path.stem in {"namespace", "ring"}:
+        return "bench network"
+    if path.parts == ("pccl", "cli", "doctor", "network.py"):
         return "bench network"
     if path.parts == ("pccl", "cli", "demo", "peer.py"):
         return "demo peer"

@@ -35,6 +35,7 @@ from pccl.addresses import parse_address, parse_advertised, parse_masters
 from pccl.checkpoint import Reader
 from pccl.cli.bench.statistics import Timed
 from pccl.cli.processes import reports
+from pccl.cli.runs.run_file import Unusable, parse_run
 from pccl.collectives import bitmap
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
@@ -538,6 +539,15 @@ DECODERS: dict[str, Decoder] = {
         TimelineError,
         (TIMELINE.to_text().encode(), Timeline(2, 4, 10.0).to_text().encode()),
         runs=("stress/timeline.py Timeline.load",),
+        bend=bend_json,
+    ),
+    "pccl/cli/runs/run_file.py parse_run": Decoder(
+        parse_run,
+        Unusable,
+        (
+            b'{"version": 1, "pid": 7, "master": "127.0.0.1:4000", "token": "b7Qz-Tr4k_Wm9x-Jp2v",'
+            b' "command": "python train.py", "since_s": 1e9}',
+        ),
         bend=bend_json,
     ),
     "pccl/cli/processes/reports.py decode": Decoder(

@@ -15,7 +15,7 @@ from pccl.machines.master import events as me
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.peer import events as pe
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.machines.reachability import TryAddress
+from pccl.machines.reachability import TryAddress, TryCaller
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
@@ -169,7 +169,9 @@ class MasterWitness:
                     | me.AskMaster()
                     | me.Warn()
                     | me.SendStatus()
+                    | me.SendAddress()
                     | TryAddress()
+                    | TryCaller()
                 ):
                     pass
                 case me.CloseConnection(connection):
@@ -787,7 +789,7 @@ class World:
                     self.wires.remove(by_number[number])
                 case me.Announce() | me.Remember() | me.ForgetRun() | me.AskMaster() | me.Warn():
                     pass
-                case me.SendStatus() | TryAddress():
+                case me.SendStatus() | me.SendAddress() | TryAddress() | TryCaller():
                     raise AssertionError("nobody asks for the status, or has an address tested")
 
     # -- single steps ------------------------------------------------------------------------

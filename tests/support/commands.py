@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -19,6 +20,9 @@ PCCL = (sys.executable, "-m", "pccl.cli.main")
 
 STRICT_PYTHON = (sys.executable, "-W", "error")
 """The interpreter; a warning is an error."""
+
+HINT = r"\Apccl launch: the master is 127\.0\.0\.1:\d+; see the run with: pccl status\n"
+"""The first line of a launch on stderr, unless the master is another process."""
 
 FROM_ANYWHERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 """The environment of a command that does not run in the project's folder."""
@@ -49,6 +53,13 @@ def printed_objects(
     done = run_to_end(*command, env=env, limit_s=limit_s)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def without_hint(stderr: str) -> str:
+    """What a launch with a master of its own wrote, after the line that says how to see the run."""
+    said, found = re.subn(HINT, "", stderr)
+    assert found, stderr
+    return said
 
 
 def launch_example(

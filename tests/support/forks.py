@@ -65,7 +65,8 @@ class ForkedProgram:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to it, if it has not ended."""
         if self._process.exitcode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL to it, if it has not ended."""

@@ -10,6 +10,13 @@ from pccl import master_node
 from pccl.master_node import MasterNode
 
 
+def test_repr() -> None:
+    node = MasterNode("127.0.0.1:0")
+    assert repr(node) == "<pccl.master_node.MasterNode: 127.0.0.1:0, not running>"
+    with node:
+        assert repr(node) == f"<pccl.master_node.MasterNode: {node.address}, running>"
+
+
 def test_a_master_that_ends_while_the_program_waits_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import traceback
 from typing import Any
 
 import pytest
@@ -222,8 +223,26 @@ def test_exported_names() -> None:
         assert name in dir(pccl)
         assert getattr(pccl, name) is not None
     assert pccl.__version__
-    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
-        _ = pccl.Nonsense
+    private = [name for name in dir(pccl) if name.startswith("_")]
+    assert private == ["__version__"]
+    assert not {"Any", "TYPE_CHECKING", "annotations", "import_module"} & {*dir(pccl)}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Comunicator", "; did you mean Communicator?"),
+        ("communicater", "; did you mean Communicator?"),
+        ("AIO", "; did you mean aio?"),
+        ("Nonsense", ""),
+    ],
+)
+def test_a_misspelt_name(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(pccl, name)
+    assert str(caught.value) == f"module 'pccl' has no attribute {name!r}{hint}"
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.lower().count("did you mean") == bool(hint)  # the interpreter adds no second one
 
 
 def test_where_the_attributes_are() -> None:

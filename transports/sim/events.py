@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
+from typing import Protocol, TypeVarTuple
 
 Trace = Callable[[int, str], None]
 """A function that is called with each event: its time in nanoseconds, and its text."""
 
 Action = Callable[[], None]
+_Ts = TypeVarTuple("_Ts")
 
 
 class VirtualTimer(Protocol):
@@ -33,31 +34,15 @@ class VirtualClock(Protocol):
         """Return the current time in nanoseconds."""
         ...
 
-    def call_at_ns(self, when_ns: int, callback: Action) -> VirtualTimer:
+    def call_at_ns(
+        self, when_ns: int, callback: Callable[[*_Ts], object], *args: *_Ts
+    ) -> VirtualTimer:
         """Call ``callback`` at ``when_ns``."""
         ...
 
 
-class Event:
-    """A scheduled event of the network, the only one of its instant."""
-
-    __slots__ = ("_action", "_events", "_timer", "when_ns")
-
-    def __init__(self, events: Events, when_ns: int, action: Action) -> None:
-        self.when_ns = when_ns
-        self._events = events
-        self._action = action
-        self._timer = events.clock.call_at_ns(when_ns, self._happen)
-
-    def _happen(self) -> None:
-        self._events.taken.discard(self.when_ns)
-        self._events.latest_ns = self.when_ns
-        self._action()
-
-    def cancel(self) -> None:
-        """Cancel the event."""
-        self._timer.cancel()
-        self._events.taken.discard(self.when_ns)
+Event = tuple[VirtualTimer, int]
+"""A scheduled event of the network, and its instant, in which no other event happens."""
 
 
 class Events:
@@ -71,35 +56,45 @@ class Events:
 
     Attributes:
         now_ns: returns the current time in nanoseconds.
-        taken: instants that have an event; for ``Event`` only.
-        latest_ns: instant of the latest event; for ``Event`` only.
     """
 
     def __init__(
         self, clock: VirtualClock, rng: Random, trace: Trace | None, *, ragged: bool
     ) -> None:
-        self.clock = clock
         self.now_ns = clock.now_ns
+        self._call_at_ns = clock.call_at_ns
         self.rng = rng
         self.ragged = ragged
         self._trace = trace
-        self.taken: set[int] = set()  # never iterated, so its order does not matter
-        self.latest_ns = -1
+        self._taken: set[int] = set()  # instants; never iterated, so its order does not matter
+        self._latest_ns = -1
 
     def at(self, when_ns: int, action: Action) -> Event:
         """Schedule ``action`` at the first free instant that is not before ``when_ns``."""
         if when_ns < (now_ns := self.now_ns()):
             when_ns = now_ns
-        if when_ns <= self.latest_ns:
-            when_ns = self.latest_ns + 1
-        while when_ns in self.taken:
+        if when_ns <= self._latest_ns:
+            when_ns = self._latest_ns + 1
+        taken = self._taken
+        while when_ns in taken:
             when_ns += 1
-        self.taken.add(when_ns)
-        return Event(self, when_ns, action)
+        taken.add(when_ns)
+        return self._call_at_ns(when_ns, self._happen, when_ns, action), when_ns
 
     def soon(self, action: Action) -> Event:
         """Schedule ``action`` at the first free instant."""
         return self.at(0, action)
+
+    def cancel(self, event: Event) -> None:
+        """Cancel an event, unless it has happened."""
+        timer, when_ns = event
+        timer.cancel()
+        self._taken.discard(when_ns)
+
+    def _happen(self, when_ns: int, action: Action) -> None:
+        self._taken.discard(when_ns)
+        self._latest_ns = when_ns
+        action()
 
     def chance(self, probability: float) -> bool:
         """Return True with this probability; always False unless ``ragged``."""
@@ -109,7 +104,7 @@ class Events:
         """Draw a number from 1 to ``count``."""
         return 1 + int(self.rng.random() * count)
 
-    def note(self, *what: object) -> None:
+    def note(self, what: str, *more: object) -> None:
         """Add an event to the trace: its parts as text, separated by spaces."""
         if self._trace is not None:
-            self._trace(self.now_ns(), " ".join(map(str, what)))
+            self._trace(self.now_ns(), " ".join([what, *map(str, more)]) if more else what)

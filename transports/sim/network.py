@@ -204,7 +204,7 @@ class SimHost:
             dial.give_up()
             raise
         finally:
-            timer.cancel()
+            events.cancel(timer)
             del self._dials[dial]
 
     def run(self, action: Action, *, timer: bool = False) -> None:

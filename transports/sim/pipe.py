@@ -217,6 +217,6 @@ class Pipe:
         self._drop_after(self._events.now_ns())
         self._end = (self._events.now_ns(), reason)
         if self._delivery is not None:
-            self._delivery.cancel()
+            self._events.cancel(self._delivery)
         if not self._held_up:
             self._deliver()

@@ -56,6 +56,7 @@ def bench() -> None:
     help="Sizes of the tensor, such as 1MiB,3MiB; 4KiB..256MiB: also all between, by factors of 4.",
 )
 @click.option(
+    "-n",
     "--peers",
     type=ListOf(click.IntRange(2, PEERS_MAX)),
     metavar="COUNT,...",

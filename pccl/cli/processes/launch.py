@@ -11,7 +11,9 @@ import logging
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from types import FrameType
 from typing import TypeAlias
 
@@ -26,8 +28,10 @@ from pccl.cli.page import http_option, page_of
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
+from pccl.cli.runs.run_file import Unusable, run_file
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
+from pccl.observe.process import STACKS_DIR, look_at_peer
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -70,8 +74,16 @@ class LaunchedRun:
         """The exit status: of a signal, else of the first peer that failed, else 0."""
         return 128 + self._interrupted if self._interrupted else self._first_failure
 
+    def say(self, text: str) -> None:
+        """Print a message on stderr; ``run`` makes it visible."""
+        self._output.complain(text)
+
     def run(self, command: Sequence[str], environments: Sequence[dict[str, str]]) -> None:
         """Start one peer for each environment; return when all peers have ended."""
+        try:
+            self._output.flush()
+        except BrokenPipeError:
+            self._on_reader_gone()
         for peer, environment in enumerate(environments):
             if self._stopping:
                 break
@@ -108,11 +120,15 @@ class LaunchedRun:
                 else:
                     self._output.write(peer, what)
             self._output.flush()
-        except BrokenPipeError:  # the reader has gone, as in `pccl launch ... | head`
-            self._output.mute()
-            self._interrupted = self._interrupted or signal.SIGPIPE
-            if not self._stopping:
-                self._stop(signal.SIGTERM)
+        except BrokenPipeError:
+            self._on_reader_gone()
+
+    def _on_reader_gone(self) -> None:
+        """End the peers, because no process reads the output, as in ``pccl launch ... | head``."""
+        self._output.mute()
+        self._interrupted = self._interrupted or signal.SIGPIPE
+        if not self._stopping:
+            self._stop(signal.SIGTERM)
 
     def _on_end(self, peer: int, ended: Ended) -> None:
         if ended.status == 0:
@@ -204,16 +220,18 @@ def peer_names(count: int, *, is_ours: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def own_master(port: int, token: str, http: str | None) -> Generator[str, None, None]:
+def own_master(port: int, token: str, stacks: str, http: str | None) -> Generator[str, None, None]:
     """Run a master in this process, for peers of this machine, and yield its address.
 
     Args:
         port: its port; 0: a free one.
         token: the secret of the run.
+        stacks: directory in which the peers put their stacks when they are asked.
         http: address of the page that shows the run; None: there is none.
     """
     try:
-        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token)
+        look_at = partial(look_at_peer, folder=stacks)
+        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, look_at=look_at)
         node.run()
     except LinkError as error:
         remedy = "choose another --port, or leave it out to get a free one"
@@ -316,8 +334,16 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            address = stack.enter_context(own_master(port or 0, token, http))
+            stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
+            address = stack.enter_context(own_master(port or 0, token, stacks, http))
+            try:
+                stack.enter_context(run_file(address, token, (name, *arguments)))
+                started.say(f"the master is {address}; see the run with: pccl status")
+            except Unusable as error:
+                started.say(f"`pccl status` will not find this run: {error}")
             environments = peer_environments(names, address, token, group, min_peers)
+            for environment in environments:
+                environment.setdefault(STACKS_DIR, stacks)
         else:
             environments = peer_environments(names, master, None, group, min_peers)
         started.run(command, environments)

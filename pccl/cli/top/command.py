@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import click
 
-from pccl import config
-from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.runs.target import find_target
 from pccl.cli.status import ask
 from pccl.cli.top.keys import keys
 from pccl.cli.top.model import Model
@@ -82,7 +82,9 @@ class Asker:
     help="Time between two questions to the master.",
 )
 def top(master: str | None, token: str | None, interval_s: float) -> None:
-    """Watch the run of the master at HOST:PORT (default: PCCL_MASTER) in the terminal.
+    """Watch the run of the master at HOST:PORT in the terminal.
+
+    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
 
     Shows members with steps and states, waits, the last calls and the slowest links. Keys: s and S
     choose the column to sort by, r reverses; up and down choose a member; Enter, or the number of a
@@ -90,20 +92,15 @@ def top(master: str | None, token: str | None, interval_s: float) -> None:
 
     While no master answers, the last state stays on the screen, and the reason is above it.
     """
-    try:
-        masters = config.resolve_masters(master)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    secret = read_secret(token)
+    target = find_target(master, token)
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise click.ClickException("pccl top needs a terminal; pccl status does not")
     logging.getLogger("pccl").addHandler(logging.NullHandler())  # no lines on the screen
-    where = ", ".join(map(str, masters))
     try:
         with Terminal(sys.stdin.fileno(), sys.stdout.fileno()) as terminal:
-            asker = Asker(lambda: ask(master, secret, TIMEOUT_S), interval_s, terminal.wake)
+            asker = Asker(lambda: ask(target, TIMEOUT_S), interval_s, terminal.wake)
             try:
-                _show(terminal, asker, Model(where))
+                _show(terminal, asker, Model(target.masters))
             finally:
                 asker.end()
     except KeyboardInterrupt:

@@ -7,13 +7,12 @@
 * ``membership``: the peers, groups, views and rosters of the run.
 * ``registration``: how peers register, resume and return.
 * ``removal``: how peers are removed, and the causes.
-* ``link_states``: which links are up, as both ends report.
-* ``dial_plans``: which peer dials which.
-* ``peer_links``: brings up links, and finds out which peers can be dialled.
+* ``links``: which links are up, which peer dials which, and which can be dialled.
 * ``ballots``: the votes over operations: commit or abort, also after a member is lost.
 * ``rounds``: joint decisions, admission among them.
 * ``waits``: which member waits for which, and reports of long waits.
 * ``lockstep``: finds callers that wait for each other in vain.
 * ``status``: reports the state of the run to people.
+* ``inquiries``: passes questions of people on to peers, and the answers back.
 * ``succession``: restart, standbys, and which master coordinates the run.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId
 
@@ -79,6 +79,7 @@ MasterEvent = (
     | MasterAnswered
     | MasterUnanswered
     | AddressTried
+    | CallerTried
 )
 
 # -- effects -----------------------------------------------------------------------------------
@@ -100,6 +101,16 @@ class SendStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SendAddress:
+    """Send an ``AddressIs`` with these fields and the wall clock on a connection."""
+
+    connection: int
+    seen: str
+    dialled: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloseConnection:
     """Close a connection after its queued messages. A ``ConnectionClosed`` for it is ignored."""
 
@@ -116,6 +127,18 @@ class Announce:
     name: str
     group: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskParent:
+    """Ask whoever started a peer what the system knows of its process, and of its connection.
+
+    The shell answers on the connection with an ``EvidenceReport``, and closes it.
+    """
+
+    connection: int
+    peers_connection: int | None
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +182,14 @@ class ForgetRun:
 MasterEffect = (
     SendTo
     | SendStatus
+    | SendAddress
     | CloseConnection
     | Announce
+    | AskParent
     | Remember
     | ForgetRun
     | AskMaster
     | Warn
     | TryAddress
+    | TryCaller
 )

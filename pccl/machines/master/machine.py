@@ -36,11 +36,13 @@ from pccl.machines.master.events import (
     MasterEvent,
     MasterTick,
     MasterUnanswered,
+    SendAddress,
     SendStatus,
     SendTo,
 )
+from pccl.machines.master.inquiries import Inquiries
+from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.master.peer_links import PeerLinks
 from pccl.machines.master.registration import Registration
 from pccl.machines.master.removal import Removals, overdue
 from pccl.machines.master.rounds import JointRounds
@@ -52,7 +54,7 @@ from pccl.machines.master.succession.report import Report
 from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.waits import Waits
-from pccl.machines.reachability import AddressTried
+from pccl.machines.reachability import AddressTried, CallerTests, CallerTried, TryCaller
 from pccl.machines.ticks import Ticks
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -60,7 +62,7 @@ from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.status_report import StatusReport
-from pccl.protocol.types import NS_PER_MS, PeerId, RemovalCause
+from pccl.protocol.types import PeerId, RemovalCause
 
 
 class MasterMachine(Machine[MasterEvent, MasterEffect]):
@@ -110,8 +112,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
+        self.inquiries = Inquiries(who, self.connections, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
+        self.caller_tests = CallerTests(now_ns)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
             self.ratification, out,
@@ -241,6 +245,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.master_unanswered(master, reason)
             case AddressTried(peer, host, reason):
                 self._on_tested(peer, None, host, reason)
+            case CallerTried(connection, reason):
+                self.caller_tests.ended(connection)
+                self._answer_address(connection, reason, dialled=True)
         self.succession.settle()
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
@@ -253,6 +260,15 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.StatusRequest() if not is_known:
                 self.outbox.add(SendStatus(connection))
                 self.connections.close(connection, "the query is answered")
+            case msg.EvidenceRequest() if not is_known:
+                self.inquiries.ask(connection, message)
+            case msg.AddressQuery() if not is_known:
+                seen = self.connections.hosts[connection]
+                test = self.caller_tests.begin(connection, message, seen, self._now_ns)
+                if isinstance(test, TryCaller):
+                    self.outbox.add(test)
+                else:
+                    self._answer_address(connection, test, dialled=False)
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -266,6 +282,13 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     reason=f"an unregistered peer sent {type(message).__name__}, "
                     "not Register, Resume or Return"
                 )
+
+    def _answer_address(self, connection: int, reason: str, *, dialled: bool) -> None:
+        """Answer an ``AddressQuery``, unless its sender has left."""
+        if connection in self.connections.hosts:
+            seen = self.connections.hosts[connection]
+            self.outbox.add(SendAddress(connection, seen, dialled, reason))
+            self.connections.close(connection, "the query is answered")
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         """Handle a message of a peer, sent now or in its report to a new master."""
@@ -288,6 +311,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.Prefetched():
                 peer.prefetching = False
                 self.rounds.admit_into_empty_run()
+            case msg.EvidenceReply():
+                self.inquiries.answered(peer, message)
             case msg.BlockedReply():
                 self.waits.answered(peer, message)
             case msg.RoundRequest(round_id):
@@ -303,7 +328,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_heartbeat(self, peer: RegisteredPeer, message: msg.Heartbeat) -> None:
         peer.blocked = message.blocked
-        peer.pace.stepped(message.step, self._now_ns)
+        peer.pace.beat(message, self._now_ns)
         if message.term == self.term:
             peer.seen_version = max(peer.seen_version, message.roster_version)
             peer.stored_place = max(peer.stored_place, message.proposed)
@@ -321,6 +346,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
         self.succession.closed(connection)
+        self.inquiries.closed(connection)
         peer = self.connections.lost(connection)
         if peer is None:
             return
@@ -356,6 +382,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.beat()
             self._take_up(self.succession.tick(tick))
             return
+        self.inquiries.look()
         if is_beat:
             self._beat()
         if tick.slept_ns:
@@ -367,9 +394,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.succession.tick_in_run()
 
     def _beat(self) -> None:
-        now_ms, ratified = self._now_ns // NS_PER_MS, self.ratification.ratified
-        beat = msg.MasterHeartbeat(now_ms, self.finals.settled, ratified)
-        for connection in self.connections.peers:
+        now_ns, ratified, settled = self._now_ns, self.ratification.ratified, self.finals.settled
+        for connection, peer in self.connections.peers.items():
+            echo_ns, held_ns = peer.pace.echo(now_ns)
+            beat = msg.MasterHeartbeat(now_ns, settled, ratified, echo_ns, held_ns)
             self.outbox.add(SendTo(connection, beat))
         self.links.beat()
 

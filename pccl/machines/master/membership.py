@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pccl.machines.master.link_states import LinkStates
+from pccl.machines.master.links.link_states import LinkStates
 from pccl.machines.master.succession.vouched import token_digest
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
@@ -186,7 +186,8 @@ class Membership:
 
     def members(self, group: int | None = None) -> list[RegisteredPeer]:
         """Return the admitted peers of one group or of the run, in order of id."""
-        return [p for p in self.peers.values() if p.admitted and group in (None, p.group)]
+        admitted = [peer for peer in self.peers.values() if peer.admitted]
+        return admitted if group is None else [peer for peer in admitted if peer.group == group]
 
     def pending(self) -> list[RegisteredPeer]:
         """Return the newcomers, in order of id."""

@@ -81,7 +81,8 @@ class Collectives:
             self._call_alone(event, seen)
         elif (missed := self._operations.take_missed(seen.view, event.tag)) is not None:
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
-            self._out.raise_(event.call, words.aborted(missed, attempt=0))
+            asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
+            self._out.raise_(event.call, words.aborted(missed, asked))
         else:
             self._open(self._made(event, seen))
 
@@ -226,7 +227,8 @@ class Collectives:
     def _answer(self, operation: OpenOperation, call: int, message: msg.OperationEnded) -> None:
         ended, contributors = message.operation, message.contributors
         if message.abort is not None:
-            self._out.raise_(call, words.aborted(message, operation.attempt))
+            asked = operation.offer or operation.descriptor
+            self._out.raise_(call, words.aborted(message, asked, operation.attempt))
         elif operation.elected is not None:
             if not operation.only_looks:
                 self._refusals.synchronized()

@@ -15,6 +15,7 @@ from pccl.protocol.checksum import DamagedData
 from pccl.protocol.handshake import AnotherRun, HandshakeRefused
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_MS
+from pccl.telemetry.clocks import ClockSamples
 
 
 class MasterTurns:
@@ -89,6 +90,7 @@ class MasterLiveness:
         """When the last message of a master arrived."""
         self.resumed = False
         """Whether the connected master coordinates the run with this peer in it."""
+        self.clocks = ClockSamples()
         self._served_ns = now_ns
         """When the last message arrived from a master that coordinates the run with this peer."""
         self._opened_ns = now_ns
@@ -104,6 +106,7 @@ class MasterLiveness:
         self.resumed = False
         self._opened_ns = now_ns
         self._clock_ahead_ms = None  # it may be another master
+        self.clocks.reset()
 
     def begins(self, now_ns: int) -> None:
         """Start the time to wait for a master now."""
@@ -121,9 +124,10 @@ class MasterLiveness:
         self.resumed = True
         self.heard(now_ns)
 
-    def note_clock(self, now_ms: int, now_ns: int) -> None:
+    def note_clock(self, beat: msg.MasterHeartbeat, now_ns: int) -> None:
         """Record the master's clock. The largest difference counts, as its message was fastest."""
-        ahead_ms = now_ms - now_ns // NS_PER_MS
+        self.clocks.note(beat.now_ns, beat.echo_ns, beat.held_ns, now_ns)
+        ahead_ms = (beat.now_ns - now_ns) // NS_PER_MS
         known_ms = self._clock_ahead_ms
         self._clock_ahead_ms = ahead_ms if known_ms is None else max(ahead_ms, known_ms)
 

@@ -47,7 +47,9 @@ class JoinAttempt:
         reasons = "; ".join(list(self._reasons)[-JOIN_REASONS_MAX:])
         tries = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         text = f"no master answered after {tries}: {reasons}; check the address and the master"
-        return errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
+        lost = errors.MasterLost(errors.Result.MASTER_CONNECTION_FAILED, reason=text)
+        lost.is_gone = True
+        return lost
 
 
 class ControlConnection:

@@ -8,6 +8,7 @@ from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.operation import Eager
+from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.types import (
     NOBODY,
@@ -83,19 +84,6 @@ class SyncCall:
 
 CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall
 """The events that begin a call; each has a number."""
-
-
-def call_name(event: CallEvent) -> tuple[str, int | None]:
-    """Return the name of a call in the API, and the tag of a collective."""
-    match event:
-        case ReduceCall(tag=tag, descriptor=what, detached=detached):
-            return what.collective.name.lower() + ("_async" if detached else ""), tag
-        case RoundCall(kind=kind):
-            return kind.call_name, None
-        case SyncCall(offer=offer):
-            return offer.purpose.call_name, None
-        case JoinCall(rejoins=rejoins):
-            return "update_topology" if rejoins else "connect", None
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +413,14 @@ class ReportUndialable:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveEvidence:
+    """Answer a person's question with an ``EvidenceReply``."""
+
+    query: int
+    kind: EvidenceKind
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetEarly:
     """Drop the stored early frames of operations that can no longer be posted here."""
 
@@ -488,6 +484,7 @@ PeerEffect = (
     | ReportWait
     | TryAddress
     | ReportUndialable
+    | GiveEvidence
     | ForgetEarly
     | ReturnCall
     | RaiseCall

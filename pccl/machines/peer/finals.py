@@ -62,10 +62,13 @@ class Heartbeats:
         due = now_ns - self._last_ns >= self._interval_ns or blocked != self._blocked
         if due and self._own.token and self._out.reaches_master:
             self._last_ns, self._blocked = now_ns, blocked
-            self.send(progress)
+            self.send(progress, now_ns)
 
-    def send(self, progress: tuple[msg.Progress, ...] = ()) -> None:
-        """Send a heartbeat, split into several messages if there is much to acknowledge."""
+    def send(self, progress: tuple[msg.Progress, ...] = (), sent_ns: int = 0) -> None:
+        """Send a heartbeat, split into several messages if there is much to acknowledge.
+
+        With ``sent_ns``, the time now, the master's answer tells how the clocks differ.
+        """
         if not self._out.reaches_master:
             return
         operations, self._operations = tuple(self._operations), []
@@ -82,6 +85,7 @@ class Heartbeats:
                 self._own.term,
                 self._stored_place,
                 self.step,
+                sent_ns if i == 0 else 0,
             )
             self._out.send(beat)
 

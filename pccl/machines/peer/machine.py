@@ -269,15 +269,23 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.out.add(*self.operations.note_wait(message))
             case msg.AdmissionWaits():
                 self.control.admission_waits(message)
-            case msg.BlockedQuery(query):
-                self.out.add(ev.AskCallers(query))
-            case msg.MasterHeartbeat(now_ms, settled, ratified):
-                self.contact.note_clock(now_ms, self._now_ns)
+            case msg.BlockedQuery() | msg.EvidenceQuery():
+                self._ask_shell(message)
+            case msg.MasterHeartbeat(_, settled, ratified):
+                self.contact.note_clock(message, self._now_ns)
                 self.finals.settle(settled)
                 self.membership.ratify(ratified)
             case _:
                 reason = f"the master sent an unexpected {type(message).__name__}"
                 raise errors.RemoteProtocolError(func="control", reason=reason)
+
+    def _ask_shell(self, message: msg.BlockedQuery | msg.EvidenceQuery) -> None:
+        """Let the shell answer a question of the master about this process."""
+        match message:
+            case msg.BlockedQuery(query):
+                self.out.add(ev.AskCallers(query))
+            case msg.EvidenceQuery(query, kind):
+                self.out.add(ev.GiveEvidence(query, kind))
 
     def _tick(self, progress: tuple[msg.Progress, ...], blocked: bool, busy_ns: int) -> None:
         if self.own.takes_part:

@@ -178,7 +178,7 @@ class Synchronizations:
         while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
             if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
-                self._out.raise_(event.call, words.aborted(missed, attempt=0))
+                self._out.raise_(event.call, words.aborted(missed, event.offer))
                 return
         operation = self._operations.next_id(roster, self._own.group, SYNC_TAG)
         opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)

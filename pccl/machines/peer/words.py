@@ -5,11 +5,37 @@ Each text says what happened, to which peer or tag, and what to do.
 
 from __future__ import annotations
 
+from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import name_peers
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, RemovalCause, Roster, RoundKind
+from pccl.protocol.shared_state import Offer
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    Descriptor,
+    OperationId,
+    RemovalCause,
+    Roster,
+    RoundKind,
+)
+
+# -- calls ---------------------------------------------------------------------------------------
+
+
+def call_name(event: ev.CallEvent) -> tuple[str, int | None]:
+    """Return the name of a call in the API, and the tag of a collective."""
+    match event:
+        case ev.ReduceCall(tag=tag, descriptor=what, detached=detached):
+            return what.collective.name.lower() + ("_async" if detached else ""), tag
+        case ev.RoundCall(kind=kind):
+            return kind.call_name, None
+        case ev.SyncCall(offer=offer):
+            return offer.purpose.call_name, None
+        case ev.JoinCall(rejoins=rejoins):
+            return "update_topology" if rejoins else "connect", None
+
 
 # -- warnings ------------------------------------------------------------------------------------
 
@@ -151,12 +177,21 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
 # -- outcomes ------------------------------------------------------------------------------------
 
 
-def aborted(message: msg.OperationEnded, attempt: int) -> errors.PCCLError:
-    """Return the error for the caller of an aborted operation."""
+def aborted(
+    message: msg.OperationEnded, asked: Descriptor | Offer, attempt: int = 0
+) -> errors.PCCLError:
+    """Return the error for the caller of an aborted operation.
+
+    Args:
+        message: the outcome.
+        asked: what this peer requests in the operation. The master may have decided before.
+        attempt: how often the operation was tried before.
+    """
     what = _what(message.operation)
     match message.abort:
         case AbortCause.DESCRIPTOR_MISMATCH:
-            return errors.DescriptorMismatch(reason=f"{message.reason}; make the calls agree")
+            reason = f"{message.reason}; this peer asked for {asked}; make the calls agree"
+            return errors.DescriptorMismatch(reason=reason)
         case AbortCause.DIGEST_MISMATCH:
             often = ", twice in a row" if attempt else ""
             reason = f"{what}: {message.reason}{often}; inputs are intact"
@@ -226,7 +261,10 @@ def refused(
 
 def master_lost(silence_s: float, reason: str) -> errors.MasterLost:
     """Return the error after no master returned within the deadline."""
-    return errors.MasterLost(
-        reason=f"no message from the master for {silence_s:.1f} s ({reason}); buffers are intact; "
-        "update_topology() or connect() rejoins once the master is back"
+    error = errors.MasterLost(
+        reason=f"no message from the master for {silence_s:.0f} s ({reason}). Tensors and shared "
+        "state are intact: save a checkpoint now. When a master is back, update_topology() or "
+        "connect() rejoins"
     )
+    error.is_gone = True
+    return error

@@ -35,11 +35,13 @@ _OPENERS = (
     msg.Return,
     msg.StatusRequest,
     msg.RunQuery,
+    msg.EvidenceRequest,
+    msg.AddressQuery,
     msg.Goodbye,
     msg.Damaged,
 )
 _REPORT = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
-_MEMBERS_SAY = (*_REPORT, msg.AddressProbed)
+_MEMBERS_SAY = (*_REPORT, msg.AddressProbed, msg.EvidenceReply)
 """Messages that a newcomer may not send."""
 _MASTERS_SAY = frozenset(msg.MasterMessage.__args__)
 

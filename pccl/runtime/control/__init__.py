@@ -9,6 +9,7 @@
   received messages.
 * ``probe``: tests whether a peer can be dialled: connects, does the handshake, and disconnects.
 * ``question``: asks a master one question, without joining its run.
+* ``examination``: examines the path to a run, for a process that does not join it.
 * ``status_desk``: the queue of connections that ask a master a question: one is served at a
   time, with pauses.
 """

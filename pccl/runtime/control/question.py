@@ -1,4 +1,4 @@
-"""Asks a master one question, without joining its run."""
+"""Asks a master, or a peer through its master, one question, without joining the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Generic, TypeVar
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake import Opening
-from pccl.protocol.messages import Message, Refused, RunIs, RunQuery, StatusRequest
+from pccl.protocol.messages import (
+    AddressIs,
+    AddressQuery,
+    EvidenceReport,
+    EvidenceRequest,
+    Message,
+    Refused,
+    RunIs,
+    RunQuery,
+    StatusRequest,
+)
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock
@@ -16,7 +26,7 @@ from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Transport
 
-_Answer = TypeVar("_Answer", StatusReport, RunIs)
+_Answer = TypeVar("_Answer", StatusReport, RunIs, EvidenceReport, AddressIs)
 
 
 async def ask_status(
@@ -56,6 +66,39 @@ async def ask_run(
     return await question.ask(transport, master, credentials, timeout_s)
 
 
+async def ask_peer(
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    request: EvidenceRequest,
+) -> EvidenceReport:
+    """Ask a peer through its master; the other arguments and errors are those of ``ask_status``."""
+    question = _MasterQuestion(clock, request, EvidenceReport, "evidence")
+    return await question.ask(transport, master, credentials, timeout_s)
+
+
+async def ask_address(
+    clock: Clock,
+    transport: Transport,
+    master: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    query: AddressQuery,
+) -> tuple[AddressIs, int, int]:
+    """Ask a master how it sees this process, and whether it can dial the address in ``query``.
+
+    The other arguments and the errors are those of ``ask_status``.
+
+    Returns:
+        The answer, and the times of the question and of the answer by ``clock``.
+    """
+    question = _MasterQuestion(clock, query, AddressIs, "answer")
+    answer = await question.ask(transport, master, credentials, timeout_s)
+    return answer, question.asked_ns, question.answered_ns
+
+
 class _MasterQuestion(Generic[_Answer]):
     """One question on one connection.
 
@@ -73,6 +116,8 @@ class _MasterQuestion(Generic[_Answer]):
         self._name = name
         self._answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._stream: ControlStream | None = None
+        self.asked_ns = 0
+        self.answered_ns = 0
 
     async def ask(
         self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
@@ -97,6 +142,7 @@ class _MasterQuestion(Generic[_Answer]):
         self._stream = ControlStream(
             connection, self._on_message, self._on_closed, self._clock, masters_bytes_max
         )
+        self.asked_ns = self._clock.now_ns()
         self._stream.send(self._words)
 
     def _fail(self, error: PCCLError) -> None:
@@ -110,6 +156,7 @@ class _MasterQuestion(Generic[_Answer]):
                 self._fail(NotAdmitted(reason=reason))
             case _ if isinstance(message, self._kind):
                 if not self._answer.done():
+                    self.answered_ns = self._clock.now_ns()
                     self._answer.set_result(message)
             case _:
                 reason = f"the master sent {type(message).__name__} instead of the {self._name}"

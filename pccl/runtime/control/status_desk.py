@@ -9,10 +9,14 @@ request. The queue keeps them from slowing down the run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from pccl.protocol.guards.source_shares import source_of
-from pccl.protocol.messages import RunQuery, StatusRequest
+from pccl.protocol.messages import EvidenceRequest, RunQuery, StatusRequest
 from pccl.runtime.clock import Clock, Timer
+
+Question: TypeAlias = RunQuery | StatusRequest | EvidenceRequest
+"""The first and only message of a connection from outside the run."""
 
 PAUSE_NS = 20_000_000
 """Pause after each answer. Fifty answers a second are more than people read; each costs a master
@@ -27,12 +31,10 @@ class StatusDesk:
         serve: called with one connection at a time, and with its question.
     """
 
-    def __init__(
-        self, clock: Clock, serve: Callable[[int, RunQuery | StatusRequest], None]
-    ) -> None:
+    def __init__(self, clock: Clock, serve: Callable[[int, Question], None]) -> None:
         self._clock = clock
         self._serve = serve
-        self._waiting: dict[str, dict[int, RunQuery | StatusRequest]] = {}
+        self._waiting: dict[str, dict[int, Question]] = {}
         """Questions by source, then by connection. The next source is first; each has questions."""
         self._source_of: dict[int, str] = {}
         self._timer: Timer | None = None
@@ -40,7 +42,7 @@ class StatusDesk:
     def __contains__(self, connection: int) -> bool:
         return connection in self._source_of
 
-    def ask(self, connection: int, host: str, question: RunQuery | StatusRequest) -> None:
+    def ask(self, connection: int, host: str, question: Question) -> None:
         """Queue a question. The caller bounds the connections, and thereby the questions."""
         source = self._source_of[connection] = source_of(host)
         self._waiting.setdefault(source, {})[connection] = question

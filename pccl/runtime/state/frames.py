@@ -115,7 +115,7 @@ def numbers_of(payload: bytearray) -> list[int]:
     """
     if len(payload) % 4:
         raise RemoteProtocolError(func="lane", reason=f"{len(payload)} bytes are not a piece list")
-    return [number for (number,) in struct.iter_unpack("<I", payload)]
+    return list(struct.unpack(f"<{len(payload) // 4}I", payload))
 
 
 def check_length(header: FrameHeader) -> None:

@@ -128,8 +128,9 @@ class StateUpload:
         """
         queued = self._queued.setdefault(peer, {})
         lacking: list[int] = []
+        count = self._layout.piece_count
         for number in numbers:
-            if number >= self._layout.piece_count:
+            if number >= count:
                 raise RemoteProtocolError(func="lane", reason=f"there is no piece {number}")
             if number in queued:
                 continue

@@ -347,7 +347,7 @@ class Download:
             RemoteProtocolError: a number is above the last piece of the state.
         """
         count = self._own.layout.piece_count
-        if any(number >= count for number in numbers):
+        if max(numbers, default=-1) >= count:
             raise RemoteProtocolError(func="lane", reason=f"it announced a piece above {count - 1}")
         if self._is_over:
             return []
@@ -355,8 +355,10 @@ class Download:
         known += numbers
         if len(known) > 2 * count:
             self._haves[peer] = list(dict.fromkeys(known))
-        wanted = [number for number in numbers if self.wants(number)]
-        if self.pieces is None or not wanted:
+        if self.pieces is None:
+            return []
+        wanted = [number for number in numbers if self.pieces.wants(number)]
+        if not wanted:
             return []
         asks = self.pieces.add_source(peer, present.now_ns, wanted)
         return [*asks, *self._conclude(present)]

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.master.events import Announce, ConnectionOpened, MasterEffect, SendTo
-from pccl.machines.reachability import AddressTried, Reachability, TryAddress, may_be_dialled
+from pccl.machines.master.events import (
+    Announce,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionOpened,
+    MasterEffect,
+    SendAddress,
+    SendTo,
+)
+from pccl.machines.reachability import (
+    AddressTried,
+    CallerTests,
+    CallerTried,
+    Reachability,
+    TryAddress,
+    TryCaller,
+    may_be_dialled,
+)
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import (
     ASKED_BEATS_MAX,
     ASKED_UNPROVEN_MAX,
     ELDERS_UNPROVEN_MAX,
+    QUERIES_AT_ONCE_MAX,
+    QUERIES_PER_S,
     TESTS_AT_ONCE_MAX,
     TESTS_PER_S,
     Timing,
 )
-from pccl.protocol.types import Member, PeerId, RoundId, RoundKind
+from pccl.protocol.types import NS_PER_S, Member, PeerId, RoundId, RoundKind
 from tests.support.master_stage import SECOND, MasterStage, told
 from tests.support.scenarios import where
 
@@ -360,3 +378,84 @@ def test_who_is_proven_later_is_dialled_by_those_after_it() -> None:
     master.answered(5)
     plans = told(master.tick(1), msg.LinkPlan)
     assert {to for to, plan in plans if plan == msg.LinkPlan((where(5),))} == set(range(6, 42))
+
+
+# -- processes outside the run that ask for a test -------------------------------------------------
+
+ASKER = 70
+
+
+def answered(seen: str, dialled: bool, reason: str) -> list[MasterEffect]:
+    return [
+        SendAddress(ASKER, seen, dialled, reason),
+        CloseConnection(ASKER, "the query is answered"),
+    ]
+
+
+def test_a_stranger_learns_how_it_is_seen_and_whether_it_can_be_dialled() -> None:
+    master = Master(1)
+    before = master.machine.status()
+    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    (test,) = master.hear(ASKER, msg.AddressQuery("example.org", 48200))
+    assert test == TryCaller(ASKER, "example.org", 48200, "10.0.0.9")
+    tried = master.do(CallerTried(ASKER, "connection refused"))
+    assert tried == answered("10.0.0.9", True, "connection refused")
+
+    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    (test,) = master.hear(ASKER, msg.AddressQuery(port=9))
+    assert test == TryCaller(ASKER, "10.0.0.9", 9, "10.0.0.9")
+    assert master.do(CallerTried(ASKER, "")) == answered("10.0.0.9", True, "")
+    assert master.machine.status() == before
+
+
+def test_a_query_without_a_port_is_answered_at_once() -> None:
+    master = Master()
+    for _ in range(2 * QUERIES_AT_ONCE_MAX):
+        master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+        assert master.hear(ASKER, msg.AddressQuery()) == answered("10.0.0.9", False, "")
+
+
+def test_an_address_of_the_masters_own_machine_is_not_dialled() -> None:
+    master = Master()
+    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    reason = "127.0.0.1 is an address for its own machine or network only"
+    effects = master.hear(ASKER, msg.AddressQuery("127.0.0.1", 22))
+    assert effects == answered("10.0.0.9", False, reason)
+
+
+def test_who_left_gets_no_answer_and_may_ask_again() -> None:
+    master = Master()
+    for _ in range(2):
+        master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+        assert len(master.hear(ASKER, msg.AddressQuery(port=9))) == 1
+        master.do(ConnectionClosed(ASKER, "it left"))
+        assert master.do(CallerTried(ASKER, "")) == []
+
+
+def test_a_member_asks_nothing() -> None:
+    master = Master(1)
+    effects = master.hear(1, msg.AddressQuery())
+    assert effects == [CloseConnection(1, "AddressQuery is unexpected")]
+
+
+def test_callers_are_tested_one_at_a_time_for_a_source_and_seldom_in_all() -> None:
+    tests, query = CallerTests(0), msg.AddressQuery(port=9)
+    assert isinstance(tests.begin(1, query, "10.0.0.1", 0), TryCaller)
+    again = tests.begin(2, query, "10.0.0.1", 0)
+    assert again == "the master is testing another address for this host; ask again later"
+    for caller in range(2, QUERIES_AT_ONCE_MAX + 1):
+        assert isinstance(tests.begin(caller, query, f"10.0.0.{caller}", 0), TryCaller)
+    tests.ended(1)
+    too_many = tests.begin(1, query, "10.0.0.1", 0)
+    assert too_many == "the master tests 1 address a second; ask again later"
+    assert isinstance(tests.begin(1, query, "10.0.0.1", NS_PER_S // QUERIES_PER_S), TryCaller)
+
+
+def test_callers_take_nothing_from_newcomers() -> None:
+    master = Master()
+    for caller in range(2 * QUERIES_AT_ONCE_MAX):
+        master.do(ConnectionOpened(ASKER + caller, f"10.0.1.{caller}"))
+        master.hear(ASKER + caller, msg.AddressQuery(port=9))
+    newcomers = range(1, TESTS_AT_ONCE_MAX + 1)
+    tries = [effect for peer in newcomers for effect in master.register(peer)]
+    assert len([effect for effect in tries if isinstance(effect, TryAddress)]) == TESTS_AT_ONCE_MAX

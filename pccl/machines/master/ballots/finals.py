@@ -180,7 +180,7 @@ class Finals:
         """
         members = {peer.id for peer in self._membership.members()}
         for owed in (*self.outcomes.everybody_owed(), *self.answers.everybody_owed()):
-            strangers = [peer for peer in owed if peer not in members]
-            if strangers or not owed:
+            if not owed or not members.issuperset(owed):
+                strangers = [peer for peer in owed if peer not in members]
                 whom = f"{name_peers(strangers)}, not a member" if strangers else "no member"
                 raise InvariantViolation(f"a final is kept for {whom}", history)

@@ -35,6 +35,9 @@ from pccl.state.election import elect
 
 _UNKNOWN = Difference("", None, "")
 
+DIFFERENCES_MAX = 4
+"""How many differences a reason names, one for each set of members with other contents."""
+
 
 class SyncBallot(Ballot):
     """What the master knows about one undecided synchronization.
@@ -234,14 +237,14 @@ class SyncBallot(Ballot):
 
     def _judge_conflict(self, conflict: Differ) -> Decision:
         """Decide a conflict, with the answers that have arrived in time."""
-        answers = [answer for answer in self._compared.values() if answer is not None]
-        difference = next((answer for answer in answers if answer.tensor), _UNKNOWN)
+        told = {peer: answer for peer, answer in self._compared.items() if answer and answer.tensor}
+        difference = next(iter(told.values()), _UNKNOWN)
         reference, *others = conflict.sets
         them = ", and from those of ".join(name_peers(list(members)) for members in others)
         mine = name_peers(list(reference))
         reason = f"{conflict.what}: those of {mine} differ from those of {them}"
-        if difference.text:
-            reason += f"; {difference.text}"
+        for peer, answer in list(told.items())[:DIFFERENCES_MAX]:
+            reason += f"; peer {peer}: {answer.text}" if len(told) > 1 else f"; {answer.text}"
         self._conflict = None
         self._compared.clear()
         if conflict.losers:

@@ -204,6 +204,20 @@ def test_parameters_may_be_tensors_pairs_or_groups() -> None:
     assert names(groups, inner) == ["0", "b", "c"]
 
 
+def test_names_come_from_a_module_or_from_the_inner_optimizer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, bias=False))
+    own = ["0.weight", "0.bias", "1.weight"]
+    assert names(model, torch.optim.SGD(model.parameters(), lr=1.0)) == own
+    compiled = torch.nn.Module()  # as torch.compile makes it
+    compiled.add_module("_orig_mod", model)
+    assert names(compiled, torch.optim.SGD(model.parameters(), lr=1.0)) == own
+    inner: Any = torch.optim.SGD(model.parameters(), lr=1.0)
+    (group,) = inner.param_groups
+    group["param_names"] = own  # as torch 2.6 does for named_parameters()
+    assert names(model.parameters(), inner) == own
+    assert names([("a", model[0].weight), *model.parameters()], inner) == ["a", *own[1:]]
+
+
 def test_tied_parameters_count_once_and_frozen_ones_not() -> None:
     first, second, frozen = parameters(3)
     frozen.requires_grad_(False)
@@ -218,9 +232,9 @@ def test_what_cannot_be_averaged_is_refused_in_words() -> None:
         named_parameters([first], inner)
     with pytest.raises(ValueError, match="two parameters have the same name"):
         named_parameters([("a", first), ("a", second)], inner)
-    with pytest.raises(TypeError, match=r"params must be tensors.*not str"):
+    with pytest.raises(TypeError, match=r"params must be a module.*not str"):
         named_parameters(["weight"], inner)
-    with pytest.raises(TypeError, match=r"pass model\.parameters\(\)"):
+    with pytest.raises(ValueError, match="inner trains 2 tensors that are not in params"):
         named_parameters(torch.nn.Linear(1, 1), inner)
     frozen = torch.zeros(1)
     with pytest.raises(ValueError, match="no tensor that requires a gradient"):

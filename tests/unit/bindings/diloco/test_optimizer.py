@@ -20,6 +20,8 @@ from tests.support.patience import LIMIT_S
 torch: Any = pytest.importorskip("torch")
 
 from pccl.bindings.diloco import DiLoCo  # noqa: E402
+from pccl.bindings.diloco.schedule import schedule  # noqa: E402
+from pccl.bindings.gradient_averager import GradientAverager  # noqa: E402
 
 
 @dataclass
@@ -148,6 +150,25 @@ def test_work_outlives_the_open_round_that_follows_a_return(
     assert one.optimizer.outer_steps == 7
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("advances", [True, False])
+def test_what_a_late_peer_drops_and_what_is_late_in_it_is_told_once(
+    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture, *, advances: bool
+) -> None:
+    one = trained(sync_every=2)
+    scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer, 100)
+    one.comm.syncs.append(one.replaced(100.0, 5, is_open=False))
+    if advances:
+        one.optimizer.join()
+        for _ in range(one.optimizer.steps):
+            scheduler.step()
+    one.steps(2)
+    told = [record.message.partition(", ")[0] for record in caplog.records]
+    dropped = "step() dropped the gradients of one inner step"
+    assert told == ([] if advances else ["StepLR begins at step 0", dropped])
+    assert one.value == 100.0 - one.optimizer.inner_steps
+
+
 def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., Trained]) -> None:
     """If nobody has, the average is not applied, and what was paid would be lost."""
     one = trained(sync_every=2, compression="int8")
@@ -217,6 +238,44 @@ def test_outcomes_are_forgotten_when_they_are_merged(trained: Callable[..., Trai
         one.step()
     one.optimizer.finish()
     assert vars(one.optimizer)["_driver"].trainer.commits == {}
+
+
+def averager(comm: Any) -> GradientAverager:
+    model = torch.nn.Linear(1, 1)
+    return GradientAverager(model, torch.optim.SGD(model.parameters(), lr=1.0), comm=comm)
+
+
+def optimizer(comm: Any) -> DiLoCo:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    return DiLoCo([weight], inner=torch.optim.SGD([weight], lr=1.0), comm=comm)
+
+
+@pytest.mark.parametrize("second", [averager, optimizer])
+@pytest.mark.parametrize("first", [averager, optimizer])
+def test_two_wrappers_cannot_share_a_communicator(
+    first: Callable[[Any], Any], second: Callable[[Any], Any]
+) -> None:
+    comm = Alone()
+    one = first(comm)
+    with pytest.raises(ValueError, match=rf"a {type(one).__name__} uses .* close\(\) the"):
+        second(comm)
+    second(Alone()).close()
+    one.close()
+    two = second(comm)  # the first one is closed
+    assert not comm.is_closed
+    del one, two
+    gc.collect()
+    first(comm).close()  # the second one is gone
+
+
+def test_repr(trained: Callable[..., Trained]) -> None:
+    one = trained(sync_every=4, delay=1)
+    one.steps(5)
+    assert repr(one.optimizer) == (
+        "<DiLoCo: every 4 steps, delay 1, inner SGD, outer SGD, inner steps: 5, outer steps: 1, "
+        "members: 1>"
+    )
+    assert str(schedule("30s", 2, 0)) == "every 30 s, 2 fragments"
 
 
 def test_closing_does_not_wait_for_peers_that_are_missing(trained: Callable[..., Trained]) -> None:

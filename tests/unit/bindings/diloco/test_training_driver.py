@@ -128,3 +128,16 @@ def test_a_return_makes_what_was_waited_for_void() -> None:
     assert one.driver.trainer.entry == 2
     (outer,) = [event for event in one.step() if isinstance(event, OuterStep)]
     assert outer.number == 6
+
+
+@pytest.mark.parametrize(("number", "is_forgotten"), [(16, False), (17, True)])
+def test_work_that_the_run_has_forgotten_is_told(
+    number: int, caplog: pytest.LogCaptureFixture, *, is_forgotten: bool
+) -> None:
+    """The ledger keeps 16 rounds; work in an older one counts as averaged, and may be lost."""
+    one = Trained()
+    one.caller.tell(Entered(2, number, is_open=False, applied=(0,)))
+    one.driver.trainer.step(1.0).send(None)  # round 0 is launched
+    one.driver.hear()
+    (line,) = [record.message for record in caplog.records] or [""]
+    assert ("has averaged this peer's work of weight 1;" in line) == is_forgotten

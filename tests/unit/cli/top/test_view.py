@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from functools import reduce
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from pccl.cli.top.model import Model
 from pccl.cli.top.view import KEYS, lines
 from pccl.inquiry import LinkSpeed
 from pccl.protocol.types import PeerId
+from tests.support.paths import ROOT
 from tests.support.statuses import SAMPLE, ended, member
+
+PICTURE = ROOT / "docs" / "images" / "top.svg"
 
 NOW_S = 100.0
 MODEL = Model("127.0.0.1:48148").answered(SAMPLE, NOW_S)
@@ -92,3 +98,18 @@ def test_any_size_is_filled(size: tuple[int, int]) -> None:
         for pressed in ("up", "1"):
             shown(press(MODEL.answered(status, NOW_S), pressed), *size)
     assert "[bold]x" in shown(MODEL.answered(wide, NOW_S), 200, 24)
+
+
+def test_the_picture_of_the_documentation(request: pytest.FixtureRequest) -> None:
+    """``--record`` writes the picture anew."""
+    console = Console(record=True, width=100, file=io.StringIO(), color_system="standard")
+    for line in lines(MODEL, 100, 24, NOW_S):
+        console.print(line)
+    drawn = console.export_svg(title="pccl top", unique_id="top")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # they lie elsewhere
+    if request.config.getoption("--record"):
+        PICTURE.write_text(drawn, encoding="utf-8")
+    kept = PICTURE.read_text(encoding="utf-8")
+    for part in ("alice", "awaited", "MEMBER_LOST", "LINKS"):
+        assert part in kept
+        assert part in drawn

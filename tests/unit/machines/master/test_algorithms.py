@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl._api.arguments import check_algorithm, reduce_request
+from pccl._api.arguments import reduce_request
 from pccl.machines.master import membership
 from pccl.machines.master.ballots.ballot import Abort, Commit
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -123,22 +123,23 @@ def test_only_a_forced_algorithm_is_told_to_people() -> None:
 
 def test_an_algorithm_is_given_by_name_or_as_a_member() -> None:
     names = ("auto", "ring", "star", "mesh")
-    assert [check_algorithm(name) for name in names] == [0, 1, 2, 3]
-    assert check_algorithm(Algorithm.MESH) is MESH
+    asked = [request(8, name) for name in (*names, "Mesh")]
+    assert [descriptor.algorithm for descriptor in asked] == [0, 1, 2, 3, 3]
+    assert request(8, Algorithm.MESH).algorithm is MESH
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
-    [("tree", ValueError), ("Ring", ValueError), (1, TypeError), (None, TypeError)],
+    [("tree", ValueError), (9, ValueError), (None, TypeError)],
 )
 def test_what_is_no_algorithm(given: Any, error: type[Exception]) -> None:
     with pytest.raises(
         error, match=r"algorithm must be one of 'auto', 'ring', 'star', 'mesh', not"
     ):
-        check_algorithm(given)
+        request(8, given)
 
 
-def request(count: int, algorithm: str) -> Descriptor:
+def request(count: int, algorithm: Algorithm | str) -> Descriptor:
     tensor = np.zeros(count, np.float32)
     return reduce_request(tensor, algorithm=algorithm).asks.descriptor
 
@@ -371,7 +372,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
     assert aborts[0].reason == ('peers 1 and 3 have no link (reset); omit algorithm, or use "ring"')
     assert view_of(master)[0] == view
-    error = aborted(aborts[0], 0)
+    error = aborted(aborts[0], by(MESH, forced=True))
     assert isinstance(error, errors.LinkError)
 
 

@@ -94,7 +94,10 @@ def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
 def test_an_empty_run() -> None:
     nothing: tuple[int, tuple[()]] = (0, ())
     lists = (*nothing, *nothing, *nothing, (), *nothing, *nothing, *nothing, *nothing)
-    assert ask(new()) == StatusReport(RUN, 7, 0, 0, *lists, "")
+    expected = StatusReport(RUN, 7, 0, 0, *lists, "")
+    zeros = "members: 0, newcomers: 0, open calls: 0, removals: 0"
+    assert repr(expected) == f"<MasterStatus: term 7, {zeros}>"
+    assert ask(new()) == expected
 
 
 def test_an_open_round_and_an_operation_say_who_is_missing_and_since_when() -> None:

@@ -24,6 +24,7 @@ from pccl.protocol.guards.allowance import (
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
+    EVIDENCE_BYTES_MAX,
     FLOWS_MAX,
     LINKS_BATCH_MAX,
     NEWCOMER_BYTES_MAX,
@@ -42,7 +43,7 @@ def test_what_a_stranger_may_send() -> None:
     allowed = {kind.__name__: PEERS_BYTES_MAX[Trust.STRANGER].get(kind, 0) for kind in FROM_PEERS}
     assert {name for name, size in allowed.items() if size} == {
         *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
-        "Damaged",
+        *("Damaged", "EvidenceRequest", "AddressQuery"),
     }
     assert max(allowed.values()) < 1024
 
@@ -65,7 +66,9 @@ def test_what_a_run_that_goes_on_needs_not_is_charged() -> None:
 
 
 def test_nothing_that_a_member_sends_is_larger_than_a_heartbeat() -> None:
+    """Apart from evidence: one string of bytes, which takes less time to decode."""
     sizes = {kind: PEERS_BYTES_MAX[Trust.MEMBER].get(kind, 0) for kind in FROM_PEERS}
+    assert sizes.pop(msg.EvidenceReply) < 2 * EVIDENCE_BYTES_MAX
     assert max(sizes.values()) == sizes[msg.Heartbeat] == 40 << 10
 
 

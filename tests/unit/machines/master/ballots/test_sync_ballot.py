@@ -197,6 +197,15 @@ def test_without_a_majority_all_are_told_what_differs() -> None:
     assert DIFFERENCE.text in decision.reason
 
 
+def test_each_set_of_members_is_told_its_own_difference() -> None:
+    made, _ = conflicting(b"l", b"m", b"n")
+    other = Difference("v", None, "tensor 0 is 'v' on one side, missing on the other")
+    made.compared(B, DIFFERENCE, 0)
+    decision = aborts(made.compared(C, other, 0))
+    assert decision.difference == DIFFERENCE
+    assert f"; peer 5: {DIFFERENCE.text}; peer 9: {other.text}; " in decision.reason
+
+
 @pytest.mark.parametrize(
     ("asked", "remedy"),
     [

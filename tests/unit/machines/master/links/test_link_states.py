@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.machines.master.link_states import LinkStates
+from pccl.machines.master.links.link_states import LinkStates
 from pccl.protocol.types import PeerId
 
 A, B, C, D = (PeerId(n) for n in range(1, 5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Outbox
-from pccl.machines.master.dial_plans import DialPlans
+from pccl.machines.master.links.dial_plans import DialPlans
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.reachability import Reachability
 from pccl.protocol import messages as msg

@@ -1,0 +1,119 @@
+"""What a peer tells people who ask through the master: its state, its record, its stacks.
+
+Whoever may ask for the status of the run may ask for state and record. Stacks show code and file
+names, so a peer gives them only in a run with a token, and not with ``PCCL_STACKS=0``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pccl._api.callers import Callers
+from pccl._api.reports import status_of
+from pccl.config import resolve_stacks
+from pccl.protocol.limits import EVIDENCE_BYTES_MAX
+from pccl.protocol.run_messages import EvidenceKind
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.requests import PeerOptions
+from pccl.telemetry.evidence import pack_evidence
+
+FRAMES_MAX = 24
+"""Innermost frames of a thread that an answer shows."""
+
+THREADS_MAX = 64
+
+
+class Evidence:
+    """Answers questions about one peer.
+
+    Args:
+        engine: the peer.
+        options: its settings.
+        callers: the threads and tasks of its program that make joint calls.
+    """
+
+    def __init__(self, engine: PeerEngine, options: PeerOptions, callers: Callers) -> None:
+        self._engine, self._options, self._callers = engine, options, callers
+
+    async def give(self, kind: EvidenceKind) -> tuple[bytes, str]:
+        """Return the answer, compressed, and why there is none. I/O thread."""
+        match kind:
+            case EvidenceKind.STATE:
+                found: Any = self._state()
+            case EvidenceKind.STACKS:
+                if self._options.token is None or not resolve_stacks():
+                    why = "the run has no token" if self._options.token is None else "PCCL_STACKS=0"
+                    return b"", f"this peer gives no stacks: {why}"
+                found = stacks()
+            case EvidenceKind.RECORD:
+                return b"", "this peer keeps no record"
+        data = await asyncio.to_thread(pack_evidence, found)
+        return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
+
+    def _state(self) -> dict[str, Any]:
+        engine = self._engine
+        status = asdict(status_of(engine)) if engine.machine.seen is not None else {}
+        return {
+            **status,
+            "name": self._options.name,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "now_ns": engine.now_ns(),
+            "time_s": time.time(),
+            "step": engine.step,
+            "all_callers_inside": self._callers.all_blocked(),
+            "paths": [
+                {
+                    "peer_id": link.peer,
+                    "lane": lane.number,
+                    "backlog_bytes": lane.backlog_bytes,
+                    **asdict(measured),
+                }
+                for link in engine.links.all()
+                for lane in link.lanes
+                if (measured := lane.connection.measure()) is not None
+            ],
+        }
+
+
+def stacks() -> list[dict[str, Any]]:
+    """Return every thread of this process: its name, where the kernel holds it, and its frames.
+
+    Frames are the innermost ones, innermost last, each with its source line.
+    """
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    found: list[dict[str, Any]] = []
+    for number, frame in list(sys._current_frames().items())[:THREADS_MAX]:
+        thread = threads.get(number)
+        found.append(
+            {
+                "thread": thread.name if thread is not None else str(number),
+                "is_main": thread is threading.main_thread(),
+                "waits_in": _waits_in(thread.native_id) if thread is not None else "",
+                "frames": _frames(frame),
+            }
+        )
+    return found
+
+
+def _frames(frame: FrameType) -> list[str]:
+    innermost = list(traceback.StackSummary.extract(traceback.walk_stack(frame)))[:FRAMES_MAX]
+    return [f"{e.filename}:{e.lineno} in {e.name}: {e.line or ''}" for e in reversed(innermost)]
+
+
+def _waits_in(native_id: int | None) -> str:
+    """Return the function of the kernel in which a thread of this process waits; empty: none."""
+    with suppress(OSError):
+        text = Path(f"/proc/self/task/{native_id}/wchan").read_text()
+        return text if text != "0" else ""
+    return ""

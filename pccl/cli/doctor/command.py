@@ -1,0 +1,104 @@
+"""``pccl doctor``: checks this machine and its path to a run."""
+
+from __future__ import annotations
+
+import click
+
+from pccl import config
+from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.doctor import checks
+from pccl.cli.doctor.checks import Finding, Severity
+from pccl.cli.doctor.facts import PathFacts, TokenFacts
+from pccl.cli.doctor.findings_view import FindingsView
+from pccl.cli.doctor.gather import machine_facts, path_facts, run_facts
+from pccl.cli.runs.target import NoRun, Target, find_target
+
+NO_MASTER = Finding(
+    "run",
+    Severity.OK,
+    "not examined: with the address of a master, HOST:PORT, the doctor also checks the way to it, "
+    "the token, the clock, NAT, and whether others can reach this machine",
+)
+
+
+@click.command()
+@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
+@token_option()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=Seconds(0.0, min_open=True),
+    default=5.0,
+    show_default=True,
+    help="How long to wait for each answer.",
+)
+@click.pass_context
+def doctor(
+    ctx: click.Context, master: str | None, token: str | None, as_json: bool, timeout_s: float
+) -> None:
+    """Check this machine, and its path to the run of the master at HOST:PORT.
+
+    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
+    Without a run, the doctor checks the machine only. It does not join the run. The master dials a
+    port of this machine for a moment, as it dials newcomers; PCCL_LISTEN and PCCL_ADVERTISE count.
+
+    Each line is ok, warn or fail, with what to do. The exit code is 1 if a line is fail.
+    """
+    view = FindingsView(as_json=as_json)
+    try:
+        config.resolve_advertise(None)
+        config.resolve_listen(None)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        _examine(view, master, token, timeout_s)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    view.close()
+    ctx.exit(1 if view.has_failed else 0)
+
+
+def _examine(view: FindingsView, master: str | None, token: str | None, timeout_s: float) -> None:
+    secret, flaw = _token(token)
+    target = _target(master, token) if not flaw else None
+    machine = machine_facts()
+    view.show(checks.machine_findings(machine))
+    if target is None:
+        view.show([checks.outward_finding(machine)])
+        known = TokenFacts(None if secret is None else len(secret), flaw)
+        view.show([checks.token_finding(known, "")])
+        if not flaw:
+            view.show([NO_MASTER])
+        return
+    paths: list[PathFacts] = []
+    for address in config.resolve_masters(target.masters):
+        paths.append(path_facts(str(address), timeout_s))
+        view.show(checks.path_findings(paths[-1]))
+    good = next((path for path in paths if not path.trouble), None)
+    known = TokenFacts(None if target.token is None else len(target.token))
+    view.show([checks.token_finding(known, "" if good is None else good.host)])
+    if good is None:
+        return
+    try:
+        run = run_facts(good, target.token, timeout_s)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    view.show(checks.run_findings(run))
+
+
+def _token(file: str | None) -> tuple[bytes | None, str]:
+    """Return the secret of the arguments or the environment, and why it is not usable."""
+    try:
+        return read_secret(file), ""
+    except click.BadParameter as error:
+        return None, error.message
+
+
+def _target(master: str | None, token: str | None) -> Target | None:
+    """Return the run to examine; None if none is given and none is live."""
+    try:
+        return find_target(master, token)
+    except NoRun:
+        return None

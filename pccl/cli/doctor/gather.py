@@ -1,0 +1,120 @@
+"""Collects the facts that the doctor judges."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+from pathlib import Path
+
+from pccl import inquiry
+from pccl.addresses import parse_address
+from pccl.cli.bench.machine import congestion_default
+from pccl.cli.doctor import network
+from pccl.cli.doctor.checks import ASKED
+from pccl.cli.doctor.facts import MachineFacts, PathFacts, RunFacts
+from pccl.errors import PCCLError, RemoteProtocolError
+
+CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+UNLIMITED = 1 << 20
+"""What counts as the limit of descriptors if there is none."""
+
+
+def machine_facts() -> MachineFacts:
+    """Look at this machine; takes up to two seconds on a slow one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    outward = network.outward()
+    interface = network.interface_of(outward) if outward else ""
+    return MachineFacts(
+        implementation=platform.python_implementation(),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        versions={name: _version(name) for name in ASKED},
+        descriptors_max=UNLIMITED if hard == resource.RLIM_INFINITY else hard,
+        congestion=congestion_default() or "",
+        congestion_choices=_choices(),
+        loopback_bytes_per_s=network.loopback_bytes_per_s(),
+        outward=outward,
+        interface=interface,
+        interface_mtu=network.mtu_of(interface),
+    )
+
+
+def path_facts(master: str, timeout_s: float) -> PathFacts:
+    """Connect to a master, and send nothing.
+
+    Args:
+        master: address of one master, ``host:port``.
+        timeout_s: longest look-up, and longest attempt for each of its addresses.
+    """
+    given = parse_address(master)
+    reasons: list[str] = []
+    try:
+        hosts = network.resolve(given.host, given.port, timeout_s)
+    except OSError as error:
+        return PathFacts(master, f"{given.host} has no address: {_reason(error)}")
+    for host in hosts:
+        try:
+            found = network.connect(host, given.port, timeout_s)
+        except OSError as error:
+            reasons.append(f"{host}: {_reason(error)}" if len(hosts) > 1 else _reason(error))
+            continue
+        interface = network.interface_of(found.local)
+        return PathFacts(
+            master,
+            address=f"[{host}]:{given.port}" if ":" in host else f"{host}:{given.port}",
+            host=host,
+            local=found.local,
+            interface=interface,
+            interface_mtu=network.mtu_of(interface),
+            path_mtu=found.path_mtu,
+            segment_bytes=found.segment_bytes,
+            congestion=found.congestion,
+            round_trips_s=found.round_trips_s,
+        )
+    return PathFacts(master, "; ".join(reasons))
+
+
+def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFacts:
+    """Ask a master and the members of its run.
+
+    Args:
+        path: the path to the master.
+        token: the secret of the run; None: as in the environment.
+        timeout_s: limit for each answer of the master.
+
+    Raises:
+        ValueError: ``PCCL_LISTEN`` or ``PCCL_ADVERTISE`` is malformed.
+    """
+    try:
+        made = inquiry.examine_master(path.address, token=token, timeout_s=timeout_s)
+    except RemoteProtocolError as error:
+        refusal, _, remedy = error.reason.partition(": ")
+        return RunFacts(path, refusal, remedy)
+    except PCCLError as error:
+        return RunFacts(path, error.reason, "look at the process that listens there")
+    return RunFacts(path, examination=made)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _choices() -> tuple[str, ...]:
+    try:
+        return tuple(CHOICES.read_text("ascii").split())
+    except OSError:
+        return ()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return str(error) if error.errno is None else "no answer in time"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return str(error.strerror or error).lower()
