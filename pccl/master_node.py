@@ -15,11 +15,11 @@ from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_listener, check_timing
 from pccl.config import resolve_token
 from pccl.errors import PCCLError, named
-from pccl.inquiry import MasterStatus
 from pccl.observe.listeners import pass_events
 from pccl.observe.logs import log_events, show_log
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.master_server import MasterServer

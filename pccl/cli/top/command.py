@@ -28,7 +28,7 @@ REDRAW_S = 1.0
 """Longest time between two pictures; the age of an old status grows."""
 
 
-class Asker:
+class StatusAsker:
     """Asks a master again and again, in a thread of its own.
 
     Args:
@@ -98,7 +98,7 @@ def top(master: str | None, token: str | None, interval_s: float) -> None:
     logging.getLogger("pccl").addHandler(logging.NullHandler())  # no lines on the screen
     try:
         with Terminal(sys.stdin.fileno(), sys.stdout.fileno()) as terminal:
-            asker = Asker(lambda: ask(target, TIMEOUT_S), interval_s, terminal.wake)
+            asker = StatusAsker(lambda: ask(target, TIMEOUT_S), interval_s, terminal.wake)
             try:
                 _show(terminal, asker, Model(target.masters))
             finally:
@@ -107,7 +107,7 @@ def top(master: str | None, token: str | None, interval_s: float) -> None:
         raise click.Abort from None
 
 
-def _show(terminal: Terminal, asker: Asker, model: Model) -> None:
+def _show(terminal: Terminal, asker: StatusAsker, model: Model) -> None:
     """Draw, and react to keys and answers, until the user quits or the terminal is gone."""
     while not model.ended:
         now_s = time.monotonic()

@@ -31,5 +31,5 @@ def test_beyond_loopback_it_takes_the_token(host: str) -> None:
     for wrong in ("", TOKEN[:-1], TOKEN + "x", "\ud800", "x" * (TOKEN_CHARACTERS_MAX + 1)):
         assert not access.accepts_token(wrong)
     assert access.accepts_cookie(access.cookie)
-    for wrong in (None, "", TOKEN, "\xff", Access(host, TOKEN.encode()).cookie):
-        assert not access.accepts_cookie(wrong)
+    for other in (None, "", TOKEN, "\xff", Access(host, TOKEN.encode()).cookie):
+        assert not access.accepts_cookie(other)
