@@ -5,7 +5,6 @@ const LOG_MAX = 500;
 const POINTS_MAX = 1200;
 
 const points = [];
-const losses = new Map(); // peer -> [[step, loss], ...]
 
 const at = (id) => document.getElementById(id);
 
@@ -128,24 +127,11 @@ function drawAll() {
   draw("calls", [line("calls_per_s", "--works", 1), line("failed_per_s", "--lost", 1)]);
   draw("took", [line("took_ms", "--waits", 1)]);
   draw("bytes", [line("bytes_per_s", "--works", 1e6)]);
-  at("losses").hidden = !losses.size;
-  const curves = [...losses].sort((one, other) => one[0] - other[0]);
-  draw("loss", curves.map(([peer, curve]) => ({
-    colour: `hsl(${(peer * 137) % 360} 60% 50%)`,
-    points: curve,
-  })));
 }
 
 function take(point) {
   points.push(point);
   if (points.length > POINTS_MAX) points.shift();
-  for (const [peer, step, loss] of point.losses || []) {
-    const curve = losses.get(peer) || [];
-    const last = curve[curve.length - 1];
-    if (!last || last[0] !== step) curve.push([step, loss]);
-    if (curve.length > POINTS_MAX) curve.shift();
-    losses.set(peer, curve);
-  }
 }
 
 function showTrouble(text) {
@@ -157,7 +143,6 @@ const source = new EventSource("events");
 
 source.addEventListener("past", (event) => {
   points.length = 0;
-  losses.clear();
   JSON.parse(event.data).forEach(take);
 });
 
