@@ -12,18 +12,21 @@ from functools import partial
 from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters
-from pccl.checks import check_timing
+from pccl.checks import check_listener, check_timing
 from pccl.config import resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
+from pccl.observe.listeners import pass_events
 from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
 from pccl.observe.metrics_server import Served
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
+from pccl.telemetry.events import PeerReport
 
 _log = logging.getLogger("pccl.master")
 
@@ -95,6 +98,7 @@ class MasterNode:
         show_log("master")
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
+        self._io: IOThread | None = None
         self._leave: Callable[[], None]
 
     def __repr__(self) -> str:
@@ -143,7 +147,7 @@ class MasterNode:
                 served = Served(self._metrics, "master", io, values.read)
                 leave = self._leave = partial(served.end_before, leave)
                 self.metrics_url = served.url
-            self._server = server
+            self._server, self._io = server, io
             _serving.add(self)
         except BaseException as error:
             _serving.discard(self)
@@ -159,6 +163,40 @@ class MasterNode:
                 "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",
                 self.address,
             )
+
+    def status(self) -> MasterStatus:
+        """Return the status of the run, as :func:`pccl.master_status` does for other processes.
+
+        Raises:
+            PCCLError: this master is not running.
+        """
+        io, server = self._running("status")
+
+        async def ask() -> MasterStatus:
+            return server.machine.status()
+
+        return io.submit(ask).wait()
+
+    def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
+        """Call ``consumer`` with each later ``RunChanged`` of this master.
+
+        It is called as by :meth:`pccl.Communicator.on_event`.
+
+        Returns:
+            A function that ends this.
+
+        Raises:
+            TypeError: ``consumer`` is not callable.
+            PCCLError: this master is not running.
+        """
+        check_listener("consumer", consumer)
+        _, server = self._running("on_event")
+        return pass_events(server.events, consumer)
+
+    def _running(self, call: str) -> tuple[IOThread, MasterServer]:
+        if self not in _serving or self._io is None or self._server is None:
+            raise PCCLError(4, f"MasterNode.{call}", "this master is not running")
+        return self._io, self._server
 
     def interrupt(self) -> None:
         """Stop serving; peers that are still in the run lose their master. Idempotent."""

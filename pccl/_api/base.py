@@ -25,8 +25,7 @@ from pccl.config import (
     resolve_token,
 )
 from pccl.errors import NotConnected
-from pccl.observe.handoff import Handoff
-from pccl.observe.listeners import Listeners
+from pccl.observe.listeners import pass_events
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
@@ -188,14 +187,7 @@ class CommunicatorBase:
             TypeError: ``consumer`` is not callable.
         """
         check_listener("consumer", consumer)
-        handoff = Handoff("pccl-events", Listeners([consumer]))
-        end = self._engine.events.listen(lambda stamped: handoff.put(stamped.event))
-
-        def stop() -> None:
-            end()
-            handoff.close()
-
-        return stop
+        return pass_events(self._engine.events, consumer)
 
     def status(self) -> Status:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.

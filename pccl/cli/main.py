@@ -56,6 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command(
         "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
     ),
+    "top": Command("pccl.cli.top.command:top", "Watch a run live in the terminal."),
     "why": Command("pccl.cli.why:why", "Say which member holds up a run, and why."),
     "stress": Command(
         "pccl.cli.stress:stress", "Kill, freeze and cut off real processes, and check every bit."

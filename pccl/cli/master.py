@@ -17,6 +17,7 @@ from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
 from pccl.cli.command_line import check_address, metrics_option, read_secret
+from pccl.cli.page import http_option, page_of
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
@@ -149,6 +150,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
 @metrics_option("Serve metrics of the run for Prometheus here.")
+@http_option()
 @logs.verbose_option(logging.INFO)
 def master(
     listen: str,
@@ -158,6 +160,7 @@ def master(
     standby: str | None,
     standby_of: str | None,
     metrics: str | None,
+    http: str | None,
 ) -> None:
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
@@ -209,9 +212,10 @@ def master(
         )
         if node.metrics_url:
             words.insert(-1, f"  metrics: {node.metrics_url}")
-        click.echo("\n".join(words))
-        while not stopped.wait(0.2):  # a limit, because a signal just before the wait wakes nothing
-            pass
+        with page_of(node, http, secret, new_token) as more:
+            click.echo("\n".join([*words, *more]))
+            while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
+                pass
     finally:
         node.interrupt()
     click.echo("master ended")

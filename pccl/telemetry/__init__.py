@@ -4,6 +4,7 @@
 * ``stream``: the bounded stream of one process, to which all consumers listen.
 * ``names``: names of peers, and texts in which they stand beside the ids.
 * ``pace``: the latest call and the steps of one peer.
+* ``ended``: the calls of a run that ended last.
 * ``blame``: who holds up a run, and why.
 * ``clocks``: the clock of the master, as a peer knows it.
 * ``evidence``: the form of what peers tell people who ask.

@@ -202,10 +202,16 @@ def test_the_command_in_lines_and_as_json(new_run: Callable[..., Run], tmp_path:
     assert headline.endswith(
         "2 members, 0 newcomers, 0 open rounds, 0 operations in flight, 0 removed"
     )
-    assert rest[0].startswith(f"member {first.peer_id}: group 0, rank 0, 127.0.0.1:")
-    assert rest[1].startswith(f"member {second.peer_id}: group 0, rank 1, 127.0.0.1:")
-    assert rest[0].endswith("in no call")
+    assert rest[0].startswith("speed: ")
+    rest = [line for line in rest[1:] if not line.startswith("slowest: ")]
+    for rank, (line, member) in enumerate(zip(rest, (first, second), strict=False)):
+        (name,) = [one.name for one in member.members() if one.peer_id == member.peer_id]
+        assert line.startswith(
+            f"member {member.peer_id} ({name}): group 0, rank {rank}, 127.0.0.1:"
+        )
+        assert line.endswith("no step, in no call")
     assert rest[2].startswith("group 0: 2 members, view ")
+    assert rest[3].startswith("ended update_topology of all groups: ")
 
     told = json.loads(pccl_status("--json", PCCL_MASTER=run.master.address).stdout)
     assert [one["peer"] for one in told["members"]] == [first.peer_id, second.peer_id]

@@ -33,6 +33,7 @@ from pccl.cli.command_line import (
     metrics_option,
     wrapped_command,
 )
+from pccl.cli.page import http_option, page_of
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
@@ -243,7 +244,7 @@ def peers_metrics(metrics: str, count: int) -> list[str]:
 
 @contextlib.contextmanager
 def own_master(
-    port: int, token: str, stacks: str, metrics: str | None
+    port: int, token: str, stacks: str, metrics: str | None, http: str | None
 ) -> Generator[str, None, None]:
     """Run a master in this process, for peers of this machine, and yield its address.
 
@@ -252,6 +253,7 @@ def own_master(
         token: the secret of the run.
         stacks: directory in which the peers put their stacks when they are asked.
         metrics: where it serves its metrics; None: nowhere.
+        http: address of the page that shows the run; None: there is none.
     """
     try:
         look_at = partial(look_at_peer, folder=stacks)
@@ -265,7 +267,10 @@ def own_master(
     if node.metrics_url:
         click.echo(f"pccl launch: metrics of the master: {node.metrics_url}", err=True)
     try:
-        yield node.address
+        with page_of(node, http, token.encode(), token) as words:
+            for line in words:
+                click.echo(line, err=True)
+            yield node.address
     finally:
         node.interrupt()
 
@@ -322,6 +327,7 @@ class LaunchCommand(Wrapper):
     show_default=True,
     help="Time in which peers may end after a signal, before they are killed.",
 )
+@http_option()
 @logs.verbose_option(logging.WARNING)
 @click.pass_context
 def launch(
@@ -334,6 +340,7 @@ def launch(
     metrics: str | None,
     fail_fast: bool,
     grace_s: float,
+    http: str | None,
 ) -> None:
     """Start a master and several peers on this machine.
 
@@ -348,6 +355,8 @@ def launch(
     """
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a new master")
+    if master is not None and http is not None:
+        raise click.UsageError("give --http to the process that runs the master, not with --master")
     check_switches()
     their_metrics = peers_metrics(metrics, peers) if metrics is not None else []
     name, *arguments = wrapped_command(ctx)
@@ -359,7 +368,7 @@ def launch(
         stack.enter_context(signals_for(started))
         if master is None:
             stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
-            address = stack.enter_context(own_master(port or 0, token, stacks, metrics))
+            address = stack.enter_context(own_master(port or 0, token, stacks, metrics, http))
             try:
                 stack.enter_context(run_file(address, token, (name, *arguments)))
                 started.say(f"the master is {address}; see the run with: pccl status")

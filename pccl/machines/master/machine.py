@@ -196,6 +196,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             [] if idle else self.waits.all(),
             self.waits.lockstep.since_ns,
             {} if idle else self.ballots.open,
+            self.finals.ended,
             self.removals.recent,
             self.succession.waits_for(),
         )
