@@ -57,6 +57,8 @@ class Evidence:
                 found = stacks()
             case EvidenceKind.RECORD:
                 return b"", "this peer keeps no record"
+            case EvidenceKind.PROCESS:
+                return b"", "a peer does not judge its own process"
         data = await asyncio.to_thread(pack_evidence, found)
         return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
 
