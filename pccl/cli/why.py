@@ -143,4 +143,4 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    return list(value) if isinstance(value, list) else []  # pyright: ignore[reportUnknownArgumentType]
