@@ -136,7 +136,7 @@ class WaitingEnded:
 
     Attributes:
         call: the call, as the program knows it.
-        waited_s: seconds from the first report to the end.
+        waited_s: seconds that it waited until this end.
     """
 
     call: str
@@ -145,7 +145,7 @@ class WaitingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLost:
-    """The last connection to another peer was lost; both sides dial again.
+    """A link has had no connection for a second or more; both sides dial again.
 
     Attributes:
         peer_id: id of the other peer.
@@ -160,7 +160,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRestored:
-    """A link that was reported as ``LinkLost`` works again.
+    """A lost link works again. After less than a second, no ``LinkLost`` came before.
 
     Attributes:
         peer_id: id of the other peer.

@@ -18,6 +18,7 @@ from pccl.machines.peer.events import (
     ReportUndialable,
     ReportWait,
     ReturnCall,
+    Tick,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
@@ -28,8 +29,9 @@ from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
 
-MASTER_SAID_AFTER_NS = NS_PER_S
-"""How long a master must be away before that is an event: it may just end with the run."""
+SAID_AFTER_NS = NS_PER_S
+"""How long a master or a link must be away before that is an event: it may just end with the run,
+and a lost link is replaced at once if the other peer lives."""
 
 
 class PeerReporter:
@@ -52,9 +54,12 @@ class PeerReporter:
         """When the connection to the master was lost; None while a master serves this peer."""
         self._master_said = False
         """Whether that was reported."""
-        self._links_lost_ns: dict[PeerId, int] = {}
+        self._lost_links: dict[PeerId, tuple[int, str]] = {}
+        """Links without a connection: since when, and why."""
+        self._lost_links_said: set[PeerId] = set()
+        """Those of them that were reported."""
         self._waiting: dict[int, tuple[str, int]] = {}
-        """Calls that were reported to wait: each one's words, and the time of the first report."""
+        """Calls that were reported to wait: each one's words, and since when."""
 
     def note(
         self, machine: PeerMachine, event: PeerEvent, effects: Sequence[PeerEffect], now_ns: int
@@ -71,6 +76,8 @@ class PeerReporter:
                 self._master_is_gone(reason, now_ns)
             case LinkChanged(peer, reason):
                 self._link_changed(peer, reason, now_ns)
+            case Tick() if self._lost_links:
+                self._say_lost_links(now_ns)
             case _:
                 pass
         for effect in effects:
@@ -80,7 +87,7 @@ class PeerReporter:
                     waited_s = (now_ns - since_ns) / NS_PER_S
                     self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
                 case ReportWait(call, what, whom, waited_s):
-                    self._waiting.setdefault(call, (what, now_ns))
+                    self._waiting.setdefault(call, (what, now_ns - waited_s * NS_PER_S))
                     whom = self._names.explain(whom)
                     waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
                     self._stream.put(waiting, now_ns)
@@ -134,7 +141,7 @@ class PeerReporter:
                 world_size=size,
             )
             self._stream.put(lost, now_ns)
-            self._links_lost_ns.pop(peer, None)
+            self._lost_links.pop(peer, None)
         for peer in self._members.keys() - before.keys() - {own}:
             host = self._members[peer].host
             new = tell.MemberJoined(
@@ -144,7 +151,7 @@ class PeerReporter:
 
     def _membership_lost(self, loss: errors.PCCLError | None, now_ns: int) -> None:
         self._members, self._master_lost_ns = {}, None
-        self._links_lost_ns.clear()
+        self._lost_links.clear()
         self._lost_ns = now_ns
         cause = getattr(loss, "cause", None)
         match loss:
@@ -163,7 +170,7 @@ class PeerReporter:
         """Report, at a failed attempt to reach it, that the master has been away for a while."""
         if self._master_lost_ns is None:
             self._master_lost_ns, self._master_said = now_ns, False
-        elif not self._master_said and now_ns - self._master_lost_ns >= MASTER_SAID_AFTER_NS:
+        elif not self._master_said and now_ns - self._master_lost_ns >= SAID_AFTER_NS:
             self._master_said = True
             limit_s = self._timing.master_lost_s
             self._stream.put(tell.MasterDisconnected(reason=reason, gives_up_s=limit_s), now_ns)
@@ -177,11 +184,19 @@ class PeerReporter:
     def _link_changed(self, peer: PeerId, reason: str | None, now_ns: int) -> None:
         if peer not in self._members:
             return  # links to newcomers come and go
-        name = self._names.of(peer)
         if reason is not None:
-            if self._links_lost_ns.setdefault(peer, now_ns) == now_ns:
-                lost = tell.LinkLost(peer_id=peer, name=name, reason=self._names.explain(reason))
-                self._stream.put(lost, now_ns)
-        elif (since_ns := self._links_lost_ns.pop(peer, None)) is not None:
-            away_s = (now_ns - since_ns) / NS_PER_S
+            self._lost_links.setdefault(peer, (now_ns, reason))
+        elif (lost := self._lost_links.pop(peer, None)) is not None:
+            self._lost_links_said.discard(peer)
+            away_s = (now_ns - lost[0]) / NS_PER_S
+            name = self._names.of(peer)
             self._stream.put(tell.LinkRestored(peer_id=peer, name=name, away_s=away_s), now_ns)
+
+    def _say_lost_links(self, now_ns: int) -> None:
+        """Report links that have been away for a while."""
+        self._lost_links_said &= self._lost_links.keys()
+        for peer, (since_ns, why) in self._lost_links.items():
+            if peer not in self._lost_links_said and now_ns - since_ns >= SAID_AFTER_NS:
+                self._lost_links_said.add(peer)
+                name, reason = self._names.of(peer), self._names.explain(why)
+                self._stream.put(tell.LinkLost(peer_id=peer, name=name, reason=reason), now_ns)

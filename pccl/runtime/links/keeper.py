@@ -53,6 +53,7 @@ class LinkKeeper:
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
+        explain: puts the names of peers into a text for people.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class LinkKeeper:
         credentials: Credentials,
         lanes: int,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
+        explain: Callable[[str], str] = str,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -78,6 +80,7 @@ class LinkKeeper:
         self._credentials = credentials
         self._lanes = lanes
         self._may_dial = may_dial
+        self._explain = explain
         self._links = links
         self._frames = frames
         self.frame_started = frames.frame_started
@@ -95,6 +98,9 @@ class LinkKeeper:
             self._on_proven,
         )
         self._watches: dict[Lane, LaneWatch] = {}
+        self._stalled: set[Lane] = set()
+        """Lanes that end because they make no progress."""
+        self._stall = f"nothing moved for {timing.lane_stall_s:g} s"
         self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
         self._closed = False
 
@@ -153,8 +159,10 @@ class LinkKeeper:
                 for step in steps:
                     match step:
                         case LaneStep.REPLACE:
-                            text = "lane %d to peer %d makes no progress; replacing it"
-                            _log.warning(text, lane.number, link.peer)
+                            text = f"connection {lane.number} to peer {link.peer} makes no progress"
+                            text = f"{text}: {self._stall}; replacing it"
+                            _log.warning("%s", self._explain(text))
+                            self._stalled.add(lane)
                             lane.abort()
                         case LaneStep.PING:
                             lane.ping()
@@ -277,7 +285,9 @@ class LinkKeeper:
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """Log a protocol error, remove the lane, and do the steps that follow from its loss."""
-        reason = error.reason if isinstance(error, PCCLError) else str(error or "closed locally")
+        why = self._stall if lane in self._stalled else "this peer closed it"
+        self._stalled.discard(lane)
+        reason = error.reason if isinstance(error, PCCLError) else str(error or why)
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"
             self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)
