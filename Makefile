@@ -13,11 +13,12 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check clean
+.PHONY: help demo test test-integrations quick check clean
 
 help:
 	@echo 'make demo    set up $(VENV) and run the demo            (ARGS="..." for `pccl demo`)'
 	@echo 'make test    set up $(VENV) and run all tests           (ARGS="..." for pytest; JOBS=0: one by one)'
+	@echo 'make test-integrations   the page in a headless Chromium (PCCL_TEST_BROWSER=...), if there is one'
 	@echo 'make quick   the tests of a minute: unit, scenarios, packaging'
 	@echo 'make check   ruff, formatting, mypy and pyright, both strict'
 	@echo 'make clean   remove $(VENV), caches and what builds left behind'
@@ -30,6 +31,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-integrations: $(STAMP)
+	$(BIN)/pytest -rs tests/browser $(ARGS)
 
 quick: $(STAMP)
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests/unit tests/scenario tests/packaging $(ARGS)

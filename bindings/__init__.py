@@ -7,6 +7,7 @@
 * ``event_queue``: keeps the events of a replica until it calls the listeners.
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on
   the terminal.
+* ``trackers``: consumers for Weights & Biases, MLflow and OpenTelemetry.
 * ``status_line``: the status of a training run, in one line.
 * ``diloco``: DiLoCo for PyTorch: wrap the inner optimizer, and train with peers that may join and
   leave.

@@ -5,11 +5,11 @@
     with JsonlWriter("run.jsonl") as log, StatusLine() as line:
         opt = DiLoCo(model, inner=inner, comm=comm, on_event=[log, line])
 
-Each consumer takes the events of :mod:`pccl.bindings.events`. Consumers that write files also take
-dataclasses of the program, such as its losses: ``log(Evaluated(step=100, loss=1.7))``. If the disk
-is full or the folder is gone, such a direct call raises. In ``on_event``, or in :class:`Listeners`,
-a consumer that raises is dropped, and its error is logged once, with the file's name. The line on
-the terminal never raises.
+Each consumer takes the events of :mod:`pccl.bindings.events`, those of the peer among them.
+Consumers that write files also take dataclasses of the program, such as its losses:
+``log(Evaluated(step=100, loss=1.7))``. If the disk is full or the folder is gone, such a direct
+call raises. In ``on_event``, or in :class:`Listeners`, a consumer that raises is dropped, and its
+error is logged once, with the file's name. The line on the terminal never raises.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ from pccl.bindings.arguments import check_count
 from pccl.bindings.events import Event, InnerStep, MembersChanged, OuterStep, TrainsAlone
 from pccl.bindings.status_line import StatusLine
 from pccl.checks import shown
+from pccl.observe.events import SCHEMA, CallEnded, PeerReport
 from pccl.observe.listeners import Listeners
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+IDS = ("group", "peer_id", "rank", "tag", "term")
+"""Numbers in the events of a peer that are names, not amounts."""
 
 __all__ = ["JsonlWriter", "Listeners", "ScalarWriter", "StatusLine", "TensorBoardWriter"]
 
@@ -40,8 +44,9 @@ class JsonlWriter:
     """Appends each event to a file as one line of JSON.
 
     ``{"event": "TrainsAlone", "time": "2026-03-01T12:00:00.250+00:00", "step": 700}``: the class,
-    the wall clock (UTC, milliseconds), and the fields of the event under their own names. JSON has
-    no NaN and no infinity: both become null. The line is in the file when the call returns, so a
+    the wall clock (UTC, milliseconds), and the fields of the event under their own names. Events of
+    the peer also have the version of their form, ``"schema": "1.0"``. JSON has no NaN and no
+    infinity: both become null. The line is in the file when the call returns, so a
     killed process leaves complete lines. After a partial line (the machine failed), the next
     writer begins a new line.
 
@@ -71,6 +76,8 @@ class JsonlWriter:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {"event": type(event).__name__, "time": now}
+        if isinstance(event, PeerReport):
+            line["schema"] = ".".join(map(str, SCHEMA))
         for name, value in values.items():
             line[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         self._write(json.dumps(line, allow_nan=False))
@@ -127,7 +134,8 @@ class TensorBoardWriter:
     A curve's tag is the event's name and the field's, as in ``outer_step/exposed_s``. For peers it
     draws their number: ``group/members``, ``group/joined``, ``group/lost``,
     ``outer_step/contributors``. Norms have a curve for each fragment, as in
-    ``outer_step/mean_norm/fragment_2``. It skips NaN and text. An instance of a program's own
+    ``outer_step/mean_norm/fragment_2``. It skips NaN and text, and the events of the peer, which
+    have no step. An instance of a program's own
     dataclass needs an int ``step`` among its fields.
 
     Args:
@@ -160,6 +168,8 @@ class TensorBoardWriter:
         values = values_of(event)
         if self._closed:
             raise ValueError("this TensorBoardWriter has been closed")
+        if isinstance(event, PeerReport):
+            return
         if isinstance(event, InnerStep) and event.step % self._every_inner:
             return
         step = values.get("step")
@@ -220,8 +230,8 @@ def scalars(event: Event | DataclassInstance) -> dict[str, float]:
         case OuterStep(fragment=fragment):
             skipped, of_norms = {"step", "fragment"}, f"/fragment_{fragment}"
         case _:
-            skipped, of_norms = {"step"}, ""
-    family = _snake(type(event).__name__)
+            skipped, of_norms = {"step", *IDS} if isinstance(event, PeerReport) else {"step"}, ""
+    family = event.call if isinstance(event, CallEnded) else _snake(type(event).__name__)
     found: dict[str, float] = {}
     for name, value in values_of(event).items():
         number = float(len(value)) if name == "contributors" else value

@@ -1,9 +1,12 @@
-"""The events of training over ``pccl``: one dataclass for each kind.
+"""The events of training over ``pccl``: one dataclass for each kind of training event.
 
 :class:`~pccl.bindings.diloco.DiLoCo` and :class:`~pccl.bindings.gradient_averager.GradientAverager`
 call the consumers in ``on_event``. A consumer is a function of one event; the library has some in
 :mod:`pccl.bindings.consumers`. The training thread calls it between two inner steps, so the
 consumer must return soon.
+
+Consumers also get the events of the peer (:mod:`pccl.observe.events`): a lost master, a long wait,
+a member that is gone and why. Those have no ``step``, and joint calls that succeed are left out.
 
 If a consumer raises, the library logs the error and stops calling the consumer; training continues.
 To stop on an event, set a flag that the program's own loop reads.
@@ -29,6 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pccl.observe.events import PeerReport
+
 __all__ = [
     "Consumer",
     "Event",
@@ -36,6 +41,8 @@ __all__ = [
     "InnerStep",
     "MembersChanged",
     "OuterStep",
+    "PeerReport",
+    "RoundsMissed",
     "StateSynced",
     "TrainsAlone",
 ]
@@ -130,6 +137,21 @@ class StateSynced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsMissed:
+    """The group has made outer steps while this replica was away; it now has their result.
+
+    Attributes:
+        step: inner steps made when this replica was back.
+        number: outer steps that the run has made; with ``GradientAverager``: its steps.
+        missed: how many of them were made since this replica lost contact, and without its work.
+    """
+
+    step: int
+    number: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainsAlone:
     """This peer is alone in its group. It keeps training, and newcomers get its parameters.
 
@@ -162,8 +184,16 @@ class GradientsAveraged:
 
 
 Event: TypeAlias = (
-    InnerStep | OuterStep | MembersChanged | StateSynced | TrainsAlone | GradientsAveraged
+    InnerStep
+    | OuterStep
+    | MembersChanged
+    | StateSynced
+    | RoundsMissed
+    | TrainsAlone
+    | GradientsAveraged
+    | PeerReport
 )
+"""Every event that a consumer gets."""
 
 Consumer: TypeAlias = Callable[[Event], None]
 """A function for ``on_event``. If it raises, the error is logged and the function is dropped."""

@@ -20,6 +20,8 @@ from pccl.bindings.events import (
     InnerStep,
     MembersChanged,
     OuterStep,
+    PeerReport,
+    RoundsMissed,
     StateSynced,
     TrainsAlone,
 )
@@ -53,7 +55,9 @@ class Tally:
         self._seconds: deque[float] = deque(maxlen=RATED_STEPS)
 
     def add(self, event: Event) -> None:
-        """Add one event to the sums."""
+        """Add one event to the sums; those of the peer, which have no step, do not count."""
+        if isinstance(event, PeerReport):
+            return
         self._step = max(self._step, event.step)
         match event:
             case InnerStep():
@@ -70,6 +74,8 @@ class Tally:
                 self._add_reduce(event)
             case GradientsAveraged():
                 self._add_reduce(event)
+            case RoundsMissed():
+                pass
 
     def _add_reduce(self, event: OuterStep | GradientsAveraged) -> None:
         self._communicated = True

@@ -13,7 +13,9 @@
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
+| ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
+| ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
 An argument takes precedence over its variable, even if it is 0. Except for ``PCCL_TOKEN``, an empty
@@ -27,7 +29,7 @@ import os
 import stat
 from pathlib import Path
 
-from pccl.addresses import Advertised, parse_advertised, parse_masters
+from pccl.addresses import Advertised, parse_address, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
 from pccl.protocol.types import NAME_BYTES_MAX
@@ -46,7 +48,9 @@ DRAIN = "PCCL_DRAIN"
 LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
 STACKS = "PCCL_STACKS"
+RECORD = "PCCL_RECORD"
 PROGRESS = "PCCL_PROGRESS"
+METRICS = "PCCL_METRICS"
 
 SECRET_BYTES_MIN = 16
 """Shorter secrets are too easy to guess, whatever characters they have (``guessing``)."""
@@ -153,6 +157,30 @@ def resolve_local() -> str:
     return text
 
 
+def resolve_metrics(metrics: str | None = None) -> Address | None:
+    """Return the address at which this process serves metrics; None: it serves none.
+
+    ``PORT`` and ``:PORT`` mean loopback; ``auto`` means a free port of loopback, as port 0 does.
+
+    Args:
+        metrics: the address; None: as in the environment.
+
+    Raises:
+        ValueError: the text has none of these forms.
+    """
+    text = os.environ.get(METRICS, "") if metrics is None else metrics
+    if not text and metrics is None:
+        return None
+    try:
+        number = "0" if text == "auto" else text.removeprefix(":")
+        return parse_address(f"127.0.0.1:{number}" if number.isdigit() else text)
+    except ValueError:
+        raise ValueError(
+            f"{METRICS if metrics is None else 'metrics'} must be PORT, HOST:PORT or auto, "
+            f"not {text!r}; PORT alone means that only this machine can read the metrics"
+        ) from None
+
+
 def resolve_progress() -> bool:
     """Whether fetches without a listener show a progress bar; False by default.
 
@@ -160,6 +188,20 @@ def resolve_progress() -> bool:
         ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(PROGRESS)
+
+
+def resolve_record() -> Path | None:
+    """Return the folder for records; None: this process writes none.
+
+    Raises:
+        ValueError: there is no such folder, or this process may not write there.
+    """
+    text = os.environ.get(RECORD)
+    if not text:
+        return None
+    if not os.path.isdir(text) or not os.access(text, os.W_OK | os.X_OK):
+        raise ValueError(f"{RECORD}: {text!r} is no folder in which this process may write")
+    return Path(text).absolute()
 
 
 def resolve_stacks() -> bool:

@@ -16,7 +16,9 @@ from pccl.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError, 
 from pccl.protocol.limits import SECONDS_MAX
 from pccl.protocol.run_messages import EvidenceKind, EvidenceReport, EvidenceRequest
 from pccl.protocol.status_report import (
+    EndedStatus,
     GroupStatus,
+    LinkSpeed,
     MemberStatus,
     NewcomerStatus,
     OperationStatus,
@@ -34,9 +36,11 @@ from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address
 
 __all__ = [
+    "EndedStatus",
     "EvidenceKind",
     "Examination",
     "GroupStatus",
+    "LinkSpeed",
     "MasterStatus",
     "MemberDialled",
     "MemberStatus",

@@ -12,16 +12,21 @@ from functools import partial
 from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters
-from pccl.checks import check_timing
-from pccl.config import resolve_token
+from pccl.checks import check_listener, check_timing
+from pccl.config import resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
+from pccl.observe.listeners import pass_events
 from pccl.observe.logs import log_events, show_log
+from pccl.observe.master_metrics import MasterMetrics
+from pccl.observe.metrics_server import Served
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
+from pccl.telemetry.events import PeerReport
 
 _log = logging.getLogger("pccl.master")
 
@@ -51,9 +56,15 @@ class MasterNode:
         standby_of: ``"host:port"`` of the master that this one is a standby of; several separated
             by commas. It begins no run. It asks that master for its run, so it must reach that
             master and have the same token. When that master is lost, it takes over that run only.
+        metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
+            ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
+            otherwise nowhere.
         look_at: for a program that has started the peers: returns what the system knows of the
             process of a peer, by the peer's name, as values for JSON; None: nothing. It is called
             in a thread of the library, when a person asks (``pccl why``).
+
+    Attributes:
+        metrics_url: URL of its metrics, once it runs; empty: it serves none.
 
     Raises:
         TypeError, ValueError: an address is malformed, or the token is not good.
@@ -68,6 +79,7 @@ class MasterNode:
         state: str | os.PathLike[str] | None = None,
         standby: str | None = None,
         standby_of: str | None = None,
+        metrics: str | None = None,
         look_at: Callable[[str], object] | None = None,
     ) -> None:
         self._look_at = look_at
@@ -81,9 +93,12 @@ class MasterNode:
         if self._listen in self._standbys:
             raise ValueError(f"{listen_address} is this master itself; name another master")
         self._timing = check_timing(timing)
+        self._metrics = resolve_metrics(metrics)
+        self.metrics_url = ""
         show_log("master")
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
+        self._io: IOThread | None = None
         self._leave: Callable[[], None]
 
     def __repr__(self) -> str:
@@ -100,6 +115,7 @@ class MasterNode:
 
         Raises:
             LinkError: the address cannot be used (is another master running there?).
+            OSError: the address of the metrics cannot be used.
             LocalProtocolError: the state directory cannot be read or written.
             PCCLError: this master is already running.
         """
@@ -126,7 +142,12 @@ class MasterNode:
                 server.parent = lambda name: asyncio.to_thread(look_at, name)
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
-            self._server = server
+            if self._metrics is not None:
+                values = io.call(lambda: MasterMetrics(server))
+                served = Served(self._metrics, "master", io, values.read)
+                leave = self._leave = partial(served.end_before, leave)
+                self.metrics_url = served.url
+            self._server, self._io = server, io
             _serving.add(self)
         except BaseException as error:
             _serving.discard(self)
@@ -142,6 +163,40 @@ class MasterNode:
                 "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",
                 self.address,
             )
+
+    def status(self) -> MasterStatus:
+        """Return the status of the run, as :func:`pccl.master_status` does for other processes.
+
+        Raises:
+            PCCLError: this master is not running.
+        """
+        io, server = self._running("status")
+
+        async def ask() -> MasterStatus:
+            return server.machine.status()
+
+        return io.submit(ask).wait()
+
+    def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
+        """Call ``consumer`` with each later ``RunChanged`` of this master.
+
+        It is called as by :meth:`pccl.Communicator.on_event`.
+
+        Returns:
+            A function that ends this.
+
+        Raises:
+            TypeError: ``consumer`` is not callable.
+            PCCLError: this master is not running.
+        """
+        check_listener("consumer", consumer)
+        _, server = self._running("on_event")
+        return pass_events(server.events, consumer)
+
+    def _running(self, call: str) -> tuple[IOThread, MasterServer]:
+        if self not in _serving or self._io is None or self._server is None:
+            raise PCCLError(4, f"MasterNode.{call}", "this master is not running")
+        return self._io, self._server
 
     def interrupt(self) -> None:
         """Stop serving; peers that are still in the run lose their master. Idempotent."""

@@ -35,6 +35,14 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that connections have carried, since the process began."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class PathMeasure:
     """Latency and speed of a connection's path, measured on earlier traffic; 0 means unknown.

@@ -30,12 +30,14 @@ from pccl.protocol.checksum import DamagedData, PayloadHasher
 from pccl.protocol.frame import (
     HEADER_BYTES,
     NO_OPERATION,
+    SEGMENT_KINDS,
     FrameHeader,
     FrameKind,
+    Moved,
     decode_header,
 )
 from pccl.protocol.types import OperationId, PeerId
-from pccl.transports.base import Connection
+from pccl.transports.base import Connection, Traffic
 from pccl.transports.outgoing import Frame, Payload
 from pccl.transports.sinks import Sink
 
@@ -67,10 +69,18 @@ class Lane:
         number: number of the lane within its link.
         link: supplies the segments to send.
         handler: interprets incoming frames, and handles the end of the lane.
+        moved: takes every segment that the lane sends or receives; None: they are not recorded.
+        now_ns: gives the time for ``moved``.
     """
 
     def __init__(
-        self, connection: Connection, number: int, link: Link, handler: FrameHandler
+        self,
+        connection: Connection,
+        number: int,
+        link: Link,
+        handler: FrameHandler,
+        moved: deque[Moved] | None = None,
+        now_ns: Callable[[], int] = int,
     ) -> None:
         self.connection = connection
         self.number = number
@@ -89,6 +99,10 @@ class Lane:
         """Bytes of segments sent, and of payload and PONGs received. PINGs of the other side do not
         count, because they prove nothing about the path to it."""
         self._handler = handler
+        self._note = (deque[Moved](maxlen=0) if moved is None else moved).append
+        self._now_ns = now_ns
+        self._sending_ns = self._receiving_ns = 0
+        """When the lane took the current frame, and when the last header arrived."""
         self._current: Frame | None = None
         self._own: dict[tuple[FrameKind, OperationId], Frame] = {}
         """Frames for this lane only; the lane sends them before segments."""
@@ -101,8 +115,8 @@ class Lane:
         """Memory of the current payload read, between ``get_buffer`` and ``buffer_updated``."""
         self._sink: Sink | None = None
         self._hasher = PayloadHasher()
-        """Hash of the payload that is arriving."""
-        self._length = self._check = 0
+        self._header: FrameHeader | None = None
+        """Hash and header of the payload that is arriving."""
         self._received = 0
         connection.start(self)
 
@@ -139,6 +153,10 @@ class Lane:
                 self.connection.notify_writable()
             else:
                 self._current = None
+                header = frame.header
+                if header.kind in SEGMENT_KINDS:  # a call for each segment would cost more
+                    times = self._sending_ns, self._now_ns()
+                    self._note((*times, self.link.peer, self.number, True, header.length, header))
 
     def pulled(self, nbytes: int) -> None:
         """Count ``nbytes`` of a segment that was announced on this lane, and pulled."""
@@ -192,6 +210,7 @@ class Lane:
     def carry(self, frame: Frame) -> None:
         """Send a segment at once. The lane must be ready."""
         self._current = frame
+        self._sending_ns = self._now_ns()
         if frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
         self.pump()
@@ -200,6 +219,7 @@ class Lane:
         first = next(iter(self._own), None)
         frame = self.link.next_frame() if first is None else self._own.pop(first)
         self._current = frame
+        self._sending_ns = self._now_ns()
         if frame.number >= 0:
             self.carried.setdefault(frame.header.operation, []).append(frame.number)
         return frame
@@ -217,7 +237,7 @@ class Lane:
         """Process the bytes read: find the sink for a header, verify and complete a payload."""
         self.received_bytes += nbytes
         self._received += nbytes
-        sink = self._sink
+        sink, header = self._sink, self._header
         if sink is not None:
             self.payload_bytes += nbytes
             self.moved_bytes += nbytes
@@ -234,21 +254,32 @@ class Lane:
             if header.kind is FrameKind.PONG:
                 self.moved_bytes += HEADER_BYTES
                 return
-            self._length, self._check = header.length, header.check
+            self._receiving_ns = self._now_ns()
+            self._header = header
             self._hasher.reset()
             sink = self._sink = self._handler.frame_started(self, header)
-        if self._received == self._length:
-            if not self._length or self._hasher.intdigest() == self._check:
-                self.intact_bytes += self._length
+        assert header is not None
+        length = header.length
+        if self._received == length:
+            if not length or self._hasher.intdigest() == header.check:
+                self.intact_bytes += length
             elif sink.counts():
-                self._refuse_damaged()
+                self._refuse_damaged(length)
             self._sink = None
             self._received = 0
+            if header.kind not in SEGMENT_KINDS:
+                sink.complete()
+                return
+            began_ns, ended_ns = self._receiving_ns, self._now_ns()
+            payload_bytes = self.payload_bytes
             sink.complete()
+            if header.kind is FrameKind.ANNOUNCE:  # the segment has been pulled now
+                ended_ns, length = self._now_ns(), self.payload_bytes - payload_bytes
+            self._note((began_ns, ended_ns, self.link.peer, self.number, False, length, header))
 
-    def _refuse_damaged(self) -> None:
-        reason = f"a payload of {self._length} bytes was damaged on the way"
-        self.damaged_bytes = self._length
+    def _refuse_damaged(self, length: int) -> None:
+        reason = f"a payload of {length} bytes was damaged on the way"
+        self.damaged_bytes = length
         raise DamagedData(func="lane", reason=reason)
 
     def writable(self) -> None:
@@ -439,10 +470,14 @@ class Links:
 
     Args:
         make_link: returns a new link to a peer.
+        ended: counts the bytes of lanes that have ended; None: a new count.
     """
 
-    def __init__(self, make_link: Callable[[PeerId], Link] = Link) -> None:
+    def __init__(
+        self, make_link: Callable[[PeerId], Link] = Link, ended: Traffic | None = None
+    ) -> None:
         self._make_link = make_link
+        self.ended = ended if ended is not None else Traffic()
         self._links: dict[PeerId, Link] = {}
 
     def to(self, peer: PeerId) -> Link:

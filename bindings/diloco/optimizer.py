@@ -121,7 +121,12 @@ class DiLoCo(torch.optim.Optimizer):
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
         )
         weakref.finalize(self, self._caller.stop)
-        self._events = EventQueue(check_listeners(on_event))
+        self._comm = comm
+        listeners = check_listeners(on_event)
+        self._events = EventQueue(listeners)
+        self._stop_listening: Callable[[], object] | None = None
+        if listeners.count:
+            self._stop_listening = weakref.finalize(self, self._events.listen_to(comm))
         self._driver = TrainingDriver(
             self._schedule, self._model, mixed, self._caller, self._events
         )
@@ -276,6 +281,7 @@ class DiLoCo(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         loss = self.inner.step(closure) if closure is not None else self.inner.step()
         self._driver.stepped(weight)
+        self._comm.report_step(self.steps)
         self._events.deliver()
         return loss
 
@@ -381,6 +387,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._compression.feedback.load_state_dict(
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
+        self._driver.known = self._outer.ledger.number
         self._driver.resumed = [values.cpu().clone() for values in saved["outer"]["values"]]
 
     @property
@@ -396,13 +403,20 @@ class DiLoCo(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leave the run: finish the open call, and close ``comm``. Idempotent."""
-        self._caller.close(abandon=False)
+        self._close(abandon=False)
 
     def __enter__(self) -> DiLoCo:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._caller.close(abandon=kind is not None)
+        self._close(abandon=kind is not None)
+
+    def _close(self, *, abandon: bool) -> None:
+        self._caller.close(abandon=abandon)
+        if self._stop_listening is not None:
+            self._stop_listening()
+            if abandon:
+                self._events.deliver()  # why the run could not continue
 
 
 def _packed(committed: RoundCommitted) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pccl.bindings.diloco.outer import length
 from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
-from pccl.bindings.events import InnerStep, OuterStep, TrainsAlone
+from pccl.bindings.events import InnerStep, OuterStep, RoundsMissed, TrainsAlone
 
 _log = logging.getLogger("pccl.diloco")
 
@@ -50,6 +50,7 @@ class TrainingDriver:
     Attributes:
         trainer: decides on the actions.
         resumed: outer parameters of a loaded checkpoint, until the replica has joined the run.
+        known: number of outer steps of the run that this replica knows; None: it never joined.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class TrainingDriver:
     ) -> None:
         self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic)
         self.resumed: Sequence[torch.Tensor] | None = None
+        self.known: int | None = None
         self._caller = caller
         self._events = events
         self._rounds: dict[int, _OwnRound] = {}
@@ -171,6 +173,7 @@ class TrainingDriver:
             case Entered() as entered:
                 self._enter(entered, news.outer)
             case RoundCommitted(contribution) as committed:
+                self.known = contribution.number + 1
                 self.trainer.commit(committed)
                 if own := self._rounds.get(contribution.number):
                     own.took_s = news.at_s - own.began_s
@@ -180,6 +183,12 @@ class TrainingDriver:
                 self._events.synced(step, info, seconds)
 
     def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
+        before, self.known = self.known, entered.number
+        if before is not None:
+            missed = entered.number - before - sum(one >= before for one in entered.applied)
+            if missed > 0:
+                step = self.trainer.pipeline.steps
+                self._events.put(RoundsMissed(step=step, number=entered.number, missed=missed))
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
         is_there = entered.number == self.trainer.pipeline.number and not entered.is_open

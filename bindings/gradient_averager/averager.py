@@ -24,7 +24,7 @@ from pccl.bindings.arguments import (
 )
 from pccl.bindings.compression import Compression
 from pccl.bindings.event_queue import EventQueue
-from pccl.bindings.events import Event, GradientsAveraged, TrainsAlone
+from pccl.bindings.events import Event, GradientsAveraged, RoundsMissed, TrainsAlone
 from pccl.bindings.gradient_averager.averageable import averageable
 from pccl.bindings.gradient_averager.bucket_plan import BucketPiece, plan_buckets
 from pccl.bindings.gradient_averager.buckets import Bucket
@@ -123,7 +123,11 @@ class GradientAverager:
         self._optimizer, self._comm = optimizer, comm
         self._min_peers, self._resume = resolve_min_peers(min_peers), resume
         self._on_progress = on_progress
-        self._events = EventQueue(check_listeners(on_event))
+        listeners = check_listeners(on_event)
+        self._events = EventQueue(listeners, "pccl.gradient_averager")
+        self._stop_listening: Callable[[], object] | None = None
+        if listeners.count:
+            self._stop_listening = weakref.finalize(self, self._events.listen_to(comm))
         claim(comm, self, "GradientAverager")
         self._reductions = Reductions(comm)
         self._members: frozenset[int] = frozenset()
@@ -218,7 +222,7 @@ class GradientAverager:
 
     def _synchronize_state(self) -> None:
         """Make all replicas equal, and increase the revision for the next synchronization."""
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), self.steps
         self._replica.publish()
         info = self._comm.sync_shared_state(
             self._replica.state, resume=self._resume, on_progress=self._on_progress
@@ -236,6 +240,9 @@ class GradientAverager:
             remedy = "pass it in stateful=, so that newcomers receive its state"
             warn_of_late_scheduler(self.steps, remedy, self._optimizer)
         self._events.synced(self.steps, info, time.monotonic() - began_s)
+        if 0 < before < self.steps:
+            missed = self.steps - before
+            self._events.put(RoundsMissed(step=self.steps, number=self.steps, missed=missed))
         self._events.deliver()
 
     def _leave(self) -> None:
@@ -378,6 +385,7 @@ class GradientAverager:
             averager = this()
             if averager is not None and averager.is_member:
                 averager._replica.stepped()
+                averager._comm.report_step(averager.steps)
 
         self._hooks.append(self._optimizer.register_step_pre_hook(steps))
         self._hooks.append(self._optimizer.register_step_post_hook(stepped))
@@ -448,12 +456,16 @@ class GradientAverager:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if self._stop_listening is not None:
+            self._stop_listening()
 
     def __enter__(self) -> GradientAverager:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        if kind is not None:
+            self._events.deliver()  # why the run could not continue
 
 
 def _name(bucket: int) -> str:

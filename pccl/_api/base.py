@@ -18,13 +18,14 @@ from pccl.config import (
     resolve_listen,
     resolve_local,
     resolve_masters,
+    resolve_metrics,
     resolve_name,
+    resolve_record,
     resolve_stacks,
     resolve_token,
 )
 from pccl.errors import NotConnected
-from pccl.observe.handoff import Handoff
-from pccl.observe.listeners import Listeners
+from pccl.observe.listeners import pass_events
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
@@ -60,6 +61,7 @@ class CommunicatorBase:
     Raises:
         ValueError: an address is missing or malformed, or another argument is out of range.
         TypeError: an argument has the wrong type.
+        OSError: the address in ``PCCL_METRICS`` cannot be used.
     """
 
     def __init__(
@@ -90,11 +92,12 @@ class CommunicatorBase:
             pulls=local != "tcp",
             pulled_by_anyone=local == "any",
         )
-        drains = resolve_drain()
+        drains, metrics = resolve_drain(), resolve_metrics()
         resolve_stacks()  # a mistake shows here
+        record_to = resolve_record()
         show_log(options.name)
         dump_stacks_on_request(options.name)
-        self._session = Session(self, master, group, options)
+        self._session = Session(self, master, group, options, metrics, record_to)
         self._engine = self._session.engine
         if drains:
             drain(self._session)
@@ -184,14 +187,7 @@ class CommunicatorBase:
             TypeError: ``consumer`` is not callable.
         """
         check_listener("consumer", consumer)
-        handoff = Handoff("pccl-events", Listeners([consumer]))
-        end = self._engine.events.listen(lambda stamped: handoff.put(stamped.event))
-
-        def stop() -> None:
-            end()
-            handoff.close()
-
-        return stop
+        return pass_events(self._engine.events, consumer)
 
     def status(self) -> Status:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.

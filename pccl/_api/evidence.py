@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from pccl._api.callers import Callers
+from pccl._api.recording import snapshot_of
 from pccl._api.reports import status_of
 from pccl.config import resolve_stacks
 from pccl.protocol.limits import EVIDENCE_BYTES_MAX
@@ -26,6 +27,7 @@ from pccl.protocol.run_messages import EvidenceKind
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import PeerOptions
 from pccl.telemetry.evidence import pack_evidence
+from pccl.telemetry.recorder import pack_record
 
 FRAMES_MAX = 24
 """Innermost frames of a thread that an answer shows."""
@@ -56,7 +58,8 @@ class Evidence:
                     return b"", f"this peer gives no stacks: {why}"
                 found = stacks()
             case EvidenceKind.RECORD:
-                return b"", "this peer keeps no record"
+                snapshot = snapshot_of(self._engine, self._options.name)
+                return await asyncio.to_thread(pack_record, snapshot), ""
         data = await asyncio.to_thread(pack_evidence, found)
         return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
 
@@ -93,7 +96,8 @@ def stacks() -> list[dict[str, Any]]:
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: list[dict[str, Any]] = []
-    for number, frame in list(sys._current_frames().items())[:THREADS_MAX]:
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    for number, frame in list(frames.items())[:THREADS_MAX]:
         thread = threads.get(number)
         found.append(
             {

@@ -11,13 +11,17 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pccl._api.callers import Caller, Callers
 from pccl._api.evidence import Evidence
+from pccl._api.recording import Recording
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
 from pccl.observe.logs import log_events
+from pccl.observe.metrics_server import Served
+from pccl.observe.peer_metrics import PeerMetrics
 from pccl.protocol.types import PeerId, Roster
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
@@ -47,6 +51,13 @@ class CheckedCall(Generic[_Request, _T]):
     joint: bool = True
 
 
+async def _stop_recording(
+    recording: Recording, close: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    recording.stop()
+    await close()
+
+
 class Session:
     """The engine of one communicator, on the I/O thread.
 
@@ -55,9 +66,22 @@ class Session:
         master: where the first master listens.
         group: the peer group.
         options: further options of the peer.
+        metrics: where to serve its metrics; None: nowhere.
+        record_to: folder for records; None: this peer writes none.
+
+    Raises:
+        ImportError, OSError: the metrics cannot be served.
     """
 
-    def __init__(self, owner: object, master: Address, group: int, options: PeerOptions) -> None:
+    def __init__(
+        self,
+        owner: object,
+        master: Address,
+        group: int,
+        options: PeerOptions,
+        metrics: Address | None = None,
+        record_to: Path | None = None,
+    ) -> None:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
         user = object()
@@ -72,7 +96,17 @@ class Session:
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
             self.engine.witness = Evidence(self.engine, options, self.callers).give
-            self._leave = partial(self._io.leave, user, self.engine.close)
+            farewell = self.engine.close
+            if record_to is not None:
+                io, engine = self._io, self.engine
+                recording = io.call(lambda: Recording(io.loop, engine, options.name, record_to))
+                farewell = partial(_stop_recording, recording, farewell)
+            leave = partial(self._io.leave, user, farewell)
+            if metrics is not None:
+                values = self._io.call(lambda: PeerMetrics(self.engine))
+                served = Served(metrics, options.name, self._io, values.read)
+                leave = partial(served.end_before, leave)
+            self._leave = leave
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
             IOThread.give_up(user)

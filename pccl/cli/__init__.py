@@ -12,6 +12,9 @@
 * ``runs``: which run a command is about: run files of ``pccl launch``, and the choice of a master.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
+* ``record``: ``pccl record`` and ``pccl trace`` ask peers what they did last.
+* ``top``: ``pccl top`` shows a run live in a terminal.
+* ``page``: the option ``--http``, and the page that it serves.
 * ``doctor``: ``pccl doctor`` checks this machine and its path to a run.
 * ``checkpoint``: ``pccl checkpoint`` verifies a checkpoint, and shows its contents.
 * ``demo``: ``pccl demo`` trains a small network with several processes, and kills one half-way.

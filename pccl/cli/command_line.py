@@ -96,10 +96,31 @@ def check_switches() -> None:
         config.resolve_drain()
         config.resolve_progress()
         config.resolve_name(None)
+        config.resolve_record()
         resolve_level()
         resolve_local_time()
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def check_metrics(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a wrong address for metrics."""
+    try:
+        config.resolve_metrics(value or None)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return value or None
+
+
+def metrics_option(text: str) -> Callable[[F], F]:
+    """Return a decorator that adds ``--metrics ADDRESS`` with ``text`` as its help."""
+    return click.option(
+        "--metrics",
+        envvar=config.METRICS,
+        metavar="ADDRESS",
+        callback=check_metrics,
+        help=f"{text} PORT: for this machine only; HOST:PORT; or auto ({config.METRICS}).",
+    )
 
 
 def token_option(

@@ -52,12 +52,17 @@ COMMANDS: Mapping[str, Command] = {
         "Run a command as several peers of this machine, with a master.",
     ),
     "master": Command("pccl.cli.master:master", "Run a master until Ctrl-C or SIGTERM."),
+    "record": Command("pccl.cli.record:record", "Save what the peers of a run did last."),
     "status": Command(
         "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
     ),
+    "top": Command("pccl.cli.top.command:top", "Watch a run live in the terminal."),
     "why": Command("pccl.cli.why:why", "Say which member holds up a run, and why."),
     "stress": Command(
         "pccl.cli.stress:stress", "Kill, freeze and cut off real processes, and check every bit."
+    ),
+    "trace": Command(
+        "pccl.cli.record:trace", "Show what all peers did last, on one clock, for Perfetto."
     ),
 }
 

@@ -16,7 +16,8 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address, read_secret
+from pccl.cli.command_line import check_address, metrics_option, read_secret
+from pccl.cli.page import http_option, page_of
 from pccl.errors import LinkError, LocalProtocolError
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
@@ -148,6 +149,8 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@metrics_option("Serve metrics of the run for Prometheus here.")
+@http_option()
 @logs.verbose_option(logging.INFO)
 def master(
     listen: str,
@@ -156,6 +159,8 @@ def master(
     state: str | None,
     standby: str | None,
     standby_of: str | None,
+    metrics: str | None,
+    http: str | None,
 ) -> None:
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
@@ -180,7 +185,12 @@ def master(
 
     try:
         node = pccl.MasterNode(
-            listen, token=secret, state=state, standby=standby, standby_of=standby_of
+            listen,
+            token=secret,
+            state=state,
+            standby=standby,
+            standby_of=standby_of,
+            metrics=metrics,
         )
         node.run()
     except ValueError as error:
@@ -190,6 +200,8 @@ def master(
         raise click.ClickException(f"{error.reason}; {hint}") from error
     except LocalProtocolError as error:
         raise click.ClickException(error.reason) from error
+    except (ImportError, OSError) as error:  # of the metrics
+        raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
     try:
         words = greeting(
             node.address,
@@ -198,9 +210,12 @@ def master(
             standby=standby,
             standby_of=standby_of,
         )
-        click.echo("\n".join(words))
-        while not stopped.wait(0.2):  # a limit, because a signal just before the wait wakes nothing
-            pass
+        if node.metrics_url:
+            words.insert(-1, f"  metrics: {node.metrics_url}")
+        with page_of(node, http, secret, new_token) as more:
+            click.echo("\n".join([*words, *more]))
+            while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
+                pass
     finally:
         node.interrupt()
     click.echo("master ended")

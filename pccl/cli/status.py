@@ -64,7 +64,7 @@ def status(
     view = TableView() if is_terminal else PlainView(as_json=as_json)
     try:
         with writing():
-            view.show(_ask(target, timeout_s))
+            view.show(ask(target, timeout_s))
         while watch:
             time.sleep(interval_s)
             _show_next(view, target, timeout_s)
@@ -77,7 +77,7 @@ def status(
 def _show_next(view: PlainView | TableView, target: Target, timeout_s: float) -> None:
     """Show the next status, or why there is none; ``--watch`` continues, as a master may return."""
     try:
-        found = _ask(target, timeout_s)
+        found = ask(target, timeout_s)
     except click.ClickException as error:
         with writing():
             view.trouble(error.message)
@@ -86,7 +86,12 @@ def _show_next(view: PlainView | TableView, target: Target, timeout_s: float) ->
             view.show(found)
 
 
-def _ask(target: Target, timeout_s: float) -> MasterStatus:
+def ask(target: Target, timeout_s: float) -> MasterStatus:
+    """Return the status of the run of a master.
+
+    Raises:
+        click.ClickException: there is no answer; the message says why.
+    """
     try:
         return pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
     except PCCLError as error:

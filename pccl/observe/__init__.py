@@ -4,6 +4,13 @@
 * ``events``: the events, for programs and tools that consume them.
 * ``handoff``: a thread that takes items, so that who puts them never waits.
 * ``listeners``: calls several consumers, and drops one that fails.
+* ``summary``: what people want to know of a status.
+* ``page``: a page that shows a run in a browser.
 * ``process``: what the operating system knows of a process that does not answer.
 * ``logs``: the log lines of the library.
+* ``metrics``: the metrics of peers and masters, for Prometheus: names, labels and meanings.
+* ``peer_metrics``: the values of one peer's metrics.
+* ``master_metrics``: the values of a master's metrics.
+* ``metrics_server``: serves them over HTTP.
+* ``records``: records of peers as files, and the trace that is made of them.
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import queue
+import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 KEPT_MAX = 10_000
@@ -28,28 +28,59 @@ class Handoff(Generic[_T]):
 
     def __init__(self, name: str, take: Callable[[_T], object]) -> None:
         self._name, self._take = name, take
-        self._items: queue.Queue[tuple[_T] | None] = queue.Queue(KEPT_MAX)
+        self._renew()
+
+    def _renew(self) -> None:
+        # Its ``put`` may interrupt itself, when the garbage collector runs code that logs.
+        self._items: SimpleQueue[tuple[_T] | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
+        self._process = os.getpid()
 
     def put(self, item: _T) -> None:
-        """Queue an item. Returns at once; any thread may call this."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-            atexit.register(self.close)
-        with suppress(queue.Full):
-            self._items.put_nowait((item,))
+        """Queue an item. Returns at once; any thread may call this, and a forked process."""
+        if self._process != os.getpid():
+            self._renew()  # the thread runs in the parent
+        if self._thread is None and not self._start():
+            return
+        if self._items.qsize() < KEPT_MAX:
+            self._items.put((item,))
 
     def close(self) -> None:
         """Let the thread take what is queued, for at most ``FLUSH_S_MAX``, and end it."""
-        thread, self._thread = self._thread, None
-        atexit.unregister(self.close)
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
-            return
-        with suppress(queue.Full):
-            self._items.put(None, timeout=FLUSH_S_MAX)
-            thread.join(FLUSH_S_MAX)
+        items, thread, is_ours = self._items, self._thread, self._process == os.getpid()
+        self._renew()
+        atexit.unregister(self._flush)
+        if thread is not None and is_ours:
+            items.put(None)
+            if thread is not threading.current_thread():
+                thread.join(FLUSH_S_MAX)
+
+    def _start(self) -> bool:
+        """Start the thread; return False if it is too late, as the interpreter ends."""
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # Python 3.12 starts no threads while it ends
+                    return False
+                self._thread = thread
+                atexit.register(self._flush)
+        return True
+
+    def _flush(self) -> None:
+        """Wait, at the end of the program, until the thread has taken what is queued."""
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            taken = threading.Event()
+            self._items.put(taken)
+            taken.wait(FLUSH_S_MAX)
 
     def _run(self) -> None:
-        while (item := self._items.get()) is not None:
-            self._take(item[0])
+        items = self._items
+        while (item := items.get()) is not None:
+            if isinstance(item, tuple):
+                self._take(item[0])
+            else:
+                item.set()

@@ -6,7 +6,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["Listeners"]
+from pccl.observe.handoff import Handoff
+from pccl.telemetry.events import PeerReport
+from pccl.telemetry.stream import EventStream
+
+__all__ = ["Listeners", "pass_events"]
 
 _log = logging.getLogger("pccl.events")
 
@@ -29,6 +33,11 @@ class Listeners:
     def __init__(self, consumers: Iterable[Callable[[Any], object]]) -> None:
         self._consumers = list(consumers)
 
+    @property
+    def count(self) -> int:
+        """Number of consumers that have not failed."""
+        return len(self._consumers)
+
     def __call__(self, event: Any) -> None:
         """Call all remaining consumers, in order."""
         for consumer in tuple(self._consumers):
@@ -46,3 +55,21 @@ class Listeners:
                     error,
                     exc_info=trace,
                 )
+
+
+def pass_events(
+    stream: EventStream, consumer: Callable[[PeerReport], object]
+) -> Callable[[], None]:
+    """Call ``consumer`` with each later event, in a thread of its own.
+
+    Returns:
+        A function that ends this.
+    """
+    handoff = Handoff("pccl-events", Listeners([consumer]))
+    end = stream.listen(lambda stamped: handoff.put(stamped.event))
+
+    def stop() -> None:
+        end()
+        handoff.close()
+
+    return stop

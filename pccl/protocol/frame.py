@@ -22,11 +22,12 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from zlib import crc32
 
 from pccl.protocol.checksum import SEAL_BYTES, DamagedData
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.types import OperationId
+from pccl.protocol.types import OperationId, PeerId
 
 _HEADER = struct.Struct("<BBHIIIIIQQQI")
 _SEALED = struct.Struct("<BBHIIIIIQQQII")
@@ -100,6 +101,15 @@ class FrameHeader:
     check: int = field(default=0, compare=False)
     """``checksum.payload_hash`` of the payload; 0: there is no payload, or no hash yet."""
 
+
+Moved: TypeAlias = tuple[int, int, PeerId, int, bool, int, FrameHeader]
+"""A segment that a lane has sent or received: a plain tuple, because there are many.
+
+Begin and end in ns, the other peer, number of the lane, whether it was sent, bytes, and the header.
+The bytes of a sent announcement are its own; those of a received one, the bytes pulled."""
+
+SEGMENT_KINDS = (FrameKind.DATA, FrameKind.ANNOUNCE, FrameKind.PIECE)
+"""Frames that the recorder notes: values, and pieces of shared state."""
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 

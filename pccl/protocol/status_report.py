@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.protocol.types import OperationId, PeerId, PeerName, RemovalCause, RoundId
+from pccl.protocol.types import AbortCause, OperationId, PeerId, PeerName, RemovalCause, RoundId
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,48 @@ class OperationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """One direction of a link, as the peer that sends on it has measured it.
+
+    Attributes:
+        peer: id of the peer that measured.
+        other: id of the peer at the other end.
+        rtt_us: shortest round trip in microseconds; 0: unknown.
+        bytes_per_s: rate at which ``peer`` could send; 0: unknown.
+    """
+
+    peer: PeerId
+    other: PeerId
+    rtt_us: int
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStatus:
+    """One joint call of the run, or one collective of a group, that has its outcome.
+
+    Attributes:
+        what: the call, as its callers know it.
+        group: the peer group; None: all groups.
+        ago_ms: time since the outcome.
+        took_us: time from the first member's request to the outcome, in microseconds.
+        last: the member whose request came last.
+        late_us: time from the first request to the last one, in microseconds.
+        tensor_bytes: size of the tensor of each member; 0 for a call without one.
+        cause: why it ended without a result; None: it has one.
+    """
+
+    what: str
+    group: int | None
+    ago_ms: int
+    took_us: int
+    last: PeerId
+    late_us: int
+    tensor_bytes: int
+    cause: AbortCause | None
+
+
+@dataclass(frozen=True, slots=True)
 class RemovalStatus:
     """One peer that is no longer in the run.
 
@@ -180,6 +222,10 @@ class StatusReport:
         rounds: open rounds.
         operation_count: number of collectives without an outcome.
         operations: collectives without an outcome, in the order of their first requests.
+        ended_count: number of calls that have ended in this incarnation.
+        ended: the calls that ended last, the newest first.
+        link_count: number of measured directions of links; ``links`` may list fewer.
+        links: measured directions of links in the order of the peers' ids; the slowest if cut.
         removal_count: number of removals that the master remembers.
         removals: last removals, the newest first.
         waits_for: why the master coordinates no run (it is a standby, or was restarted), in words;
@@ -199,6 +245,10 @@ class StatusReport:
     rounds: tuple[RoundStatus, ...]
     operation_count: int
     operations: tuple[OperationStatus, ...]
+    ended_count: int
+    ended: tuple[EndedStatus, ...]
+    link_count: int
+    links: tuple[LinkSpeed, ...]
     removal_count: int
     removals: tuple[RemovalStatus, ...]
     waits_for: str

@@ -70,6 +70,10 @@ class OpenCall:
     """Operation of the running attempt; None between attempts."""
     began_ns: int | None = None
     """Time at which the first attempt began."""
+    tried_ns: int = 0
+    """Time at which the running attempt began."""
+    moves_ns: int | None = None
+    """Time from which the running attempt moves data; None: it waits for members."""
     tx_bytes: int = 0
     rx_bytes: int = 0
     raw_tx_bytes: int = 0
@@ -179,6 +183,12 @@ class Calls:
         """Prepare another attempt of a failed call. The traffic of all attempts counts."""
         call.failures += 1
         call.future, call.operand = self._loop.create_future(), operand
+
+    def moves(self, number: int) -> None:
+        """Note that all members have made the call ``number``."""
+        call = self.open.get(number)
+        if call is not None and call.moves_ns is None:
+            call.moves_ns = self._clock.now_ns()
 
     # -- calls that are waited for -------------------------------------------------------------
 
@@ -350,6 +360,7 @@ class Calls:
         assert call.event is not None
         assert call.began_ns is not None
         now_ns = self._clock.now_ns()
+        moves_ns = now_ns if call.moves_ns is None else call.moves_ns
         name, tag = call_name(call.event)
         told = CallEnded(
             call=name,
@@ -357,6 +368,8 @@ class Calls:
             outcome="ok" if error is None else type(error).__name__,
             reason=error.reason if isinstance(error, errors.PCCLError) else str(error or ""),
             seconds=(now_ns - call.began_ns) / NS_PER_S,
+            waited_s=(moves_ns - call.tried_ns) / NS_PER_S,
+            moved_s=(now_ns - moves_ns) / NS_PER_S,
             attempts=call.failures + 1,
             tx_bytes=call.tx_bytes,
             rx_bytes=call.rx_bytes,
@@ -386,8 +399,9 @@ class Calls:
         number = self._last
         self.open[number] = call
         call.event = replace(event, call=number)
+        call.tried_ns, call.moves_ns = self._clock.now_ns(), None
         if call.began_ns is None:
-            call.began_ns = self._clock.now_ns()
+            call.began_ns = call.tried_ns
         if deadline is not None:
             leave = LeaveCall(number, f"timeout_s={deadline.budget_s:g} ran out")
             call.timer = self._clock.call_at_ns(deadline.when_ns, self._feed, leave)

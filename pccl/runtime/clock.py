@@ -49,7 +49,7 @@ class LoopClock:
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., object], *args: Any) -> Timer:
         """Call ``callback`` at ``when_ns``, or as soon as possible if that has passed."""
-        delay_s = max(0, when_ns - time.monotonic_ns()) / 1e9
+        delay_s = max(0, when_ns - self.now_ns()) / 1e9
         return self._loop.call_later(delay_s, callback, *args)
 
 

@@ -84,10 +84,11 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import NoRoom
+from pccl.telemetry.events import MembershipLost, NoRoom
 from pccl.telemetry.names import Names
+from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
-from pccl.transports.base import Address, Listener, Transport
+from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 
 Witness: TypeAlias = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
@@ -124,6 +125,10 @@ class PeerEngine:
         self.group = group
         self.step = 0
         """Step of the program, if it reports steps; any thread may set it."""
+        self.revision = 0
+        """Revision of the shared state that this peer synchronized or compared last."""
+        self.ended_lanes = Traffic()
+        """Bytes of all lanes that have ended."""
         self.witness: Witness | None = None
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
@@ -149,8 +154,9 @@ class PeerEngine:
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self.events = EventStream()
         self.names = Names()
+        self.recorder = Recorder()
         self.calls = Calls(loop, clock, self.feed, self.events, self.names)
-        self._reporter = PeerReporter(self.events, self.names, self._timing)
+        self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
@@ -175,7 +181,7 @@ class PeerEngine:
         segment_bytes = self._options.segment_bytes
         eager = EagerBudget(self._options.eager_bytes_max, segment_bytes)
         self.machine: PeerMachine = PeerMachine(self._timing, self.now_ns(), eager, loss, left)
-        self.links = Links(self._make_link)
+        self.links = Links(self._make_link, self.ended_lanes)
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
         self._memory = memory = self._transport.memory if self._options.pulls else None
@@ -187,6 +193,7 @@ class PeerEngine:
             anyone=self._options.pulled_by_anyone,
         )
         if lost is not None:
+            self.recorder.former.append(lost.peer)
             self.exchange.close()
         self._state.enter_run(self.machine, self.links)
         self.keeper = LinkKeeper(
@@ -202,6 +209,7 @@ class PeerEngine:
             self._options.lanes,
             partial(self._control.may_dial, self._options.advertise_host),
             self.names.explain,
+            self.recorder.segments,
         )
 
     @property
@@ -213,6 +221,11 @@ class PeerEngine:
     def master(self) -> Address:
         """Address of the master that this peer is connected to, or will try next."""
         return self._control.address
+
+    @property
+    def control_traffic(self) -> Traffic:
+        """Bytes of all connections to masters."""
+        return self._control.traffic
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -351,11 +364,13 @@ class PeerEngine:
             ValueError: another call uses the state, or the memory of one of its tensors has moved.
         """
         try:
-            return await self._state.sync(request, self.deadline(request.timeout_s))
+            info = await self._state.sync(request, self.deadline(request.timeout_s))
         except (OSError, MemoryError) as error:
             if not isinstance(error, errors.PCCLError):  # some are of the kind TimeoutError
                 self.events.put(NoRoom(reason=str(error)), self.now_ns())
             raise
+        self.revision = info.revision
+        return info
 
     async def join_again(self, deadline: Deadline | None, *, prefetches: bool = False) -> None:
         """Join again as a newcomer. To the machine, this is a call of ``update_topology``."""
@@ -451,12 +466,14 @@ class PeerEngine:
         """
         self._events.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
+        self.events.put(MembershipLost(cause="INTERNAL_ERROR", reason=reason), self.now_ns())
         bug = errors.LocalProtocolError(reason=reason)
         bug.__cause__ = error
         for operation in list(self.data_plane.transfers):
             self.data_plane.end(operation, committed=False)
         self._state.break_down()
         self._posted.clear()
+        self._reporter.broke_down(bug, self.now_ns())
         self.calls.break_down(bug)
         self._control.close("internal error")
         self.keeper.close()
@@ -483,8 +500,8 @@ class PeerEngine:
                 self._set_links(peers)
             case Post():
                 self._post(effect)
-            case Begin(operation, eager, weights):
-                self.data_plane.begin(operation, eager=eager, weights=weights)
+            case Begin():
+                self._begin(effect)
             case CloseGap(operation, lost, upstream, size):
                 complete = self.data_plane.close_gap(operation, upstream, size)
                 if complete:
@@ -515,10 +532,10 @@ class PeerEngine:
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
             case PostSync(number, operation, ring):
+                self._posted[operation] = number
                 self._state.post(number, operation, ring)
-            case BeginSync(operation, elected):
-                self.keeper.use(self._state.partners(operation, elected))
-                self.exchange.begin(operation, elected)
+            case BeginSync():
+                self._begin_sync(effect)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
 
@@ -548,14 +565,24 @@ class PeerEngine:
         )
         self.keeper.use(partners)
 
+    def _begin(self, begin: Begin) -> None:
+        if not begin.eager:
+            self.calls.moves(self._posted[begin.operation])
+        self.data_plane.begin(begin.operation, eager=begin.eager, weights=begin.weights)
+
+    def _begin_sync(self, begin: BeginSync) -> None:
+        self.calls.moves(self._posted[begin.operation])
+        self.keeper.use(self._state.partners(begin.operation, begin.elected))
+        self.exchange.begin(begin.operation, begin.elected)
+
     def _part_of(self, operation: OperationId) -> DataPlane | StateExchange:
         return self.exchange if operation.tag == SYNC_TAG else self.data_plane
 
     def _end(self, operation: OperationId, committed: bool) -> None:
+        call = self.calls.open.get(self._posted.pop(operation))
         if operation.tag == SYNC_TAG:
             self.exchange.end(operation)
             return
-        call = self.calls.open.get(self._posted.pop(operation))
         transfer = self.data_plane.end(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)

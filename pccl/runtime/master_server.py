@@ -62,7 +62,7 @@ from pccl.telemetry.events import RunChanged
 from pccl.telemetry.evidence import pack_evidence
 from pccl.telemetry.names import Names
 from pccl.telemetry.stream import EventStream
-from pccl.transports.base import Address, Connection, Listener, Transport
+from pccl.transports.base import Address, Connection, Listener, Traffic, Transport
 
 _log = logging.getLogger("pccl.master")
 
@@ -131,6 +131,8 @@ class MasterServer:
         )
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
+        self.traffic = Traffic()
+        """Bytes of all control connections, without the handshakes."""
         self.parent: Callable[[str], Awaitable[object]] | None = None
         """Returns what the system knows of the process of a peer by name; None: nothing."""
         self._names = Names()
@@ -289,6 +291,7 @@ class MasterServer:
             partial(self._bytes_max, number),
             spend=partial(self._spend, number, source_of(connection.remote.host)),
             log=self._strangers.write,
+            traffic=self.traffic,
         )
         goes = self._silent_shares.add(number, connection.remote.host)
         if goes is not None:
@@ -455,6 +458,13 @@ class MasterServer:
                 _log.info("no member is left: the run is over")
             case Announce(what, peer, name, group, text):
                 self._names.note(peer, name)
-                reason = self._names.explain(text)
-                told = RunChanged(what=what, peer_id=peer, name=name, group=group, reason=reason)
+                removal = self.machine.removals.recent.get(peer) if what == "removed" else None
+                told = RunChanged(
+                    what=what,
+                    peer_id=peer,
+                    name=name,
+                    group=group,
+                    cause=removal.cause.name if removal is not None else "",
+                    reason=self._names.explain(text),
+                )
                 self.events.put(told, self._clock.now_ns())

@@ -4,8 +4,12 @@
 * ``stream``: the bounded stream of one process, to which all consumers listen.
 * ``names``: names of peers, and texts in which they stand beside the ids.
 * ``pace``: the latest call and the steps of one peer.
+* ``ended``: the calls of a run that ended last.
 * ``blame``: who holds up a run, and why.
 * ``clocks``: the clock of the master, as a peer knows it.
 * ``evidence``: the form of what peers tell people who ask.
 * ``words``: the line of the log for an event.
+* ``recorder``: what one peer did last, and its form in JSON, the record.
+* ``records``: records of other processes, checked.
+* ``trace``: one trace of all peers, made from their records.
 """

@@ -45,7 +45,8 @@ class MembershipLost:
     """This peer is no longer a member: the master removed it, or it gave the master up.
 
     Attributes:
-        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST`` or ``CLOSED``.
+        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST``, ``CLOSED``,
+            ``INTERNAL_ERROR`` (a bug in the library), or the name of another error.
         reason: what happened, in words.
     """
 
@@ -145,7 +146,9 @@ class WaitingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLost:
-    """A link has had no connection for a second or more; both sides dial again.
+    """The last connection to another peer was lost; both sides dial again.
+
+    It is reported after a second, or when the link is back. The end of a peer is no ``LinkLost``.
 
     Attributes:
         peer_id: id of the other peer.
@@ -160,7 +163,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRestored:
-    """A lost link works again. After less than a second, no ``LinkLost`` came before.
+    """A link that was reported as ``LinkLost`` works again.
 
     Attributes:
         peer_id: id of the other peer.
@@ -204,6 +207,7 @@ class RunChanged:
         peer_id: id of the peer.
         name: its name.
         group: its peer group.
+        cause: of a removed peer: the cause, a ``RemovalCause`` by name; otherwise empty.
         reason: why, in words.
     """
 
@@ -211,6 +215,7 @@ class RunChanged:
     peer_id: int
     name: str
     group: int
+    cause: str
     reason: str
 
 
@@ -224,6 +229,9 @@ class CallEnded:
         outcome: ``ok``, or the name of the error that the call raised.
         reason: the error in words; empty if the call has returned.
         seconds: seconds since the call was made, all attempts included.
+        waited_s: seconds of this attempt before all members had made the call. For a call that
+            moves no tensors: the whole attempt.
+        moved_s: seconds of this attempt from then to its end: the transfer, and the decision.
         attempts: attempts so far, this one included.
         tx_bytes: bytes sent for it.
         rx_bytes: bytes received for it.
@@ -234,6 +242,8 @@ class CallEnded:
     outcome: str
     reason: str
     seconds: float
+    waited_s: float
+    moved_s: float
     attempts: int
     tx_bytes: int
     rx_bytes: int

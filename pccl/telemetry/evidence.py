@@ -14,7 +14,7 @@ UNPACKED_BYTES_MAX = 16 << 20
 
 
 def pack_evidence(evidence: Any) -> bytes:
-    """Return ``evidence`` as compressed JSON. If it is too long, leave out more and try again."""
+    """Return ``evidence`` as compressed JSON, of any length; the caller compares it with limits."""
     return zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
 
 
@@ -31,6 +31,8 @@ def unpack_evidence(data: bytes) -> Any:
         text = unpacker.decompress(data, UNPACKED_BYTES_MAX)
         if not unpacker.eof:
             raise ValueError(f"incomplete, or more than {UNPACKED_BYTES_MAX} bytes")
+        if unpacker.unused_data:
+            raise ValueError(f"{len(unpacker.unused_data)} bytes too many")
         return json.loads(text)
     except (zlib.error, ValueError, RecursionError) as error:
         reason = f"the evidence of the peer is not valid: {error}"

@@ -98,19 +98,18 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             return Level.WARNING, f"{call} waits no longer, after {waited_s:.1f} s"
         case tell.LinkLost():
             who = _peer(event.peer_id, event.name)
-            return Level.WARNING, f"lost the link to {who}, and dials again: {event.reason}"
+            return Level.WARNING, f"lost the link to {who}, dialling again: {event.reason}"
         case tell.LinkRestored():
             who = _peer(event.peer_id, event.name)
-            level = Level.INFO if event.away_s < 1 else Level.WARNING
-            return level, f"the link to {who} works again, after {event.away_s:.1f} s"
+            return Level.WARNING, f"the link to {who} works again, after {event.away_s:.1f} s"
         case tell.NoRoom(reason=reason):
             return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):
             return Level.WARNING, reason
         case tell.RunChanged():
             who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
-            orderly = event.what != "removed" or event.reason.startswith(_LEFT)
-            return Level.INFO if orderly else Level.WARNING, f"{who} {event.what}: {event.reason}"
+            level = Level.INFO if event.cause in ("", _LEFT) else Level.WARNING
+            return level, f"{who} {event.what}: {event.reason}"
         case tell.CallEnded(outcome="ok"):
             return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
         case tell.CallEnded():

@@ -34,6 +34,7 @@ from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.membership import KnownMembership
 from pccl.machines.peer.operations import OpenOperations
+from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import codec
 from pccl.protocol import messages as msg
@@ -199,6 +200,15 @@ def ahead_in_unknown_views(
     """A peer sends data early in a view that other members do not know yet."""
     budget.all_asked(operation)
     return take(budget, operation, *what)
+
+
+@_does(PeerReporter, "_learn")
+def losses_while_away_untold(learn: Any, reporter: Any, machine: Any, why: Any, *at: int) -> None:
+    """A peer does not report members that were lost while it had no connection to the master."""
+    present = {member.peer: member for member in machine.newest.members}
+    if not why and reporter._members.keys() - present.keys():
+        reporter._members = present
+    learn(reporter, machine, why, *at)
 
 
 @_does(KnownMembership, "show")

@@ -38,6 +38,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
@@ -264,6 +265,7 @@ class PeerProcess:
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
         self.engine.inputs = {}
+        self._events = ToldEvents(self.name, self.engine)
 
     @property
     def alive(self) -> bool:
@@ -321,6 +323,7 @@ class PeerProcess:
         self._parts.trace.note(self._parts.loop.now_ns(), self.name, event)
         self.engine.machine.check()
         self._losses.saw(self.engine, event, effects)
+        self._events.check()
         if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
             ended = event.message
             outcome = (ended.abort is None, ended.contributors)

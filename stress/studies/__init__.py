@@ -3,7 +3,7 @@
 * ``commands``: lists the studies as commands for ``python -m pccl.stress``.
 * ``resend``: measures the bytes that survivors send after a member dies in a reduce.
 * ``house``: measures the size of the source tree, and the Python calls of one all-reduce.
-* ``reference``: writes ``docs/protocol/messages.md`` and ``limits.md`` from the code.
+* ``reference``: writes the lists in ``docs/protocol`` from the code.
 
 The wheel does not contain the studies.
 """

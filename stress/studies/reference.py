@@ -1,4 +1,4 @@
-"""Writes ``docs/protocol/messages.md`` and ``limits.md`` from first paragraphs of docstrings."""
+"""Writes the lists of messages, limits, events and metrics in ``docs/protocol`` from the code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from typing import Any
 import click
 
 from pccl.cli.streams import writing
+from pccl.observe.metrics import METRICS
 from pccl.protocol import codec, frame, limits, messages
 from pccl.protocol import types as vocabulary
 from pccl.protocol.status_report import StatusReport
 from pccl.runtime.control import stream
 from pccl.runtime.state import frames, results
+from pccl.telemetry import events
 from pccl.transports import tcp
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "protocol"
@@ -42,6 +44,19 @@ TIMING = """## Timing
 
 `MasterNode` and `Communicator` take a `pccl.Timing(...)`. Each time is above 0 and at most ten
 years. Nothing checks that processes agree."""
+TELEMETRY = f"""# Events and metrics
+
+*Written by `python -m pccl.stress reference` from `pccl/telemetry/events.py` and
+`pccl/observe/metrics.py`.* [Observing a run](../observing.md) says how to get them.
+
+## Events
+
+In files, an event is an object with its fields, its kind as `event`, and the version of this list
+as `schema`: now `"{".".join(map(str, events.SCHEMA))}"`. A later minor version may add kinds and
+fields; a reader ignores those that it does not know."""
+METRIC_TABLE = """## Metrics
+
+Each has the label `name` too: the peer's name, or `master`."""
 OTHER_LIMITS = (
     *((vocabulary, name) for name in ("STAR_BYTES_MAX", "ALGORITHM_STEPS_MAX")),
     *((frame, "PAYLOAD_BYTES_MAX"), (stream, "UNSENT_BYTES_MAX"), (tcp, "ACCEPT_BACKOFF_S")),
@@ -52,7 +67,7 @@ OTHER_LIMITS = (
 
 @click.command("reference")
 def reference() -> None:
-    """Write the pages of docs/protocol that list messages and limits."""
+    """Write the pages of docs/protocol that list messages, limits, events and metrics."""
     with writing():
         for name, text in pages().items():
             (FOLDER / name).write_text(text, "utf-8")
@@ -61,7 +76,7 @@ def reference() -> None:
 
 def pages() -> Mapping[str, str]:
     """Return the text of each page, by the name of its file."""
-    made = {"messages.md": _messages(), "limits.md": _limits()}
+    made = {"messages.md": _messages(), "limits.md": _limits(), "telemetry.md": _telemetry()}
     return {name: "\n\n".join(parts) + "\n" for name, parts in made.items()}
 
 
@@ -134,6 +149,24 @@ def _meaning(kind: type[Any]) -> str:
     told = _docstrings(inspect.getsource(kind)).items()
     parts = (f"`{name}`: {text[0].lower()}{text[1:]}" for name, text in told)
     return " ".join((_plain(kind.__doc__), *parts))
+
+
+def _telemetry() -> Iterator[str]:
+    kinds = typing.get_args(events.PeerReport)
+    rows = ((f"`{kind.__name__}`", _plain(kind.__doc__), _attributes(kind)) for kind in kinds)
+    yield f"{TELEMETRY}\n\n{_table(('event', 'meaning', 'fields'), *rows)}"
+    values = (
+        (f"`{name}`", about.kind, ", ".join(f"`{label}`" for label in about.labels), about.help)
+        for name, about in METRICS.items()
+    )
+    yield f"{METRIC_TABLE}\n\n{_table(('metric', 'kind', 'labels', 'meaning'), *values)}"
+
+
+def _attributes(kind: type[Any]) -> str:
+    """Return the fields of an event and their meanings, from the docstring of its class."""
+    part = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", part, re.MULTILINE)
+    return " ".join(f"`{name}`: {_plain(text)}" for name, text in found)
 
 
 def _limits() -> Iterator[str]:

@@ -13,6 +13,7 @@ import pccl
 import pccl.aio
 from pccl._api.session import Session
 from pccl.errors import CollectiveAborted, LocalProtocolError, NotConnected, ResyncRequired
+from pccl.observe.events import Joined, MembershipLost, PeerReport
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
 from tests.support.insides import engine_of
@@ -103,6 +104,8 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         one.all_reduce_async(forgotten, tag=2, timeout_s=LIMIT_S)
         asking = Call(one.are_peers_pending)
         engine = engine_of(one)
+        heard: list[PeerReport] = []
+        one.on_event(heard.append)
         until(lambda: len(engine.calls) == 3)
         timers = [call.timer for call in engine.calls if call.timer is not None]
         assert len(timers) == 2
@@ -128,6 +131,10 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
             one.all_reduce(array, tag=1)
             theirs.result()
             assert array.tolist() == [2.0] * 4
+        until(lambda: any(isinstance(event, Joined) for event in heard))
+        (lost,) = [event for event in heard if isinstance(event, MembershipLost)]
+        (joined,) = [event for event in heard if isinstance(event, Joined)]
+        assert (lost.cause, joined.rejoined) == ("LocalProtocolError", True)
         other.close()
         one.close()
     assert "planted" in caplog.text

@@ -158,7 +158,9 @@ def test_one_is_stopped_for_longer_than_the_deadline(run: Run, mode: str) -> Non
     frozen.send(signal.SIGCONT)
     ended = [process.end() for process in three]
     assert len({end["model"] for end in ended}) == 1
-    assert len({step["peer_id"] for step in frozen.said if "peer_id" in step}) == 2
+    seen = [event for event in frozen.said if event["event"] == "MembersChanged"]
+    assert len({event["peer_id"] for event in seen}) == 2
+    assert [event["rejoined"] for event in frozen.said if event["event"] == "Joined"][-1]
     assert is_of(3)(frozen.outer_steps()[-1])
 
 

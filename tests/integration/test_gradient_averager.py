@@ -30,6 +30,7 @@ from pccl.bindings.events import (  # noqa: E402
     Event,
     GradientsAveraged,
     MembersChanged,
+    RoundsMissed,
     StateSynced,
     TrainsAlone,
 )
@@ -173,6 +174,8 @@ def test_two_peers_do_what_a_loop_by_hand_does(
         weight_bytes = 4 * sum(p.numel() for p in peer.model.parameters())
         assert {event.tx_bytes for event in averaged} == {weight_bytes}
         assert all(event.hidden_s >= 0 and event.exposed_s > 0 for event in averaged)
+        assert engine_of(peer.comm).step == 6
+        assert peer.told(RoundsMissed) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
@@ -423,6 +426,19 @@ def test_a_checkpoint_counts_more_than_who_is_fresh(new_run: Callable[..., Run])
     assert first == second
     with pytest.raises(RuntimeError, match="before the first update"):
         peers[0].averager.load_state_dict(saved[2])
+
+
+def test_a_peer_that_is_behind_is_told_by_how_many_steps(new_run: Callable[..., Run]) -> None:
+    run = new_run()
+    peers = [Peer(run, 1) for _ in range(2)]
+    for peer, steps in zip(peers, (2, 5), strict=True):
+        saved = {**peer.averager.state_dict(), "steps": steps}
+        peer.averager.load_state_dict(saved)
+    ended = [run.start(peer.train, 6, data_of(0)) for peer in peers]
+    first, second = (future.result(LIMIT_S) for future in ended)
+    assert first == second
+    missed = [peer.told(RoundsMissed) for peer in peers]
+    assert missed == [[RoundsMissed(step=5, number=5, missed=3)], []]
 
 
 def test_steps_that_the_run_does_not_have_are_told(

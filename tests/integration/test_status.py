@@ -83,7 +83,7 @@ def test_a_round_that_waits_long_says_for_whom(new_run: Callable[..., Run]) -> N
     until(lambda: any(call.waits_for for call in first.status().calls))
     (call,) = first.status().calls
     assert (call.call, call.tag) == ("update_topology", None)
-    assert call.waits_for == f"peer {second.peer_id} (in no call)"
+    assert call.waits_for == f"peer {second.peer_id} at 127.0.0.1 (in no call)"
     assert call.open_s > 0.0
     (opened,) = master_status(run.master.address).rounds
     assert (opened.requested_count, opened.missing) == (1, (second.peer_id,))
@@ -92,7 +92,7 @@ def test_a_round_that_waits_long_says_for_whom(new_run: Callable[..., Run]) -> N
 
 
 def test_who_left_is_shown_with_the_cause(new_run: Callable[..., Run]) -> None:
-    run = new_run(3)
+    run = new_run(3, name="carol")
     first, second, third = run.members
     waiting = [run.start(comm.all_reduce, np.ones(10)) for comm in (first, second)]
     run.until(lambda: run.requests == 2)
@@ -103,8 +103,9 @@ def test_who_left_is_shown_with_the_cause(new_run: Callable[..., Run]) -> None:
     (removal,) = master_status(run.master.address).removals
     assert (removal.peer, removal.cause, removal.reason) == (gone, RemovalCause.GOODBYE, "it left")
     told = [one.text for one in first.status().happened]
-    assert f"peer {gone} left the run or failed" in told
-    assert any(text.startswith("CollectiveAborted: tag 0: the run lost peer") for text in told)
+    assert f"peer {gone} (carol) left; the group has 2 members" in told
+    aborted = f"all_reduce raised CollectiveAborted: tag 0: the run lost peer {gone} (carol)"
+    assert any(text.startswith(aborted) for text in told)
     assert first.status().view > 0
     assert [one.peer_id for one in first.status().members] == [first.peer_id, second.peer_id]
 
@@ -201,10 +202,16 @@ def test_the_command_in_lines_and_as_json(new_run: Callable[..., Run], tmp_path:
     assert headline.endswith(
         "2 members, 0 newcomers, 0 open rounds, 0 operations in flight, 0 removed"
     )
-    assert rest[0].startswith(f"member {first.peer_id}: group 0, rank 0, 127.0.0.1:")
-    assert rest[1].startswith(f"member {second.peer_id}: group 0, rank 1, 127.0.0.1:")
-    assert rest[0].endswith("in no call")
+    assert rest[0].startswith("speed: ")
+    rest = [line for line in rest[1:] if not line.startswith("slowest: ")]
+    for rank, (line, member) in enumerate(zip(rest, (first, second), strict=False)):
+        (name,) = [one.name for one in member.members() if one.peer_id == member.peer_id]
+        assert line.startswith(
+            f"member {member.peer_id} ({name}): group 0, rank {rank}, 127.0.0.1:"
+        )
+        assert line.endswith("no step, in no call")
     assert rest[2].startswith("group 0: 2 members, view ")
+    assert rest[3].startswith("ended update_topology of all groups: ")
 
     told = json.loads(pccl_status("--json", PCCL_MASTER=run.master.address).stdout)
     assert [one["peer"] for one in told["members"]] == [first.peer_id, second.peer_id]

@@ -19,6 +19,10 @@ STUDIES = "pccl.stress.studies"
 """Commands for a checkout, which are not installed."""
 
 
+PAGE = ("page.html", "page.css", "page.js", "login.html")
+"""Files of the page that a master serves."""
+
+
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -105,6 +109,7 @@ def test_wheel_made_from_the_sdist_holds_every_module_once(tmp_path: Path) -> No
     code = {name for name in names if ".dist-info/" not in name}
     studies = STUDIES.replace(".", "/") + "/"
     modules = {name for name in modules_on_disk() if not name.startswith(studies)}
-    assert code == {*modules, "pccl/py.typed"}
+    page = {f"pccl/observe/page/{name}" for name in PAGE}
+    assert code == {*modules, "pccl/py.typed", *page}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert any(name.endswith("/entry_points.txt") for name in names)

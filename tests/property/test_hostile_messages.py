@@ -24,9 +24,12 @@ from hypothesis import strategies as st
 
 from pccl.machines.master.events import (
     CloseConnection,
+    ConnectionClosed,
     ConnectionMessage,
     ConnectionOpened,
     MasterAnswered,
+    MasterEffect,
+    MasterEvent,
     MasterTick,
     MasterUnanswered,
     SendTo,
@@ -39,9 +42,17 @@ from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError
+from pccl.protocol.guards.allowance import PEERS_BYTES_MAX
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.protocol.handshake import Channel, Opening
-from pccl.protocol.limits import PEERS_MAX, PENDING_MAX, Timing
+from pccl.protocol.limits import (
+    DEPARTURE_BYTES_MAX,
+    DEPARTURES_MAX,
+    PEERS_MAX,
+    PENDING_MAX,
+    Timing,
+)
+from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import (
     Descriptor,
     Member,
@@ -61,6 +72,7 @@ from pccl.runtime.requests import JoinRequest, PeerOptions, ReduceRequest, RunRe
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.master_stage import MasterStage
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -112,6 +124,9 @@ FROM_PEERS = typing.get_args(msg.PeerMessage)
 REPORTS = (msg.KnownRoster, msg.KnownOutcome, msg.KnownAnswer, msg.Reported)
 FROM_MEMBERS = tuple(kind for kind in FROM_PEERS if kind not in REPORTS)
 """Reports that are sent at another time cost the connection: most examples do without."""
+OPENERS = (msg.Register, msg.Resume, msg.Return, msg.StatusRequest, msg.RunQuery)
+LATER = tuple(kind for kind in FROM_MEMBERS if kind not in (*OPENERS, msg.Goodbye))
+"""What does not end a membership or a connection by itself."""
 FROM_MASTERS = typing.get_args(msg.MasterMessage)
 
 
@@ -166,6 +181,18 @@ NUMBERS = (1, 1, 2, 3, 20, (1 << 62) - 1, 1 << 62, (1 << 64) - 1)
 HOSTS = ("there", "there", "", "x" * 253, "x" * 4000, "\0\n")
 
 
+def newcomer(rng: Random) -> list[msg.Message]:
+    """One that registers; names like the first ones are allowed."""
+    bad = ("n" * 65, "\u202e", " alice", "\0")
+    name = rng.choice(bad) if rng.random() < 0.2 else rng.choice(("", "alice", "n" * 64))
+    return [msg.Register(rng.randrange(2), "", 1, name=name)]
+
+
+def question(rng: Random) -> list[msg.Message]:
+    """A stranger asks one of the peers, or everything at once."""
+    return [draw(rng, msg.EvidenceRequest) for _ in range(rng.choice((1, 1, 1, 100)))]
+
+
 def report(rng: Random) -> list[msg.Message]:
     """A peer returns; some of what it tells is true of some run, but for what is absurd."""
     peer, view = PeerId(rng.choice((1, 1, 2, 3, 20, (1 << 62) - 1))), rng.choice(NUMBERS)
@@ -204,10 +231,12 @@ def test_any_messages_to_a_master(seed: int) -> None:
     wires: list[Wire] = []
     for _ in range(rng.randrange(1, 40)):
         if not wires or rng.random() < 0.2:
-            wire = Wire(rng.choice((None, lambda data: None)))
+            wire = Wire(lambda data: None)
             network.accept(typing.cast("Connection", wire))
             wire.feed(Opening(Channel.CONTROL, bytes(32)).encode(), rng)
-            first = rng.choice(([msg.Register(rng.randrange(2), "", 1)], report(rng), report(rng)))
+            if rng.random() < 0.3:
+                wire.on_sent = None  # it reads no more
+            first = rng.choice((newcomer(rng), report(rng), report(rng), question(rng)))
             wire.feed(b"".join(map(encode, first)), rng)
             wires.append(wire)
         wire = rng.choice(wires)
@@ -233,6 +262,52 @@ def test_any_messages_to_a_master(seed: int) -> None:
             gone.end()
         server.machine.check()
     server.close()
+
+
+@settings(max_examples=150)
+@given(SEEDS)
+def test_any_messages_to_a_master_with_members(seed: int) -> None:
+    """Of strangers, newcomers and members; it answers only on connections that are open."""
+    rng, master, last = Random(seed), MasterStage().new(3), 100
+    hosts = master.machine.connections.hosts
+    for _ in range(rng.randrange(1, 60)):
+        if not hosts or rng.random() < 0.2:
+            connection = last = last + 1
+            master.do(ConnectionOpened(connection, "10.0.0.9"))
+            asked = msg.EvidenceRequest(PeerId(rng.randrange(5)), EvidenceKind.STATE)
+            choices = (newcomer(rng), question(rng), [asked], [asked] * 2)
+            words: list[msg.Message] = list(rng.choice(choices))
+        else:
+            connection = rng.choice(list(hosts))
+            chosen = FROM_MEMBERS if rng.random() < 0.05 else LATER
+            kinds = [kind for kind in chosen if allows(master, connection, kind)]
+            words = [draw(rng, rng.choice(kinds or [msg.Register]))]
+        for word in words:
+            if not allows(master, connection, type(word)):
+                master.do(ConnectionClosed(connection, "the sender may send none now"))
+                break
+            effects = answers(master, ConnectionMessage(connection, word))
+            if CloseConnection in map(type, effects) and connection not in hosts:
+                break
+        if rng.random() < 0.3:
+            master.sleep(rng.choice((0.25, 0.25, 3.0)))
+            answers(master, MasterTick())
+
+
+def allows(master: MasterStage, connection: int, kind: type[msg.Message]) -> bool:
+    """Whether the master reads such messages of this connection at all."""
+    return PEERS_BYTES_MAX[master.machine.trust_in(connection)].get(kind, 0) > 0
+
+
+def answers(master: MasterStage, event: MasterEvent) -> list[MasterEffect]:
+    """What the master does; what it sends can be sent, on connections that were open."""
+    opened = set(master.machine.connections.hosts)
+    effects = master.do(event)
+    for effect in effects:
+        if isinstance(effect, SendTo):
+            assert effect.connection in opened
+            encode(effect.message)
+    return effects
 
 
 class FalseMaster:
@@ -311,6 +386,12 @@ def test_the_fullest_roster_fits_a_message() -> None:
     roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
     message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
     assert list(StreamDecoder().feed(encode(message))) == [message]
+    why = "x" * DEPARTURE_BYTES_MAX
+    gone = [msg.Departure(member.peer, RemovalCause.SILENT, why) for member in members]
+    changed = msg.RosterChanged(roster, tuple(gone[:DEPARTURES_MAX]))
+    (heard,) = StreamDecoder().feed(encode(changed))
+    assert isinstance(heard, msg.RosterChanged)
+    assert (heard.roster, heard.departures) == (changed.roster, changed.departures)
 
 
 def crowd(size: int) -> MasterMachine:

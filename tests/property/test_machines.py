@@ -317,7 +317,7 @@ class MasterWitness:
                 pass
 
     def _wait_is_real(self, asked: set[PeerId], waited_s: int, whom: str) -> None:
-        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) \(in ", whom)}
+        named = {PeerId(int(number)) for number in re.findall(r"peer (\d+) at \S+ \(in ", whom)}
         assert named
         assert named <= self.members - asked
         assert waited_s >= TIMING.waiting_report_s
@@ -702,7 +702,7 @@ class Process:
                 assert not (committed and not posted.done)
             case pe.CloseGap():
                 self.gaps.append(effect)
-            case TryAddress() | pe.ReportUndialable():
+            case TryAddress() | pe.ReportUndialable() | pe.GiveEvidence():
                 pass
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)

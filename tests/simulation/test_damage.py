@@ -73,7 +73,8 @@ class OneFlip:
         if self.hits or not isinstance(lane, Lane):
             return data
         begun = lane._sink is not None  # pyright: ignore[reportPrivateUsage]
-        done, length = lane._received, lane._length  # pyright: ignore[reportPrivateUsage]
+        done, header = lane._received, lane._header  # pyright: ignore[reportPrivateUsage]
+        length = header.length if header is not None else 0
         if not begun and done:
             return data  # in the middle of a header
         at = length - done if begun else 0

@@ -75,6 +75,7 @@ CAUGHT_BY = {
     "late_tick_judged": 130,
     "lineage_ignored": 30,
     "loss_told_to_one_launch": 7,
+    "losses_while_away_untold": 81,
     "lost_lane_forgotten": 75,
     "missed_sync_repeated": 245,
     "mistakes_undiagnosed": 227,

@@ -211,11 +211,18 @@ class MasterStage:
     # -- words: what peers do --------------------------------------------------------------------
 
     def register(
-        self, peer: int, min_peers: int = 1, group: int = 0, masters: int = 1, host: str = ""
+        self,
+        peer: int,
+        min_peers: int = 1,
+        group: int = 0,
+        masters: int = 1,
+        host: str = "",
+        name: str = "",
     ) -> list[ev.MasterEffect]:
         """A newcomer registers."""
         self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}"))
-        return self.hear(peer, msg.Register(group, host, 4000 + peer, min_peers, masters))
+        asked = msg.Register(group, host, 4000 + peer, min_peers, masters, name=name)
+        return self.hear(peer, asked)
 
     def link(self, peer: int, *others: int) -> list[ev.MasterEffect]:
         """It has links to these, or to all with lower numbers."""

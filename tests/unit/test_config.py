@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from pccl.config import (
     resolve_local,
     resolve_masters,
     resolve_min_peers,
+    resolve_name,
     resolve_progress,
+    resolve_stacks,
     resolve_token,
 )
 from pccl.transports.base import Address
@@ -25,7 +29,7 @@ from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
 PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL")
-VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE")
+VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE", "NAME", "STACKS")
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,7 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_lanes(None, 0) == 0
     assert resolve_listen("host") == Advertised("host", None)
     assert resolve_min_peers(1) == 1
+    assert resolve_name("alice") == "alice"
     assert resolve_advertise(":7") == Advertised("", (7, 7))
     assert resolve_token(SECRET) == SECRET.encode()
 
@@ -178,6 +183,10 @@ def _progress(progress: None) -> bool:
     return resolve_progress()
 
 
+def _stacks(stacks: None) -> bool:
+    return resolve_stacks()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "resolve", "words"),
     [
@@ -195,6 +204,10 @@ def _progress(progress: None) -> bool:
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
         ("PCCL_LOCAL", "TCP", _local, "PCCL_LOCAL must be auto, tcp or any, not 'TCP'"),
         ("PCCL_LOCAL", "x" * 99, _local, f"not '{'x' * 32}'"),
+        ("PCCL_NAME", " ", resolve_name, "^PCCL_NAME: a name must not be empty, or begin or"),
+        ("PCCL_NAME", "a\x1b[0m", resolve_name, "^PCCL_NAME: a name must consist of printable"),
+        ("PCCL_NAME", "n" * 65, resolve_name, "^PCCL_NAME: a name must not be longer than 64"),
+        ("PCCL_STACKS", "no", _stacks, "PCCL_STACKS must be 0 or 1, not 'no'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],
@@ -205,6 +218,63 @@ def test_mistakes_name_the_variable(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=words):
         resolve(None)
+
+
+# -- names and stacks ------------------------------------------------------------------------------
+
+
+def use_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=name))
+
+
+@pytest.mark.parametrize("variable", [None, ""])
+def test_a_peer_without_a_name_has_that_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    use_host(monkeypatch, "gpu-07")
+    if variable is not None:
+        monkeypatch.setenv("PCCL_NAME", variable)
+    assert resolve_name(None) == f"gpu-07:{os.getpid()}"
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("h" * 64, "h" * 58),
+        ("\u00eb" * 40, "\u00eb" * 29),
+        ("gpu\n\x1b7", "gpu7"),
+        ("gp\udcfcu", "gpu"),
+        ("", "host"),
+        ("\n", "host"),
+    ],
+)
+def test_the_name_of_any_host_is_made_a_good_one(
+    monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    use_host(monkeypatch, host)
+    monkeypatch.setattr(os, "getpid", lambda: 12345)
+    assert resolve_name(None) == f"{shown}:12345"
+
+
+def test_a_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_NAME", "rack 3, left")
+    assert resolve_name(None) == "rack 3, left"
+
+
+@pytest.mark.parametrize("name", ["", " alice", "al\nice"])
+def test_a_wrong_name_names_the_argument(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^name: a name must"):
+        resolve_name(name)
+    wrong: Any = 7
+    with pytest.raises(TypeError, match=r"^name must be a str, not int$"):
+        resolve_name(wrong)
+
+
+@pytest.mark.parametrize(("text", "allowed"), [("", True), ("1", True), (" 0 ", False)])
+def test_stacks(monkeypatch: pytest.MonkeyPatch, text: str, allowed: bool) -> None:
+    assert resolve_stacks()
+    monkeypatch.setenv("PCCL_STACKS", text)
+    assert resolve_stacks() is allowed
 
 
 # -- the secret ----------------------------------------------------------------------------------

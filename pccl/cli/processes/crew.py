@@ -25,6 +25,7 @@ OURS = (
     config.MIN_PEERS,
     config.ADVERTISE,
     config.LISTEN,
+    config.METRICS,
 )
 """Environment variables that workers do not inherit, because they describe another run."""
 

@@ -23,6 +23,7 @@ from pccl.cli.command_line import (
     check_name,
     check_own_address,
     check_switches,
+    metrics_option,
     read_secret,
     token_option,
     wrapped_command,
@@ -148,6 +149,7 @@ class JoinCommand(Wrapper):
     type=click.IntRange(0, LANES_MAX),
     help="Connections per link; 0: the library chooses (PCCL_LANES).",
 )
+@metrics_option("Serve the peer's metrics for Prometheus here.")
 @token_option()
 @click.option(
     "--timeout",
@@ -166,6 +168,7 @@ def join(
     advertise: str | None,
     listen: str | None,
     lanes: int | None,
+    metrics: str | None,
     token: str | None,
     timeout_s: float | None,
 ) -> NoReturn:
@@ -181,7 +184,7 @@ def join(
     defaults = {config.DRAIN: "1", config.PROGRESS: "1", LEVEL: "info"}
     environment = {**defaults, **os.environ, config.MASTER: master}
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
-    given |= {config.ADVERTISE: advertise, config.LISTEN: listen}
+    given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     if token is not None:
         read_secret(token)

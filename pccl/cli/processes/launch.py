@@ -13,6 +13,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TypeAlias
@@ -21,9 +22,18 @@ import click
 
 import pccl
 from pccl import config
+from pccl.addresses import PORT_MAX
 from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
 from pccl.cli import logs
-from pccl.cli.command_line import Seconds, Wrapper, check_address, check_switches, wrapped_command
+from pccl.cli.command_line import (
+    Seconds,
+    Wrapper,
+    check_address,
+    check_switches,
+    metrics_option,
+    wrapped_command,
+)
+from pccl.cli.page import http_option, page_of
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
@@ -218,24 +228,49 @@ def peer_names(count: int, *, is_ours: bool) -> list[str]:
     return [f"{host}p{peer}" for peer in range(count)]
 
 
+def peers_metrics(metrics: str, count: int) -> list[str]:
+    """Return the addresses of the peers' metrics: the ports after that of the master's.
+
+    Raises:
+        click.BadParameter: there are not so many ports.
+    """
+    first = config.resolve_metrics(metrics)
+    assert first is not None
+    if first.port + count > PORT_MAX:
+        raise click.BadParameter(f"{count} peers need the ports after it", param_hint="--metrics")
+    ports = [first.port and first.port + 1 + peer for peer in range(count)]
+    return [str(replace(first, port=port)) for port in ports]
+
+
 @contextlib.contextmanager
-def own_master(port: int, token: str, stacks: str) -> Generator[str, None, None]:
+def own_master(
+    port: int, token: str, stacks: str, metrics: str | None, http: str | None
+) -> Generator[str, None, None]:
     """Run a master in this process, for peers of this machine, and yield its address.
 
     Args:
         port: its port; 0: a free one.
         token: the secret of the run.
         stacks: directory in which the peers put their stacks when they are asked.
+        metrics: where it serves its metrics; None: nowhere.
+        http: address of the page that shows the run; None: there is none.
     """
     try:
         look_at = partial(look_at_peer, folder=stacks)
-        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, look_at=look_at)
+        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, look_at=look_at, metrics=metrics)
         node.run()
+    except (ImportError, OSError) as error:  # of the metrics
+        raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
     except LinkError as error:
         remedy = "choose another --port, or leave it out to get a free one"
         raise click.ClickException(f"{error.reason}; {remedy}") from error
+    if node.metrics_url:
+        click.echo(f"pccl launch: metrics of the master: {node.metrics_url}", err=True)
     try:
-        yield node.address
+        with page_of(node, http, token.encode(), token) as words:
+            for line in words:
+                click.echo(line, err=True)
+            yield node.address
     finally:
         node.interrupt()
 
@@ -280,6 +315,7 @@ class LaunchCommand(Wrapper):
     type=click.IntRange(1, MIN_PEERS_MAX),
     help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
 )
+@metrics_option("Serve metrics for Prometheus: of the master here, of the peers at the next ports.")
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
 @click.option(
     "--grace",
@@ -291,6 +327,7 @@ class LaunchCommand(Wrapper):
     show_default=True,
     help="Time in which peers may end after a signal, before they are killed.",
 )
+@http_option()
 @logs.verbose_option(logging.WARNING)
 @click.pass_context
 def launch(
@@ -300,8 +337,10 @@ def launch(
     master: str | None,
     group: int | None,
     min_peers: int | None,
+    metrics: str | None,
     fail_fast: bool,
     grace_s: float,
+    http: str | None,
 ) -> None:
     """Start a master and several peers on this machine.
 
@@ -316,7 +355,10 @@ def launch(
     """
     if master is not None and port is not None:
         raise click.UsageError("give --port or --master, not both: --port is for a new master")
+    if master is not None and http is not None:
+        raise click.UsageError("give --http to the process that runs the master, not with --master")
     check_switches()
+    their_metrics = peers_metrics(metrics, peers) if metrics is not None else []
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]
     token = secrets.token_urlsafe(32)
@@ -326,7 +368,7 @@ def launch(
         stack.enter_context(signals_for(started))
         if master is None:
             stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
-            address = stack.enter_context(own_master(port or 0, token, stacks))
+            address = stack.enter_context(own_master(port or 0, token, stacks, metrics, http))
             try:
                 stack.enter_context(run_file(address, token, (name, *arguments)))
                 started.say(f"the master is {address}; see the run with: pccl status")
@@ -337,5 +379,7 @@ def launch(
                 environment.setdefault(STACKS_DIR, stacks)
         else:
             environments = peer_environments(names, master, None, group, min_peers)
+        for environment, where in zip(environments, their_metrics, strict=False):
+            environment[config.METRICS] = where
         started.run(command, environments)
     ctx.exit(started.status)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.connections import ANSWERED, Connections, Outbox
 from pccl.machines.master.events import AskParent
 from pccl.machines.master.membership import Membership, RegisteredPeer
@@ -54,6 +55,10 @@ class Inquiries:
             self._open[self._last_query] = _Inquiry(connection, peer.id, deadline_ns)
             self._outbox.send(peer, msg.EvidenceQuery(self._last_query, request.kind))
 
+    def waits_on(self, connection: int) -> bool:
+        """Whether the question of this connection is open."""
+        return any(inquiry.connection == connection for inquiry in self._open.values())
+
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
         """Pass the answer of a peer back; ignore it if nobody waits for it any more."""
         inquiry = self._open.get(reply.query)
@@ -79,6 +84,17 @@ class Inquiries:
         for query, inquiry in list(self._open.items()):
             if inquiry.connection == connection:
                 del self._open[query]
+
+    def check(self, history: History) -> None:
+        """Assert that each question has an open connection of its own.
+
+        Raises:
+            InvariantViolation: a connection has several questions, or is closed, or is a peer's.
+        """
+        asking = [inquiry.connection for inquiry in self._open.values()]
+        strangers = self._connections.hosts.keys() - self._connections.peers.keys()
+        if len(set(asking)) < len(asking) or not strangers.issuperset(asking):
+            raise InvariantViolation("a question has no connection of its own", history)
 
     def _end(self, connection: int, refusal: str, data: bytes = b"") -> None:
         """Answer a question, if the connection is still open."""

@@ -196,6 +196,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             [] if idle else self.waits.all(),
             self.waits.lockstep.since_ns,
             {} if idle else self.ballots.open,
+            self.finals.ended,
             self.removals.recent,
             self.succession.waits_for(),
         )
@@ -212,6 +213,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots.check(self.history)
         self.finals.check(self.history)
         self.rounds.check(self.history)
+        self.inquiries.check(self.history)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -252,6 +254,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
         is_known = self.succession.knows(connection)
+        if self.inquiries.waits_on(connection):
+            raise RemoteProtocolError(
+                reason="an EvidenceRequest must be the only message of its sender"
+            )
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)

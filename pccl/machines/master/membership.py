@@ -23,7 +23,7 @@ from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
-from pccl.topology.link_measures import LinkMeasures
+from pccl.topology.link_measures import LinkMatrix, LinkMeasures
 from pccl.topology.ring_order import Pair
 
 _LATE_MAX = 64
@@ -207,6 +207,11 @@ class Membership:
         """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down."""
         if other in self.peers and other != reporter:
             self.links.report(reporter, other, why_down, now_ns)
+
+    @property
+    def measures(self) -> LinkMatrix:
+        """What members have measured of their links."""
+        return self._measures.matrix
 
     def note_measure(self, reporter: PeerId, other: PeerId, measure: LinkMeasure) -> None:
         """Record what ``reporter`` measured of its link to ``other``, if both are of one group."""

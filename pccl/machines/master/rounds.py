@@ -16,7 +16,8 @@ from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import SEATED_AT_ONCE_MAX
-from pccl.protocol.types import PeerId, RoundId, RoundKind
+from pccl.protocol.types import AbortCause, PeerId, RoundId, RoundKind
+from pccl.telemetry.ended import EndedCall
 
 
 class JointRounds:
@@ -37,6 +38,8 @@ class JointRounds:
         self._outbox = outbox
         self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
         """By kind: the members that have made the call of the present round."""
+        self._asked_ns: dict[RoundKind, tuple[int, int]] = dict.fromkeys(RoundKind, (0, 0))
+        """By kind: when the first and the last of these members made it."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
         self._closed_before: Mapping[RoundKind, int] = {}
         """By kind: how many rounds earlier masters have closed."""
@@ -71,7 +74,11 @@ class JointRounds:
                 )
             self._ratification.tell([peer], answer)
             return
-        self.requested[round_id.kind][peer.id] = None
+        requested, now_ns = self.requested[round_id.kind], self._outbox.now_ns
+        if peer.id not in requested:
+            first_ns = self._asked_ns[round_id.kind][0] if requested else now_ns
+            self._asked_ns[round_id.kind] = first_ns, now_ns
+            requested[peer.id] = None
         self._close_if_complete(round_id.kind)
 
     def forget(self, gone: Iterable[PeerId]) -> None:
@@ -110,6 +117,12 @@ class JointRounds:
     ) -> None:
         round_id = self.present(kind)
         self._counts[kind] += 1
+        cause = AbortCause.LOCKSTEP if lockstep else None
+        (opened_ns, last_ns), now_ns = self._asked_ns[kind], self._outbox.now_ns
+        last = next(reversed(self.requested[kind]))
+        self._finals.ended.note(
+            EndedCall(kind.call_name, None, opened_ns, last, last_ns, now_ns, 0, cause)
+        )
         self.requested[kind] = {}
         version, sequence = self._membership.version, self._finals.next_sequence()
         answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)

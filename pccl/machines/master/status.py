@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 
 from pccl.machines.master.ballots.ballot import Ballot
@@ -15,9 +16,12 @@ from pccl.machines.master.lockstep import Wait, calls_by_member
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.removal import Removal
 from pccl.protocol.guards.texts import shortened
+from pccl.protocol.limits import BYTES_PER_S_MAX
 from pccl.protocol.operation import Phase
 from pccl.protocol.status_report import (
+    EndedStatus,
     GroupStatus,
+    LinkSpeed,
     MemberStatus,
     NewcomerStatus,
     OperationStatus,
@@ -26,13 +30,17 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import NS_PER_MS, OperationId, PeerId, RoundId
+from pccl.telemetry.ended import EndedCall, EndedCalls
+from pccl.telemetry.pace import NS_PER_US
+from pccl.topology.link_measures import LinkMatrix
 
 MEMBERS_SHOWN_MAX = 1024
 NEWCOMERS_SHOWN_MAX = 256
 GROUPS_SHOWN_MAX = 256
 VIEWS_SHOWN_MAX = 8
-OPERATIONS_SHOWN_MAX = 256
+OPERATIONS_SHOWN_MAX = 128
 MISSING_SHOWN_MAX = 64
+LINKS_SHOWN_MAX = 1024
 REMOVALS_SHOWN_MAX = 32
 TEXT_CHARACTERS_MAX = 120
 """The limit for a member's calls, an operation's call, and what a newcomer waits for."""
@@ -52,6 +60,7 @@ class RunState:
         waits: every round and operation that is not decided.
         waiting_since_ns: returns when a round or operation was first seen to wait; None: never.
         ballots: the undecided operations.
+        ended: the rounds and operations that were decided last.
         removals: the latest removals by peer, the newest last.
         waits_for: what a master without a run waits for; empty if the master coordinates a run.
     """
@@ -63,6 +72,7 @@ class RunState:
     waits: Sequence[Wait]
     waiting_since_ns: Callable[[RoundId | OperationId], int | None]
     ballots: Mapping[OperationId, Ballot]
+    ended: EndedCalls
     removals: dict[PeerId, Removal]
     waits_for: str
 
@@ -89,6 +99,10 @@ def status_report(state: RunState, now_ns: int) -> StatusReport:
             _operation(ballot, now_ns)
             for ballot in islice(state.ballots.values(), OPERATIONS_SHOWN_MAX)
         ),
+        ended_count=state.ended.count,
+        ended=tuple(_ended(call, now_ns) for call in reversed(state.ended.latest)),
+        link_count=len(membership.measures),
+        links=_links(membership.measures),
         removal_count=len(state.removals),
         removals=tuple(
             _removal(removal, now_ns)
@@ -215,6 +229,33 @@ def _operation(ballot: Ballot, now_ns: int) -> OperationStatus:
         least_bytes=min(moved, default=0),
         most_bytes=max(moved, default=0),
     )
+
+
+def _ended(call: EndedCall, now_ns: int) -> EndedStatus:
+    return EndedStatus(
+        shortened(call.what, TEXT_CHARACTERS_MAX),
+        call.group,
+        _ms(now_ns - call.ended_ns),
+        max(0, call.ended_ns - call.opened_ns) // NS_PER_US,
+        call.last,
+        max(0, call.last_ns - call.opened_ns) // NS_PER_US,
+        call.tensor_bytes,
+        call.cause,
+    )
+
+
+def _links(measures: LinkMatrix) -> tuple[LinkSpeed, ...]:
+    """Return all links, or if there are too many, the slowest ones."""
+    found = [
+        LinkSpeed(*pair, measure.rtt_ns // NS_PER_US, measure.bytes_per_s)
+        for pair, measure in sorted(measures.items())
+    ]
+    if len(found) > LINKS_SHOWN_MAX:
+        found = nsmallest(
+            LINKS_SHOWN_MAX, found, key=lambda link: link.bytes_per_s or BYTES_PER_S_MAX
+        )
+        found.sort(key=lambda link: (link.peer, link.other))
+    return tuple(found)
 
 
 def _removal(removal: Removal, now_ns: int) -> RemovalStatus:

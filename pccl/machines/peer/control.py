@@ -93,7 +93,7 @@ class ControlConnection:
         """The open attempt to join; None once this peer is admitted or lost."""
         self._registration: msg.Register | None = None
         self._has_prefetched = False
-        self._why_closed = ""
+        self.why_closed = ""
         """Why the last connection to the master, or the last attempt to connect, ended."""
 
     # -- joining ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class ControlConnection:
     def join_waits_for(self) -> str:
         """Which master, members or events the open ``connect`` waits for."""
         if not self._own.token:
-            return f"a master ({self._why_closed or 'none has answered yet'})"
+            return f"a master ({self.why_closed or 'none has answered yet'})"
         return self.join.waits_for if self.join is not None else ""
 
     # -- the connection --------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class ControlConnection:
     def closed(self, reason: str, now_ns: int) -> errors.PCCLError | None:
         """Record the end of a connection or of an attempt: dial again, or return why to give up."""
         self._contact.connected = False
-        self._why_closed = reason
+        self.why_closed = reason
         if not self._own.takes_part:
             return None
         if self.join is not None and not self._own.token:
@@ -240,7 +240,7 @@ class ControlConnection:
             return None
         registered = bool(self._own.token)
         if registered and not (contact.connected and contact.resumed):
-            reason = self._why_closed
+            reason = self.why_closed
             if contact.connected:
                 reason = "the master that answered waits for more members"
             loss = self._give_up(reason, now_ns)

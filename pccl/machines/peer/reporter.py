@@ -1,5 +1,7 @@
 """``PeerReporter``: finds in the events and effects of a peer machine what people want to know.
 
+It puts events into the stream, and phases of operations into the recorder.
+
 Pure. It outlives the machine of one membership, so a peer that was evicted and has rejoined can
 still tell why, and for how long it was away.
 """
@@ -9,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pccl.machines.peer.events import (
-    ControlClosed,
+    Begin,
+    BeginSync,
     ControlMessage,
+    End,
     LinkChanged,
     PeerEffect,
     PeerEvent,
+    Post,
+    PostSync,
     RaiseCall,
+    ReduceDone,
     ReportUndialable,
     ReportWait,
     ReturnCall,
@@ -24,14 +31,16 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Member, PeerId, Roster
+from pccl.protocol.operation import Eager, Phase
+from pccl.protocol.types import NS_PER_S, Member, PeerId
 from pccl.telemetry import events as tell
 from pccl.telemetry.names import Names
+from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 
 SAID_AFTER_NS = NS_PER_S
-"""How long a master or a link must be away before that is an event: it may just end with the run,
-and a lost link is replaced at once if the other peer lives."""
+"""How long a master or a link must be away before that is an event: a member that leaves, or a run
+that ends, closes them, too. A link that is back sooner is reported then."""
 
 
 class PeerReporter:
@@ -40,14 +49,18 @@ class PeerReporter:
     Args:
         stream: takes the events.
         names: learns the names of all members.
+        recorder: takes the phases of operations.
         timing: deadlines.
     """
 
-    def __init__(self, stream: EventStream, names: Names, timing: Timing) -> None:
+    def __init__(
+        self, stream: EventStream, names: Names, recorder: Recorder, timing: Timing
+    ) -> None:
         self._stream, self._names, self._timing = stream, names, timing
+        self._phases = recorder.phases
         self._members: dict[PeerId, Member] = {}
+        """The members of the group, this peer included; empty while it is no member."""
         self._run = b""
-        self._standing = Standing.OUTSIDE
         self._lost_ns: int | None = None
         """When this peer lost its membership; None before that, and after it has rejoined."""
         self._master_lost_ns: int | None = None
@@ -66,18 +79,21 @@ class PeerReporter:
     ) -> None:
         """Report what has happened in ``event`` and its ``effects``; ``machine`` has taken it."""
         match event:
-            case ControlMessage(msg.RosterChanged(roster, departures)):
-                self._learn(roster, departures, machine.peer, now_ns)
-            case ControlMessage(msg.Admitted(roster)) if machine.standing is Standing.MEMBER:
-                self._joined(machine, roster, now_ns)
+            case ControlMessage(msg.RosterChanged(_, departures)) if self._members:
+                self._learn(machine, departures, now_ns)
+            case ControlMessage(msg.Admitted()) if machine.standing is Standing.MEMBER:
+                if not self._members:  # the message may come twice
+                    self._joined(machine, now_ns)
             case ControlMessage(msg.Resumed(term=term)):
                 self._master_is_back(term, now_ns)
-            case ControlClosed(reason) if machine.standing is Standing.MEMBER:
-                self._master_is_gone(reason, now_ns)
             case LinkChanged(peer, reason):
                 self._link_changed(peer, reason, now_ns)
-            case Tick() if self._lost_links:
-                self._say_lost_links(now_ns)
+            case Tick():
+                for peer, (since_ns, why) in self._lost_links.items():
+                    if now_ns - since_ns >= SAID_AFTER_NS:
+                        self._say_lost(peer, why, now_ns)
+            case ReduceDone(operation):
+                self._phases.append((now_ns, Phase.DONE, operation, None))
             case _:
                 pass
         for effect in effects:
@@ -91,20 +107,37 @@ class PeerReporter:
                     whom = self._names.explain(whom)
                     waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
                     self._stream.put(waiting, now_ns)
+                case Post(_, operation, descriptor):
+                    self._phases.append((now_ns, Phase.REQUESTED, operation, descriptor))
+                case PostSync(_, operation):
+                    self._phases.append((now_ns, Phase.REQUESTED, operation, None))
+                case Begin(operation, Eager.NOTHING) | BeginSync(operation):
+                    self._phases.append((now_ns, Phase.STARTED, operation, None))
+                case End(operation, committed):
+                    phase = Phase.COMMITTED if committed else Phase.ABORTED
+                    self._phases.append((now_ns, phase, operation, None))
                 case ReportUndialable(text):
                     self._stream.put(tell.AddressUnreachable(reason=text), now_ns)
                 case _:
                     pass
-        if machine.standing is not self._standing:
-            self._standing = machine.standing
-            if self._members and machine.standing in (Standing.LOST, Standing.CLOSED):
-                self._membership_lost(machine.loss, now_ns)
+        if machine.standing is Standing.MEMBER:
+            self._look_for_master(machine, now_ns)
+        elif self._members:
+            self._membership_lost(machine.loss, now_ns)
 
-    def _joined(self, machine: PeerMachine, roster: Roster, now_ns: int) -> None:
-        """Report that this peer is a member; ``Admitted`` may arrive twice."""
-        self._names.learn(roster.members)
+    def broke_down(self, bug: errors.LocalProtocolError, now_ns: int) -> None:
+        """Report that the machine of this peer takes no further events, because of a bug."""
+        for what, since_ns in self._waiting.values():
+            waited_s = (now_ns - since_ns) / NS_PER_S
+            self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
+        self._waiting.clear()
         if self._members:
-            return
+            self._membership_lost(bug, now_ns)
+
+    def _joined(self, machine: PeerMachine, now_ns: int) -> None:
+        roster = machine.newest
+        assert roster is not None
+        self._names.learn(roster.members)
         lost_ns, self._lost_ns = self._lost_ns, None
         rejoined = lost_ns is not None and machine.run == self._run
         self._members = {member.peer: member for member in roster.members}
@@ -123,11 +156,11 @@ class PeerReporter:
         )
 
     def _learn(
-        self, roster: Roster, departures: Iterable[msg.Departure], own: PeerId, now_ns: int
+        self, machine: PeerMachine, departures: Iterable[msg.Departure], now_ns: int
     ) -> None:
+        roster, own = machine.newest, machine.peer  # the machine ignores an outdated roster
+        assert roster is not None
         self._names.learn(roster.members)
-        if not self._members:
-            return  # this peer is no member yet
         before, self._members = self._members, {member.peer: member for member in roster.members}
         why = {departure.peer: departure for departure in departures}
         size = len(roster.members)
@@ -142,6 +175,7 @@ class PeerReporter:
             )
             self._stream.put(lost, now_ns)
             self._lost_links.pop(peer, None)
+            self._lost_links_said.discard(peer)
         for peer in self._members.keys() - before.keys() - {own}:
             host = self._members[peer].host
             new = tell.MemberJoined(
@@ -152,6 +186,7 @@ class PeerReporter:
     def _membership_lost(self, loss: errors.PCCLError | None, now_ns: int) -> None:
         self._members, self._master_lost_ns = {}, None
         self._lost_links.clear()
+        self._lost_links_said.clear()
         self._lost_ns = now_ns
         cause = getattr(loss, "cause", None)
         match loss:
@@ -166,14 +201,19 @@ class PeerReporter:
         reason = self._names.explain(loss.reason) if loss is not None else ""
         self._stream.put(tell.MembershipLost(cause=name, reason=reason), now_ns)
 
-    def _master_is_gone(self, reason: str, now_ns: int) -> None:
-        """Report, at a failed attempt to reach it, that the master has been away for a while."""
+    def _look_for_master(self, machine: PeerMachine, now_ns: int) -> None:
+        """Report that the master has been away for a while."""
         if self._master_lost_ns is None:
-            self._master_lost_ns, self._master_said = now_ns, False
+            if not machine.contact.connected:
+                self._master_lost_ns, self._master_said = now_ns, False
         elif not self._master_said and now_ns - self._master_lost_ns >= SAID_AFTER_NS:
             self._master_said = True
-            limit_s = self._timing.master_lost_s
-            self._stream.put(tell.MasterDisconnected(reason=reason, gives_up_s=limit_s), now_ns)
+            left_ns = self._timing.ns(self._timing.master_lost_s)
+            left_ns -= machine.contact.unserved_ns(now_ns)
+            gone = tell.MasterDisconnected(
+                reason=machine.control.why_closed, gives_up_s=max(0, left_ns) / NS_PER_S
+            )
+            self._stream.put(gone, now_ns)
 
     def _master_is_back(self, term: int, now_ns: int) -> None:
         since_ns, self._master_lost_ns = self._master_lost_ns, None
@@ -186,17 +226,16 @@ class PeerReporter:
             return  # links to newcomers come and go
         if reason is not None:
             self._lost_links.setdefault(peer, (now_ns, reason))
-        elif (lost := self._lost_links.pop(peer, None)) is not None:
+        elif (lost := self._lost_links.get(peer)) is not None:
+            self._say_lost(peer, lost[1], now_ns)
+            del self._lost_links[peer]
             self._lost_links_said.discard(peer)
-            away_s = (now_ns - lost[0]) / NS_PER_S
-            name = self._names.of(peer)
+            away_s, name = (now_ns - lost[0]) / NS_PER_S, self._names.of(peer)
             self._stream.put(tell.LinkRestored(peer_id=peer, name=name, away_s=away_s), now_ns)
 
-    def _say_lost_links(self, now_ns: int) -> None:
-        """Report links that have been away for a while."""
-        self._lost_links_said &= self._lost_links.keys()
-        for peer, (since_ns, why) in self._lost_links.items():
-            if peer not in self._lost_links_said and now_ns - since_ns >= SAID_AFTER_NS:
-                self._lost_links_said.add(peer)
-                name, reason = self._names.of(peer), self._names.explain(why)
-                self._stream.put(tell.LinkLost(peer_id=peer, name=name, reason=reason), now_ns)
+    def _say_lost(self, peer: PeerId, why: str, now_ns: int) -> None:
+        """Report a lost link, once."""
+        if peer not in self._lost_links_said:
+            self._lost_links_said.add(peer)
+            name, reason = self._names.of(peer), self._names.explain(why)
+            self._stream.put(tell.LinkLost(peer_id=peer, name=name, reason=reason), now_ns)

@@ -22,7 +22,7 @@ from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, introduce
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.stream import ControlStream
-from pccl.transports.base import Address, Connection, Transport
+from pccl.transports.base import Address, Connection, Traffic, Transport
 
 _log = logging.getLogger("pccl.peer")
 
@@ -61,6 +61,8 @@ class ControlKeeper:
         self._timer: Timer | None = None
         self._dial_task: asyncio.Task[None] | None = None
         self._stream: ControlStream | None = None
+        self.traffic = Traffic()
+        """Bytes of all connections to masters, without the handshakes."""
         self.met_at = ""
         """Host of the last master that this peer connected to; empty: none yet."""
 
@@ -173,5 +175,6 @@ class ControlKeeper:
             self._clock,
             masters_bytes_max,
             farewell=Damaged(),
+            traffic=self.traffic,
         )
         self._feed(ControlOpened(remote.run, remote.term))

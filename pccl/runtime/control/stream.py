@@ -17,7 +17,7 @@ from pccl.protocol.limits import LINGER_S, MESSAGE_COST_BYTES, TURN_BYTES_MAX
 from pccl.protocol.messages import Message
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
-from pccl.transports.base import Connection
+from pccl.transports.base import Connection, Traffic
 
 _log = logging.getLogger("pccl.link")
 
@@ -40,6 +40,7 @@ class ControlStream:
             reads cost nothing.
         farewell: message that the stream sends before it closes because of damaged data.
         log: writes log lines about errors of the other side.
+        traffic: counts the bytes; None: a new count.
 
     Attributes:
         was_damaged: whether the stream closed because of damaged data.
@@ -56,6 +57,7 @@ class ControlStream:
         spend: Callable[[int], int] | None = None,
         farewell: Message | None = None,
         log: Callable[..., None] = _log.log,
+        traffic: Traffic | None = None,
     ) -> None:
         self.was_damaged = False
         self.connection = connection
@@ -63,6 +65,7 @@ class ControlStream:
         self._on_closed: Callable[[str], None] | None = on_closed
         self._farewell = farewell
         self._log = log
+        self._traffic = traffic if traffic is not None else Traffic()
         self._clock = clock
         self._decoder = StreamDecoder(bytes_max)
         self._spend = spend
@@ -127,6 +130,7 @@ class ControlStream:
     def _flush(self) -> None:
         while self._unsent:
             taken = self.connection.send([self._unsent])
+            self._traffic.sent_bytes += taken
             del self._unsent[:taken]
             if self._unsent:
                 self._waiting = True
@@ -167,6 +171,7 @@ class ControlStream:
 
     def buffer_updated(self, nbytes: int) -> None:
         """Pass on the decoded messages; pause after much data, close after damaged data."""
+        self._traffic.received_bytes += nbytes
         if self._on_closed is None:
             return
         cost = nbytes

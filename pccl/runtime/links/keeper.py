@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.frame import Moved
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
@@ -54,6 +56,7 @@ class LinkKeeper:
         lanes: lanes per link; 0: the setting of the other side, or else the default.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
         explain: puts the names of peers into a text for people.
+        moved: takes the segments that lanes send and receive; None: they are not recorded.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class LinkKeeper:
         lanes: int,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
         explain: Callable[[str], str] = str,
+        moved: deque[Moved] | None = None,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -79,6 +83,7 @@ class LinkKeeper:
         self._create_task = create_task
         self._credentials = credentials
         self._lanes = lanes
+        self._moved = moved
         self._may_dial = may_dial
         self._explain = explain
         self._links = links
@@ -262,8 +267,9 @@ class LinkKeeper:
         link = self._links.to(peer)
         link.told = min(told, LANES_MAX)
         superseded, more = link.lane(number), link.up
-        lane = Lane(connection, number, link, self)
-        now_ns = self._clock.now_ns()
+        clock = self._clock
+        lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
+        now_ns = clock.now_ns()
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
         self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)
         link.add(lane)
@@ -292,6 +298,8 @@ class LinkKeeper:
             text = "closed a lane from %s: %s"
             self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)
         link = lane.link
+        self._links.ended.sent_bytes += lane.sent_bytes
+        self._links.ended.received_bytes += lane.received_bytes
         if not link.remove(lane):
             return  # superseded
         del self._watches[lane]

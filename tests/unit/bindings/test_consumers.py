@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pccl.bindings.consumers import JsonlWriter, TensorBoardWriter
+from pccl.bindings.consumers import JsonlWriter, TensorBoardWriter, scalars
 from pccl.bindings.events import (
     Event,
     GradientsAveraged,
@@ -24,6 +24,7 @@ from pccl.bindings.events import (
     StateSynced,
     TrainsAlone,
 )
+from pccl.observe.events import CallEnded, Joined, WaitingEnded, from_json
 
 OUTER = OuterStep(
     step=100,
@@ -71,6 +72,16 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
         assert list(line)[:2] == ["event", "time"]
         del line["time"]
     return found
+
+
+WAITED = WaitingEnded(call="all_reduce", waited_s=2.5)
+REJOINED = Joined(
+    peer_id=7, name="alice", run="ab", rank=1, world_size=3, rejoined=True, away_s=4.0
+)
+ENDED = CallEnded(
+    call="barrier", tag=3, outcome="TooFewPeers", reason="alone", seconds=0.5, waited_s=0.25,
+    moved_s=0.25, attempts=1, tx_bytes=0, rx_bytes=8,
+)  # fmt: skip
 
 
 # --- JSONL -----------------------------------------------------------------------------------
@@ -152,6 +163,21 @@ def test_a_line_is_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
         for step in (1, 2):
             log(TrainsAlone(step=step))
             assert lines_of(path)[-1] == {"event": "TrainsAlone", "step": step}
+
+
+def test_events_of_the_peer_carry_the_version_of_their_form(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with JsonlWriter(path) as log:
+        for event in (WAITED, REJOINED, ENDED):
+            log(event)
+    first, *rest = lines_of(path)
+    assert first == {
+        "event": "WaitingEnded",
+        "schema": "1.0",
+        "call": "all_reduce",
+        "waited_s": 2.5,
+    }
+    assert [from_json(line) for line in rest] == [REJOINED, ENDED]
 
 
 def test_inner_steps_are_thinned_out_and_nothing_else_is(tmp_path: Path) -> None:
@@ -307,6 +333,27 @@ def test_curves_of_the_other_events() -> None:
         ("gradients_averaged/hidden_s", 0.5, 103),
         ("gradients_averaged/exposed_s", 0.0, 103),
     ]
+
+
+def test_events_of_the_peer_have_no_step_to_be_drawn_at() -> None:
+    assert drawn(WAITED, REJOINED, ENDED) == []
+
+
+def test_ids_are_no_amounts() -> None:
+    assert scalars(WAITED) == {"waiting_ended/waited_s": 2.5}
+    assert scalars(REJOINED) == {
+        "joined/world_size": 3.0,
+        "joined/rejoined": 1.0,
+        "joined/away_s": 4.0,
+    }
+    assert scalars(ENDED) == {
+        "barrier/seconds": 0.5,
+        "barrier/waited_s": 0.25,
+        "barrier/moved_s": 0.25,
+        "barrier/attempts": 1.0,
+        "barrier/tx_bytes": 0.0,
+        "barrier/rx_bytes": 8.0,
+    }
 
 
 def test_curves_of_inner_steps_and_of_own_events() -> None:

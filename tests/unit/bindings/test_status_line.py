@@ -21,10 +21,12 @@ from pccl.bindings.events import (
     InnerStep,
     MembersChanged,
     OuterStep,
+    RoundsMissed,
     StateSynced,
     TrainsAlone,
 )
 from pccl.bindings.status_line import Plain, Tally, Writer
+from pccl.observe.events import WaitingEnded
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import wait_for_threads
 
@@ -65,6 +67,13 @@ def everything_from(descriptor: int) -> str:
 
 
 # --- the words -------------------------------------------------------------------------------
+
+
+def test_events_without_a_step_do_not_count() -> None:
+    steps: list[Event] = [InnerStep(step=step, seconds=0.5) for step in (1, 2)]
+    waited = WaitingEnded(call="all_reduce", waited_s=2.5)
+    missed = RoundsMissed(step=2, number=9, missed=3)
+    assert tallied(*steps, waited, missed) == tallied(*steps) == "step 2, 2 steps/s"
 
 
 def test_everything_together() -> None:

@@ -13,7 +13,7 @@ from pccl.bindings.events import Event, InnerStep, TrainsAlone
 EVENTS = [TrainsAlone(step=step) for step in range(5)]
 
 
-def fail(event: Event) -> None:
+def fail(event: TrainsAlone) -> None:
     if event.step >= 2:
         raise ZeroDivisionError("a bug")
 

@@ -45,6 +45,7 @@ def status(
         members=members, newcomer_count=0, newcomers=(), group_count=1,
         groups=(GroupStatus(0, 1, len(members), (1,)),), rounds=rounds,
         operation_count=len(operations), operations=operations, removal_count=0, removals=(),
+        link_count=0, links=(), ended_count=0, ended=(),
         waits_for="",
     )  # fmt: skip
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import chain
+from itertools import count as counting
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,7 @@ from pccl.protocol.frame import (
     NO_OPERATION,
     FrameHeader,
     FrameKind,
+    Moved,
     decode_header,
     encode_header,
 )
@@ -215,6 +218,46 @@ def segment(
 
 def question(number: int, operation: OperationId = OPERATION) -> FrameHeader:
     return FrameHeader(FrameKind.QUERY, operation, 0, number, 0)
+
+
+# -- recording -----------------------------------------------------------------------------------
+
+
+def test_each_segment_is_recorded_when_its_last_byte_has_moved() -> None:
+    """Every look at the clock shows one more. A segment is taken, and goes out later."""
+    bench, moved, times = Bench(), deque[Moved](maxlen=3), counting(1)
+    connection = FakeConnection(30)
+    lane = Lane(connection, 7, bench.link, bench.handler, moved, times.__next__)
+    bench.link.add(lane)
+    bench.send(5)
+    assert not moved
+    connection.grant(PLENTY)
+    sent = segment(5)
+    assert list(moved) == [(1, 2, PeerId(2), 7, True, 44, sent)]
+    lane.ping()  # is no segment
+    received = segment(6)
+    connection.deliver(encode_frame(received, bytes(44)), portion=20)
+    (began_ns, ended_ns, *what) = moved[-1]
+    assert (what, ended_ns - began_ns) == ([PeerId(2), 7, False, 44, received], 1)
+    connection.deliver(encode_frame(question(1), b""))
+    assert len(moved) == 2
+    for number in range(9):
+        bench.send(number)
+    assert [header.offset for *_, header in moved] == [6, 7, 8]
+
+
+def test_a_pulled_segment_is_recorded_with_its_own_length() -> None:
+    bench, moved = Bench(), deque[Moved]()
+    connection = FakeConnection(PLENTY)
+    lane = Lane(connection, 0, bench.link, bench.handler, moved, counting(1).__next__)
+    announced = FrameHeader(FrameKind.ANNOUNCE, OPERATION, 0, 0, 10)
+
+    def pull(_: Collected) -> None:
+        lane.pulled(5000)
+
+    with patch.object(Collected, "complete", pull):
+        connection.deliver(encode_frame(announced, bytes(10)))
+    assert [(length, header) for *_, length, header in moved] == [(5000, announced)]
 
 
 # -- striping ------------------------------------------------------------------------------------

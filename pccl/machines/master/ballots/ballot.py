@@ -120,6 +120,8 @@ class Ballot(ABC):
         """When the first message about the operation arrived."""
         self.progress_ns = now_ns
         """When the operation last made progress."""
+        self.latest, self.latest_ns = opener, now_ns
+        """The member whose request came last, and when it came."""
         self._inherited = inherited
         self._loss = ""
         """The members that were lost last, and why."""
@@ -138,6 +140,11 @@ class Ballot(ABC):
     @abstractmethod
     def what(self) -> str:
         """The call, as its callers know it."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of each member's tensor in bytes; 0 if the operation has none."""
+        return 0
 
     @property
     @abstractmethod

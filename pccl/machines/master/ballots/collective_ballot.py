@@ -95,6 +95,7 @@ class CollectiveBallot(Ballot):
             self._weights[peer] = weight
         if eager and _may_be_eager(descriptor):
             self._eager[peer] = eager
+        self.latest, self.latest_ns = peer, now_ns
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
@@ -138,6 +139,11 @@ class CollectiveBallot(Ballot):
             asked = next(iter(self._descriptors.values()))
             self._what = f"tag {self.operation.tag} ({asked})"
         return self._what or f"tag {self.operation.tag}"
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of each member's tensor in bytes."""
+        return next((asked.tensor_bytes for asked in self._descriptors.values()), 0)
 
     def wait(self) -> Wait:
         """Return the operation as a cached ``Wait``, because the master needs it at every tick."""

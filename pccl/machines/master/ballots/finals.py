@@ -16,6 +16,7 @@ from pccl.protocol.limits import OWED_MAX
 from pccl.protocol.operation import name_peers
 from pccl.protocol.shared_state import Expected
 from pccl.protocol.types import OperationId, PeerId, RoundId
+from pccl.telemetry.ended import EndedCalls
 
 
 class Finals:
@@ -27,6 +28,8 @@ class Finals:
         self._outbox = outbox
         self.outcomes: Kept[OperationId, msg.OperationEnded] = Kept()
         self.answers: Kept[RoundId, msg.RoundClosed] = Kept()
+        self.ended = EndedCalls()
+        """The decisions for people. A new master begins without any."""
         self._sequence = 0
         """The place of the last decision."""
 

@@ -22,6 +22,7 @@ from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.operation import Eager, Phase
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+from pccl.telemetry.ended import EndedCall
 
 
 class OpenBallots:
@@ -250,6 +251,17 @@ class OpenBallots:
             self._finals.next_sequence(),
             decision.difference if isinstance(decision, Abort) else None,
         )
+        call = EndedCall(
+            ballot.what,
+            operation.group,
+            ballot.opened_ns,
+            ballot.latest,
+            ballot.latest_ns,
+            self._outbox.now_ns,
+            ballot.tensor_bytes,
+            ended.abort,
+        )
+        self._finals.ended.note(call)
         follows = self._would_follow(ballot, decision)
         self._finals.end(ended, ballot.survivors, expected or NOTHING_EXPECTED, follows=follows)
 

@@ -123,6 +123,7 @@ class SyncBallot(Ballot):
         if self.phase.ended or peer in self._offers:
             return None
         self._offers[peer] = offer
+        self.latest, self.latest_ns = peer, now_ns
         self.progress_ns = now_ns
         return self._hold_election(now_ns)
 

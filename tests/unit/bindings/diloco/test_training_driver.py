@@ -22,7 +22,13 @@ from pccl.bindings.diloco.rounds import (  # noqa: E402
 from pccl.bindings.diloco.schedule import Schedule  # noqa: E402
 from pccl.bindings.diloco.training_driver import TrainingDriver  # noqa: E402
 from pccl.bindings.event_queue import EventQueue  # noqa: E402
-from pccl.bindings.events import Event, MembersChanged, OuterStep, TrainsAlone  # noqa: E402
+from pccl.bindings.events import (  # noqa: E402
+    Event,
+    MembersChanged,
+    OuterStep,
+    RoundsMissed,
+    TrainsAlone,
+)
 
 MINE = 4
 
@@ -128,6 +134,34 @@ def test_a_return_makes_what_was_waited_for_void() -> None:
     assert one.driver.trainer.entry == 2
     (outer,) = [event for event in one.step() if isinstance(event, OuterStep)]
     assert outer.number == 6
+
+
+def test_outer_steps_that_the_group_made_meanwhile_are_counted() -> None:
+    one = Trained()
+    one.step()  # this replica knows one outer step
+    for entered, missed in (
+        (Entered(2, 4, is_open=False, applied=()), 3),
+        (Entered(3, 5, is_open=False, applied=(4,)), 0),  # with its work, which was in doubt
+        (Entered(4, 7, is_open=True, applied=(5,)), 1),
+        (Entered(5, 7, is_open=False, applied=()), 0),
+        (Entered(6, 6, is_open=False, applied=()), 0),  # the election chose an older state
+    ):
+        one.heard.clear()
+        one.caller.tell(entered)
+        one.driver.hear()
+        one.events.deliver()
+        found = [event for event in one.heard if isinstance(event, RoundsMissed)]
+        number = entered.number
+        assert found == ([RoundsMissed(step=1, number=number, missed=missed)] if missed else [])
+
+
+def test_a_newcomer_has_missed_nothing() -> None:
+    one = Trained()
+    one.driver.known = None
+    one.caller.tell(Entered(1, 9, is_open=False, applied=()))
+    one.driver.hear()
+    one.events.deliver()
+    assert not any(isinstance(event, RoundsMissed) for event in one.heard)
 
 
 @pytest.mark.parametrize(("number", "is_forgotten"), [(16, False), (17, True)])

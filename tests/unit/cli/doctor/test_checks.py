@@ -39,6 +39,7 @@ PATH = PathFacts(
 STATUS = MasterStatus(
     run=b"", term=1, uptime_ms=0, roster_version=1, member_count=0, members=(), newcomer_count=0,
     newcomers=(), group_count=0, groups=(), rounds=(), operation_count=0, operations=(),
+    ended_count=0, ended=(), link_count=0, links=(),
     removal_count=0, removals=(), waits_for="",
 )  # fmt: skip
 MADE = Examination(

@@ -10,9 +10,16 @@ from pccl.machines.master import status
 from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
-from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, HOST_CHARACTERS_MAX
+from pccl.protocol.limits import (
+    BYTES_PER_S_MAX,
+    CONTROL_MESSAGE_BYTES_MAX,
+    HOST_CHARACTERS_MAX,
+    RTT_NS_MAX,
+)
 from pccl.protocol.status_report import (
+    EndedStatus,
     GroupStatus,
+    LinkSpeed,
     MemberStatus,
     NewcomerStatus,
     OperationStatus,
@@ -22,12 +29,16 @@ from pccl.protocol.status_report import (
 )
 from pccl.protocol.types import (
     NAME_BYTES_MAX,
+    AbortCause,
+    LinkMeasure,
+    MeasuredLink,
     OperationId,
     PeerId,
     RemovalCause,
     RoundId,
     RoundKind,
 )
+from pccl.telemetry.ended import KEPT_MAX
 from tests.support.master_stage import SECOND, SUM, MasterStage
 from tests.support.scenarios import op
 
@@ -81,7 +92,9 @@ def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
 
 
 def test_an_empty_run() -> None:
-    expected = StatusReport(RUN, 7, 0, 0, 0, (), 0, (), 0, (), (), 0, (), 0, (), "")
+    nothing: tuple[int, tuple[()]] = (0, ())
+    lists = (*nothing, *nothing, *nothing, (), *nothing, *nothing, *nothing, *nothing)
+    expected = StatusReport(RUN, 7, 0, 0, *lists, "")
     zeros = "members: 0, newcomers: 0, open calls: 0, removals: 0"
     assert repr(expected) == f"<MasterStatus: term 7, {zeros}>"
     assert ask(new()) == expected
@@ -133,6 +146,63 @@ def test_a_started_operation_shows_how_far_it_is() -> None:
     assert (found.open_ms, found.still_ms) == (1000, 0)
 
 
+def test_an_ended_call_says_who_came_last_and_how_late() -> None:
+    master = new(3)
+    for peer in (1, 3, 2):
+        master.hear(peer, ASKED)
+        master.wait(1)
+    for peer in (1, 2, 3):
+        master.hear(peer, msg.OperationDone(REDUCE, b"x"))
+    for peer in (2, 3, 1):
+        master.hear(peer, msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 0)))
+    master.wait(4)
+    found = ask(master)
+    reduced = EndedStatus(
+        "tag 5 (SUM of 8 x float32)", 0, 4000, 3_000_000, TWO, 2_000_000, 32, None
+    )
+    asked = EndedStatus("are_peers_pending", None, 4000, 0, ONE, 0, 0, None)
+    assert found.ended[:2] == (asked, reduced)
+    assert found.ended_count == 3  # and the update that admitted two of them
+
+
+def test_a_call_that_a_member_left_says_why_it_has_no_result() -> None:
+    master = new(2)
+    master.hear(1, ASKED)
+    master.hear(2, msg.Withdraw(REDUCE, "Ctrl-C"))
+    assert ask(master).ended[0].cause is AbortCause.WITHDRAWN
+
+
+def test_a_round_without_the_calls_of_a_removed_member_has_a_last_caller() -> None:
+    master = new(3)
+    round_id = RoundId(RoundKind.PEERS_PENDING, 0)
+    for peer in (1, 2):
+        master.hear(peer, msg.RoundRequest(round_id))
+    master.wait(2)
+    master.hear(3, msg.Goodbye())
+    ended = ask(master).ended[0]
+    assert (ended.last, ended.took_us, ended.late_us) == (TWO, 2_000_000, 0)
+
+
+def test_links_are_shown_by_peers_and_the_slowest_if_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master = new(3)
+    speeds = {(2, 1): 50, (1, 3): 0, (1, 2): 90, (3, 1): 70}
+    for (peer, other), speed in speeds.items():
+        measured = MeasuredLink(PeerId(other), LinkMeasure(2_000_000, speed))
+        master.hear(peer, msg.LinksMeasured((measured,)))
+    found = ask(master)
+    assert [(link.peer, link.other, link.bytes_per_s) for link in found.links] == [
+        (*pair, speed) for pair, speed in sorted(speeds.items())
+    ]
+    assert {link.rtt_us for link in found.links} == {2000}
+    monkeypatch.setattr(status, "LINKS_SHOWN_MAX", 2)
+    found = ask(master)
+    assert (found.link_count, [link.bytes_per_s for link in found.links]) == (4, [50, 70])
+    master.hear(1, msg.Goodbye())
+    assert ask(master).links == ()
+
+
 def test_newcomers_and_what_each_waits_for() -> None:
     master = new(1)
     master.register(2)
@@ -161,6 +231,26 @@ def test_removals_the_newest_first_and_members_without_a_connection() -> None:
         RemovalStatus(THREE, "", 0, RemovalCause.GOODBYE, "it left", 4000),
     )
     assert (found.removal_count, found.member_count) == (2, 1)
+
+
+def test_names_and_steps_of_members_newcomers_and_lost_peers() -> None:
+    master = new()
+    for peer, name in ((1, "alice"), (2, "bob"), (3, "")):
+        master.register(peer, name=name)
+        master.link(peer)
+    master.round(RoundKind.UPDATE_TOPOLOGY, 0, 1)
+    master.register(4, min_peers=9, name="dave")
+    for step in (10, 14):
+        master.hear(1, msg.Heartbeat(step=step))
+        master.sleep(2)
+    master.hear(2, msg.Goodbye())
+    found = ask(master)
+    assert [(one.name, one.step, one.step_us) for one in found.members] == [
+        ("alice", 14, 500_000),
+        ("", 0, 0),
+    ]
+    assert [one.name for one in found.newcomers] == ["dave"]
+    assert [(one.peer, one.name) for one in found.removals] == [(TWO, "bob")]
 
 
 def test_to_ask_changes_nothing_and_is_no_way_in() -> None:
@@ -241,6 +331,8 @@ def _largest_bytes() -> int:
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)
     operations = OperationStatus(operation, text, False, most, most, u32, missing, u32, most, most)
+    ended = EndedStatus(text, u32, most, most, peer, most, most, AbortCause.LOCKSTEP)
+    links = LinkSpeed(peer, peer, RTT_NS_MAX // 1000, BYTES_PER_S_MAX)
     reason = "x" * status.REASON_CHARACTERS_MAX
     removals = RemovalStatus(peer, name, u32, RemovalCause.SILENT, reason, most)
     largest = StatusReport(
@@ -250,6 +342,8 @@ def _largest_bytes() -> int:
         *(u32, (groups,) * status.GROUPS_SHOWN_MAX),
         (rounds,) * len(RoundKind),
         *(u32, (operations,) * status.OPERATIONS_SHOWN_MAX),
+        *(most, (ended,) * KEPT_MAX),
+        *(u32, (links,) * status.LINKS_SHOWN_MAX),
         *(u32, (removals,) * status.REMOVALS_SHOWN_MAX),
         reason,
     )

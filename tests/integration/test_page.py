@@ -1,0 +1,259 @@
+"""The page over HTTP: headers, the token, hosts, the stream of events, bounds, and its commands."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import socket
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pccl
+from pccl.observe.page import server as server_module
+from pccl.observe.page.app import HEADERS
+from pccl.observe.page.feed import CLIENTS_MAX
+from pccl.observe.page.server import CONNECTIONS_MAX, PageServer
+from tests.support.commands import PCCL, environment_with, run_to_end, running
+from tests.support.patience import LIMIT_S
+from tests.support.statuses import SAMPLE
+from tests.support.waiting import until
+
+TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
+
+
+class Answer:
+    """An answer to one request."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.text = response.read().decode()
+
+
+def port_of(page: PageServer) -> int:
+    return int(page.url.rpartition(":")[2].rstrip("/"))
+
+
+def ask(page: PageServer, path: str, method: str = "GET", body: str = "", **headers: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(page), timeout=LIMIT_S)
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    with contextlib.closing(connection):
+        connection.request(method, path, body.encode() or None, named)
+        return Answer(connection.getresponse())
+
+
+@contextlib.contextmanager
+def watching(port: int, **headers: str) -> Generator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    with contextlib.closing(connection):
+        connection.request("GET", "/events", headers=named)
+        with connection.getresponse() as response:
+            yield response
+
+
+def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    kind = ""
+    for line in response:
+        name, _, value = line.decode().rstrip("\n").partition(": ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            yield kind, json.loads(value)
+
+
+@pytest.fixture
+def page() -> Generator[PageServer]:
+    server = PageServer("127.0.0.1", 0, lambda: SAMPLE, None)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def guarded() -> Generator[PageServer]:
+    """A page that other machines can reach."""
+    server = PageServer("0.0.0.0", 0, lambda: SAMPLE, TOKEN.encode())
+    server.start()
+    yield server
+    server.close()
+
+
+# -- on loopback -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/page.css", "/page.js", "/nothing"])
+def test_every_answer_has_the_strict_headers(page: PageServer, path: str) -> None:
+    answer = ask(page, path)
+    assert answer.status == (404 if path == "/nothing" else 200)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert answer.headers["connection"] == "close"
+    assert answer.headers["server"] is None
+
+
+def test_the_files_load_nothing_from_elsewhere_and_make_no_markup(page: PageServer) -> None:
+    html, script = ask(page, "/").text, ask(page, "/page.js").text
+    assert "//" not in re.sub(r"<!.*?>", "", html)
+    assert not re.findall(r"<script(?! src=\"page\.js\" defer>)|\son\w+=|style=", html)
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|http", script)
+
+
+def test_the_stream_shows_the_run(page: PageServer) -> None:
+    with watching(port_of(page)) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        shown = next(data for kind, data in events(response) if kind == "picture" and data["run"])
+    assert [member["name"] for member in shown["run"]["members"]] == [
+        "alice", "bob", "carol", "dave",
+    ]  # fmt: skip
+
+
+def test_another_host_name_gets_nothing(page: PageServer) -> None:
+    for path in ("/", "/events", "/page.js"):
+        answer = ask(page, path, Host="evil.example")
+        assert (answer.status, answer.headers["x-frame-options"]) == (421, "DENY")
+    assert ask(page, "/", Host=f"localhost:{port_of(page)}").status == 200
+
+
+def test_another_site_cannot_take_the_places_of_browsers(page: PageServer) -> None:
+    assert ask(page, "/events", Sec_Fetch_Site="cross-site").status == 403
+    assert ask(page, "/", Sec_Fetch_Site="cross-site").status == 200
+
+
+def test_browsers_are_bounded(page: PageServer) -> None:
+    with contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(watching(port_of(page))) for _ in range(CLIENTS_MAX)]
+        for stream in streams:
+            assert stream.readline() == b"retry: 2000\n"
+        assert ask(page, "/events").status == 503
+        assert ask(page, "/").status == 200
+    until(lambda: ask(page, "/events", "HEAD").status == 200)
+
+
+def test_strangers_that_say_nothing_are_bounded(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_S_MAX", 0.5)
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(page)), LIMIT_S))
+            for _ in range(2 * CONNECTIONS_MAX)
+        ]
+        for slow in silent[:4]:
+            with contextlib.suppress(OSError):
+                slow.sendall(
+                    b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+                )
+        for one in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+    assert ask(page, "/").status == 200
+
+
+def test_an_address_in_use_is_an_error(page: PageServer) -> None:
+    second = PageServer("127.0.0.1", port_of(page), lambda: SAMPLE, None)
+    with pytest.raises(OSError, match="in use"):
+        second.start()
+    second.close()
+
+
+# -- beyond loopback -------------------------------------------------------------------------------
+
+
+def cookie_of(answer: Answer) -> str:
+    assert answer.status == 303
+    assert answer.headers["location"] == "/"
+    cookie, *attributes = answer.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(attributes)
+    return cookie
+
+
+def test_without_the_token_there_is_only_the_form(guarded: PageServer) -> None:
+    for path in ("/", "/?token=wrong"):
+        answer = ask(guarded, path)
+        assert (answer.status, answer.headers["location"]) == (303, "/login")
+    assert ask(guarded, "/events").status == 401
+    assert ask(guarded, "/events", Cookie="pccl_page=x").status == 401
+    assert 'type="password"' in ask(guarded, "/login").text
+    assert ask(guarded, "/login", "POST", "token=wrong").status == 403
+    assert ask(guarded, "/login", "POST", "token=" + "x" * 100_000).status == 413
+
+
+def test_the_token_is_exchanged_for_a_cookie(guarded: PageServer) -> None:
+    by_link = cookie_of(ask(guarded, f"/?token={TOKEN}"))
+    by_form = cookie_of(ask(guarded, "/login", "POST", f"token={TOKEN}"))
+    assert by_link == by_form
+    assert TOKEN not in by_link
+    assert ask(guarded, "/", Cookie=by_form).status == 200
+    again = ask(guarded, "/?token=", Cookie=by_form)
+    assert (again.status, again.headers["location"]) == (303, "/")
+    with watching(port_of(guarded), Cookie=by_link) as response:
+        assert response.status == 200
+        assert next(events(response))[0] == "past"
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_master_shows_its_log_and_ends_with_it() -> None:
+    command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", "auto")
+    with running(*command, env=environment_with()) as process:
+        assert process.stdout is not None
+        told = ""
+        while "page at" not in told:
+            told += process.stdout.readline()
+        master = re.findall(r"listening on (\S+)", told)[0]
+        port = int(re.findall(r"page at http://127\.0\.0\.1:(\d+)/\n", told)[0])
+        with watching(port) as response, pccl.Communicator(master, name="alice") as comm:
+            comm.connect()
+            log = (data["text"] for kind, data in events(response) if kind == "log")
+            assert next(log).startswith("peer 1 (alice) of group 0 registered")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(LIMIT_S) == 0
+
+
+def test_launch_says_where_the_page_is(tmp_path: Path) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text("print('done')")
+    command = (*PCCL, "launch", "-n", "1", "--http", "0.0.0.0:0", "--", sys.executable, str(script))
+    done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
+    assert done.returncode == 0
+    assert re.search(r"^page at http://0\.0\.0\.0:\d+/\?token=\S{20,}$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--http", "nowhere"], 2, "is not an address"),
+        (["--http", "0.0.0.0:0"], 2, "so the run needs a token"),
+        (["--http", "192.0.2.1:80"], 2, "so the run needs a token"),
+    ],
+)
+def test_wrong_addresses_of_the_page(arguments: list[str], status: int, says: str) -> None:
+    command = (*PCCL, "master", "--listen", "127.0.0.1:0", *arguments)
+    done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert says in done.stderr
+
+
+def test_an_address_of_the_page_that_is_in_use(page: PageServer) -> None:
+    command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", str(port_of(page)))
+    done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"cannot use 127.0.0.1:{port_of(page)}" in done.stderr
+
+
+def test_without_the_extra_the_error_names_it(tmp_path: Path) -> None:
+    (tmp_path / "starlette.py").write_text("raise ImportError('no starlette')")
+    environment = environment_with(PYTHONPATH=str(tmp_path))
+    command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", "auto")
+    done = run_to_end(*command, env=environment, limit_s=LIMIT_S)
+    assert done.returncode == 1
+    assert "pip install 'pccl[page]'" in done.stderr

@@ -1,0 +1,225 @@
+"""What peers record: asked for through the master, written on failure and SIGQUIT, merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl.inquiry import EvidenceKind, peer_evidence
+from pccl.observe.records import Record, check_record, merge, read_records
+from pccl.runtime.collective.data_plane import DataPlane
+from pccl.telemetry.clocks import clock_offset
+from tests.integration.conftest import Run
+from tests.integration.recorded_peer import TIMING
+from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.patience import LIMIT_S
+from tests.support.peers import PeerProcess
+from tests.support.skewed_clock import true_ns
+from tests.support.trace_format import check_trace
+from tests.support.waiting import until
+
+S = 10**9
+CLOCKS = ((2 * S, 100), (-S // 2, -100), (11 * S, 50), (17 * S, -75))
+"""By how much each peer's clock is ahead, and how many millionths it is too fast."""
+
+
+class Crew:
+    """A master, and members that are processes."""
+
+    def __init__(self) -> None:
+        self.master = pccl.MasterNode("127.0.0.1:0", timing=TIMING)
+        self.master.run()
+        self.peers: list[PeerProcess] = []
+
+    def start(self, *clocks: tuple[int, int]) -> None:
+        """Let members join."""
+        for number, clock in enumerate(clocks):
+            arguments = self.master.address, f"p{number}", *map(str, clock)
+            self.peers.append(PeerProcess("tests.integration.recorded_peer", *arguments))
+        for peer, found in zip(self.peers, self.ask("connect", len(clocks)), strict=True):
+            peer.id = found
+
+    def ask(self, name: str, *arguments: object) -> list[Any]:
+        """Let all do the same at the same time."""
+        for peer in self.peers:
+            peer.tell(name, *arguments)
+        return [peer.hear()[1] for peer in self.peers]
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.end()
+        self.master.interrupt()
+
+    def records(self) -> list[Record]:
+        kind = EvidenceKind.RECORD
+        found = [peer_evidence(peer.id, kind, self.master.address) for peer in self.peers]
+        return [check_record(one) for one in found]
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew()
+    yield made
+    made.close()
+
+
+def test_clocks_seconds_apart_show_no_receipt_before_its_sending(crew: Crew) -> None:
+    crew.start(*CLOCKS)
+    until(lambda: min(crew.ask("reduce", 50_000, 20)) >= 5)
+    records = crew.records()
+    for record, clock in zip(records, CLOCKS, strict=True):
+        assert abs(clock[0]) // 2 < abs(record.now_ns - true_ns(record.now_ns, *clock))
+        for segment in record.segments[::100]:
+            offset_ns, error_ns = clock_offset(record.clock, segment.began_ns) or (0, -1)
+            shown_ns = segment.began_ns + offset_ns
+            assert abs(shown_ns - true_ns(segment.began_ns, *clock)) <= error_ns + 1
+    trace = merge(records, {})
+    check_trace(trace)
+    errors_us = {peer["pid"]: peer["clock_error_us"] for peer in trace["otherData"]["peers"]}
+    entries = trace["traceEvents"]
+    bars = [entry for entry in entries if entry["ph"] == "X" and "offset" in entry["args"]]
+    names = {
+        (entry["pid"], entry["tid"]): entry["args"]["name"]
+        for entry in entries
+        if entry["name"] == "thread_name"
+    }
+    pid_of = {f"p{peer['name'][1:]}": peer["pid"] for peer in trace["otherData"]["peers"]}
+    sent: dict[object, int] = {}
+    compared = 0
+    for sends in (True, False):
+        for bar in bars:
+            words = names[bar["pid"], bar["tid"]]
+            if words.startswith("to ") != sends:
+                continue
+            other = pid_of[words.partition("(")[2].partition(")")[0]]
+            way = (bar["pid"], other) if sends else (other, bar["pid"])
+            told = bar["args"]
+            key = *way, told["operation"], told["step"], told["offset"]
+            if sends:
+                sent[key] = bar["ts"]
+            elif key in sent:
+                compared += 1
+                assert bar["ts"] >= sent[key] - errors_us[way[0]] - errors_us[way[1]] - 1
+    arrows = [entry for entry in entries if entry["ph"] == "s"]
+    assert compared >= len(arrows) > 100
+
+
+def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) -> None:
+    crew.start((0, 0), (0, 0))
+    crew.ask("reduce", 1000, 5)
+    saved, one, trace = tmp_path / "r.json", tmp_path / "one.json", tmp_path / "t.json"
+    where = crew.master.address
+
+    def command(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        done = run_to_end(*PCCL, *arguments, env=environment_with(), limit_s=LIMIT_S)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    assert "records of 2 peers" in command("record", where, "-o", str(saved)).stdout
+    command("record", where, "--peer", "p1", "-o", str(one))
+    records, unanswered = read_records([one])
+    assert ([record.name for record in records], unanswered) == (["p1"], {})
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    missing = command("record", where, "--peer", "p9", "-o", str(one), status=1)
+    assert "no peer 'p9'" in missing.stderr
+
+    from_peers = command("trace", where, "-o", str(trace))
+    assert "2 peers; error of their clocks: at most" in from_peers.stdout
+    check_trace(json.loads(trace.read_text()))
+    command("trace", str(saved), "-o", str(trace))
+    merged = json.loads(trace.read_text())
+    check_trace(merged)
+    assert {peer["name"] for peer in merged["otherData"]["peers"]} == {"p0", "p1"}
+    one.write_text("{}")
+    assert str(one) in command("trace", str(saved), str(one), status=1).stderr
+
+    crew.peers[0].process.send_signal(signal.SIGSTOP)
+    try:
+        partly = command("trace", where, "-o", str(trace), "--timeout", "1")
+    finally:
+        crew.peers[0].process.send_signal(signal.SIGCONT)
+    assert "no record of peer" in partly.stderr
+    assert len(json.loads(trace.read_text())["otherData"]["unanswered"]) == 1
+
+
+def written(folder: Path, count: int) -> list[dict[str, Any]]:
+    """The records in a folder, when so many are there."""
+    until(lambda: len(list(folder.glob("pccl-*.json"))) == count)
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("pccl-*.json"))]
+
+
+def test_sigquit_writes_a_record_while_the_main_thread_is_in_c(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_RECORD", str(tmp_path))
+    crew.start((0, 0))
+    (peer,) = crew.peers
+    pid = peer.process.pid
+    assert crew.ask("fork") == [-signal.SIGQUIT]  # the default action, in a child
+    assert crew.ask("hang_in_c") == ["hangs"]
+    for count in (1, 2):
+        os.kill(pid, signal.SIGQUIT)
+        found = written(tmp_path, count)[-1]
+        assert (found["why"], found["name"]) == ("SIGQUIT", "p0")
+        assert check_record(found).pid == pid
+        assert "in hang_in_c" in found["stacks"]
+    (path, _) = sorted(tmp_path.iterdir())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.name.startswith(f"pccl-p0-{pid}-")
+
+
+def test_without_a_folder_sigquit_does_what_it_did(crew: Crew) -> None:
+    crew.start((0, 0))
+    crew.peers[0].process.send_signal(signal.SIGQUIT)
+    assert crew.peers[0].process.wait(LIMIT_S) == -signal.SIGQUIT
+
+
+def test_a_lost_membership_and_a_bug_write_records(
+    new_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_RECORD", str(tmp_path))
+    run = new_run(2)
+    first, second = run.members
+    with patch.object(DataPlane, "post", side_effect=ZeroDivisionError("seeded")):
+        failing = run.start(first.all_reduce, np.ones(4))
+        with pytest.raises(pccl.errors.LocalProtocolError):
+            failing.result(LIMIT_S)
+        (bug,) = written(tmp_path, 1)
+    assert bug["why"].startswith("INTERNAL_ERROR: internal error")
+    assert "ZeroDivisionError" in bug["why"]
+    second.close()  # leaving writes nothing
+    first.close()
+    assert len(written(tmp_path, 1)) == 1
+
+
+def test_a_lost_master_writes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_RECORD", str(tmp_path))
+    timing = pccl.Timing(heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, master_lost_s=0.5)
+    with pccl.MasterNode("127.0.0.1:0", timing=timing) as master:
+        comm = pccl.Communicator(master.address, timing=timing)
+        comm.connect()
+    with comm:
+        (lost,) = written(tmp_path, 1)
+        assert lost["why"].startswith("MASTER_LOST")
+        assert abs(lost["time_s"] - time.time()) < LIMIT_S
+
+
+@pytest.mark.parametrize("text", ["/nowhere/at/all", "/dev/null"])
+def test_a_folder_that_cannot_be_written_is_a_mistake(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_RECORD", text)
+    with pytest.raises(ValueError, match="PCCL_RECORD"):
+        pccl.Communicator("127.0.0.1:1")
