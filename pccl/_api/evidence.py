@@ -60,6 +60,8 @@ class Evidence:
             case EvidenceKind.RECORD:
                 snapshot = snapshot_of(self._engine, self._options.name)
                 return await asyncio.to_thread(pack_record, snapshot), ""
+            case EvidenceKind.PROCESS:
+                return b"", "a peer does not judge its own process"
         data = await asyncio.to_thread(pack_evidence, found)
         return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
 

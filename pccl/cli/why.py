@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -125,15 +125,9 @@ class Asker:
         state, refusal = self._ask(peer, EvidenceKind.STATE)
         if not refusal:
             threads, _ = self._ask(peer, EvidenceKind.STACKS)
-            return Clues("", state if isinstance(state, dict) else {}, _list(threads))
-        seen, _ = self._ask(peer, EvidenceKind.PROCESS)
-        known: dict[str, Any] = seen if isinstance(seen, dict) else {}
-        path, process = known.get("path"), known.get("process")
-        return Clues(
-            refusal,
-            path=path if isinstance(path, dict) else {},
-            process=process if isinstance(process, dict) else {},
-        )
+            return Clues(state=_object(state), threads=_list(threads))
+        seen = _object(self._ask(peer, EvidenceKind.PROCESS)[0])
+        return Clues(refusal, path=_object(seen.get("path")), process=_object(seen.get("process")))
 
     def _ask(self, peer: int, kind: EvidenceKind) -> tuple[Any, str]:
         try:
@@ -144,5 +138,9 @@ class Asker:
             return None, error.reason or shown(error)
 
 
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
+    return cast("list[Any]", value) if isinstance(value, list) else []

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from pccl.observe.handoff import Handoff
+from pccl.protocol.guards.texts import printable
 from pccl.telemetry.events import CallEnded
 from pccl.telemetry.stream import EventStream, Stamped
 from pccl.telemetry.words import LogWords
@@ -140,6 +141,6 @@ def log_events(stream: EventStream, who: Callable[[], str]) -> None:
         if type(stamped.event) is CallEnded and not _events_log.isEnabledFor(logging.DEBUG):
             return  # one for each call: say nothing before building a text
         level, text = words.line(stamped)
-        _events_log.log(level, "%s", text, extra={"who": who()})
+        _events_log.log(level, "%s", printable(text), extra={"who": who()})
 
     stream.listen(write)

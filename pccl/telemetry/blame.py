@@ -273,7 +273,8 @@ class _Situation:
         behind = f", at step {member.step}" if member.step else ""
         said = f"peer {peer} has not made the call {_call(wait)}"
         said += f"{last * bool(member.last_call)}{behind}"
-        main = next((one for one in _dicts(clues.threads) if one.get("is_main")), {})
+        nothing: Mapping[str, Any] = {}
+        main = next((one for one in _dicts(clues.threads) if one.get("is_main")), nothing)
         frame = _innermost(main.get("frames"))
         place = f"; its main thread is at {frame}" if frame else ""
         if frame and "futex" in str(main.get("waits_in", "")):

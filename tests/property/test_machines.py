@@ -170,6 +170,7 @@ class MasterWitness:
                     | me.Warn()
                     | me.SendStatus()
                     | me.SendAddress()
+                    | me.AskParent()
                     | TryAddress()
                     | TryCaller()
                 ):
@@ -789,7 +790,9 @@ class World:
                     self.wires.remove(by_number[number])
                 case me.Announce() | me.Remember() | me.ForgetRun() | me.AskMaster() | me.Warn():
                     pass
-                case me.SendStatus() | me.SendAddress() | TryAddress() | TryCaller():
+                case (
+                    me.SendStatus() | me.SendAddress() | me.AskParent() | TryAddress() | TryCaller()
+                ):
                     raise AssertionError("nobody asks for the status, or has an address tested")
 
     # -- single steps ------------------------------------------------------------------------

@@ -24,7 +24,13 @@ ANSWER_S_MAX = 3
 class _Inquiry:
     connection: int
     peer: PeerId
+    kind: EvidenceKind
     deadline_ns: int
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether the shell answers it, and not the peer."""
+        return self.kind is EvidenceKind.PROCESS
 
 
 class Inquiries:
@@ -43,17 +49,19 @@ class Inquiries:
         peer = self._membership.peers.get(request.peer)
         if peer is None or not peer.admitted:
             self._end(connection, f"peer {request.peer} is not a member of the run")
-        elif request.kind is EvidenceKind.PROCESS:
-            self._outbox.add(AskParent(connection, peer.connection, peer.member.name))
-        elif peer.connection is None:
+        elif peer.connection is None and request.kind is not EvidenceKind.PROCESS:
             self._end(connection, f"peer {request.peer} has no connection to the master")
         elif len(self._open) >= INQUIRIES_MAX:
             self._end(connection, f"{INQUIRIES_MAX} questions are open; ask again later")
         else:
             self._last_query = self._last_query % (2**32 - 1) + 1
             deadline_ns = self._outbox.now_ns + ANSWER_S_MAX * NS_PER_S
-            self._open[self._last_query] = _Inquiry(connection, peer.id, deadline_ns)
-            self._outbox.send(peer, msg.EvidenceQuery(self._last_query, request.kind))
+            inquiry = _Inquiry(connection, peer.id, request.kind, deadline_ns)
+            self._open[self._last_query] = inquiry
+            if request.kind is EvidenceKind.PROCESS:
+                self._outbox.add(AskParent(connection, peer.connection, peer.member.name))
+            else:
+                self._outbox.send(peer, msg.EvidenceQuery(self._last_query, request.kind))
 
     def waits_on(self, connection: int) -> bool:
         """Whether the question of this connection is open."""
@@ -62,7 +70,7 @@ class Inquiries:
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
         """Pass the answer of a peer back; ignore it if nobody waits for it any more."""
         inquiry = self._open.get(reply.query)
-        if inquiry is not None and inquiry.peer == peer.id:
+        if inquiry is not None and inquiry.peer == peer.id and not inquiry.is_of_parent:
             del self._open[reply.query]
             self._end(inquiry.connection, reply.refusal, reply.data)
 
@@ -70,7 +78,8 @@ class Inquiries:
         """End, at a tick, the questions that a peer has not answered in time."""
         for query, inquiry in list(self._open.items()):
             peer = self._membership.peers.get(inquiry.peer)
-            if peer is None or peer.connection is None:
+            is_lost = peer is None or peer.connection is None
+            if is_lost and not inquiry.is_of_parent:
                 why = f"peer {inquiry.peer} has lost its connection to the master"
             elif self._outbox.now_ns >= inquiry.deadline_ns:
                 why = f"peer {inquiry.peer} did not answer within {ANSWER_S_MAX} s"

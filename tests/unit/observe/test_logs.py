@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -225,3 +226,11 @@ def test_the_end_of_each_call_is_logged_on_request(caplog: pytest.LogCaptureFixt
     log_events(stream, lambda: "alice")
     stream.put(ENDED, 0)
     assert caplog.messages == ["barrier ended after 1.500 s"]
+
+
+def test_an_event_is_one_line_whatever_an_error_says(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "pccl.events")
+    stream = EventStream()
+    log_events(stream, lambda: "alice")
+    stream.put(replace(ENDED, outcome="ValueError", reason="no\nsuch\x1b[2J"), 0)
+    assert caplog.messages == ["barrier raised ValueError: no\ufffdsuch\ufffd[2J"]

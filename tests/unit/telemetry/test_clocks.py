@@ -76,7 +76,7 @@ def test_one_direction_that_is_slow_costs_nothing_if_another_exchange_had_it_fas
     samples = ClockSamples()
     samples.note(100, 50, 0, 100)  # the first half was slow: from 0 to 50 ahead
     samples.note(200, 200, 0, 250)  # the second half was slow: from 50 behind to 0
-    assert clock_offset(samples.kept, 175) == (0, 0)
+    assert clock_offset(samples.kept, 175) == (0, 1)  # rounded to the safe side
 
 
 def test_no_exchange_no_offset() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from pccl.machines.history import InvariantViolation
 from pccl.machines.master.events import (
+    AskParent,
     CloseConnection,
     ConnectionClosed,
     ConnectionOpened,
@@ -182,3 +183,34 @@ def test_a_question_of_a_peer_would_be_noticed(master: MasterStage) -> None:
     machine.connections.bind(ASKER, machine.membership.peers[PeerId(3)])
     with pytest.raises(InvariantViolation, match="a question has no connection of its own"):
         machine.check()
+
+
+# -- questions that the parent of a peer answers -------------------------------------------------
+
+
+def test_the_shell_answers_what_the_peer_cannot(master: MasterStage) -> None:
+    assert ask(master, 2, kind=EvidenceKind.PROCESS) == [AskParent(ASKER, 2, "")]
+    assert reply(master, 2, 1, b"a lie") == []
+    master.do(ConnectionClosed(ASKER, "the question is answered"))
+    assert master.wait(3.5) == []
+
+
+def test_a_peer_without_a_connection_has_a_parent(master: MasterStage) -> None:
+    master.do(ConnectionClosed(2, "reset"))
+    assert ask(master, 2, kind=EvidenceKind.PROCESS) == [AskParent(ASKER, None, "")]
+    assert master.wait(1.0) == []
+
+
+def test_the_shell_has_three_seconds_too(master: MasterStage) -> None:
+    ask(master, 2, kind=EvidenceKind.PROCESS)
+    assert master.wait(3.0) == reported(refusal="peer 2 did not answer within 3 s")
+
+
+def test_questions_for_parents_count(master: MasterStage) -> None:
+    """Each costs the shell a task."""
+    for number in range(INQUIRIES_MAX):
+        assert len(ask(master, 2, 100 + number, EvidenceKind.PROCESS)) == 1
+    refusal = f"{INQUIRIES_MAX} questions are open; ask again later"
+    assert ask(master, 2, kind=EvidenceKind.PROCESS) == reported(refusal=refusal)
+    again = master.hear(100, msg.EvidenceRequest(PeerId(2), EvidenceKind.PROCESS))
+    assert closed(again) == [100]
