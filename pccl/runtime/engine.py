@@ -55,7 +55,7 @@ from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
 from pccl.protocol.run_messages import EvidenceKind, EvidenceReply
-from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
@@ -208,6 +208,7 @@ class PeerEngine:
             self._credentials,
             self._options.lanes,
             partial(self._control.may_dial, self._options.advertise_host),
+            self.names.explain,
             self.recorder.segments,
         )
 
@@ -496,7 +497,7 @@ class PeerEngine:
             case CloseControl(reason):
                 self._control.close(reason)
             case SetLinks(peers):
-                self.keeper.want(peers)
+                self._set_links(peers)
             case Post():
                 self._post(effect)
             case Begin():
@@ -537,6 +538,11 @@ class PeerEngine:
                 self._begin_sync(effect)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
+
+    def _set_links(self, peers: tuple[Member, ...]) -> None:
+        self.keeper.want(peers)
+        if not self.machine.own.takes_part:
+            self.keeper.close()  # members that have not heard of it still dial this peer
 
     async def _give_evidence(self, asked: GiveEvidence) -> None:
         data, refusal = b"", "this peer gives no evidence"

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+from pccl.machines.master.connections import ANSWERED, REMOVED
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
@@ -324,7 +325,8 @@ class MasterServer:
         self._tell_closed(number, reason)
 
     def _tell_closed(self, number: int, reason: str) -> None:
-        self._strangers.write(logging.INFO, "closed control connection %d: %s", number, reason)
+        level = logging.DEBUG if reason in (ANSWERED, REMOVED) else logging.INFO
+        self._strangers.write(level, "closed control connection %d: %s", number, reason)
 
     def _on_question(self, number: int, host: str, question: Question | msg.AddressQuery) -> None:
         """Answer a short question at once, and queue a long one.
@@ -369,7 +371,7 @@ class MasterServer:
         if stream is not None:
             stream.send(report)
             stream.close()
-            self._feed(ConnectionClosed(connection, "the question is answered"))
+            self._feed(ConnectionClosed(connection, ANSWERED))
 
     async def _probe(self, test: TryAddress) -> None:
         self._feed(await self._tried(test, self._timing.ns(self._timing.dial_s)))

@@ -5,19 +5,26 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from pccl.protocol.shared_state import Difference
+from pccl.protocol.types import PeerId
 from pccl.state.digests import PieceMap
 from pccl.state.layout import StateLayout
 
 
-def layout_difference(mine: StateLayout, theirs: StateLayout) -> Difference | None:
-    """Describe the first tensor whose name, dtype, size or flag differs; None: none differs."""
+def layout_difference(
+    mine: StateLayout, theirs: StateLayout, reference: PeerId
+) -> Difference | None:
+    """Describe the first tensor whose name, dtype, size or flag differs; None: none differs.
+
+    ``theirs`` is the layout of peer ``reference``; ``mine`` is one that differs.
+    """
     for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
         if own == other:
             continue
         entry = own if own is not None else other
         assert entry is not None
         text = (
-            f"tensor {index} is {own or 'missing'} on one side, {other or 'missing'} on the other"
+            f"tensor {index} is {other or 'missing'} at peer {reference}, "
+            f"but {own or 'missing'} at a peer that differs"
         )
         return Difference(entry.name, None, text)
     return None

@@ -137,7 +137,7 @@ class WaitingEnded:
 
     Attributes:
         call: the call, as the program knows it.
-        waited_s: seconds from the first report to the end.
+        waited_s: seconds that it waited until this end.
     """
 
     call: str
@@ -147,6 +147,8 @@ class WaitingEnded:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLost:
     """The last connection to another peer was lost; both sides dial again.
+
+    It is reported after a second, or when the link is back. The end of a peer is no ``LinkLost``.
 
     Attributes:
         peer_id: id of the other peer.

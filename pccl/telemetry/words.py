@@ -17,6 +17,8 @@ class Level(IntEnum):
     WARNING = 30
 
 
+_LEFT = RemovalCause.GOODBYE.name
+
 FIRST_PAUSE_S = 2
 PAUSE_S_MAX = 300
 """Shortest and longest time between two warnings about waits. It doubles with each warning, and is
@@ -31,21 +33,25 @@ class LogWords:
         self._warned_ns: int | None = None
         self._waited_ns = 0
         self._pause_s = FIRST_PAUSE_S
-        self._warns = False
-        """Whether the last report of a wait was worth a warning."""
+        self._warned: set[str] = set()
+        """Calls whose wait the log has warned of, and that have not ended."""
 
     def line(self, stamped: Stamped) -> tuple[Level, str]:
         """Return the level and the text of an event."""
         event = stamped.event
         level, text = line_of(event)
         match event:
-            case tell.Waiting():
-                self._warns = self._may_warn(stamped.at_ns)
-                return (level if self._warns else Level.DEBUG), text
-            case tell.WaitingEnded():
-                return (level if self._warns else Level.DEBUG), text
+            case tell.Waiting(call=call):
+                if not self._may_warn(stamped.at_ns):
+                    return Level.DEBUG, text
+                self._warned.add(call)
+            case tell.WaitingEnded(call=call):
+                if call not in self._warned:
+                    return Level.DEBUG, text
+                self._warned.remove(call)
             case _:
-                return level, text
+                pass
+        return level, text
 
     def _may_warn(self, now_ns: int) -> bool:
         """Whether a warning about a wait is due, and if so, make the next pause longer."""
@@ -68,38 +74,42 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             return Level.INFO, f"joined the run {event.run[:8]} as {who}"
         case tell.Joined():
             who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
-            return Level.INFO, f"rejoined the run as {who}, after {event.away_s:.1f} s"
+            return Level.WARNING, f"rejoined the run as {who}, after {event.away_s:.1f} s"
         case tell.MembershipLost(cause="CLOSED"):
             return Level.INFO, "left the run"
         case tell.MembershipLost(cause=cause, reason=reason):
-            return Level.WARNING, f"is no longer a member [{cause}]: {reason}"
+            code = "" if f"[{cause}]" in reason else f" [{cause}]"
+            return Level.WARNING, f"is no longer a member{code}: {reason}"
         case tell.MemberJoined():
             who = _peer(event.peer_id, event.name)
             return Level.INFO, f"{who} joined from {event.host}; {_members(event.world_size)}"
         case tell.MemberLost():
             who = _peer(event.peer_id, event.name)
-            return Level.INFO, f"{who} {_why_lost(event)}; {_members(event.world_size)}"
+            level = Level.INFO if event.cause == _LEFT else Level.WARNING
+            return level, f"{who} {_why_lost(event)}; {_members(event.world_size)}"
         case tell.MasterDisconnected(reason=reason, gives_up_s=gives_up_s):
-            return Level.WARNING, f"lost the master, retrying for {gives_up_s:.0f} s: {reason}"
+            text = f"lost the master, retrying for {gives_up_s:.0f} s: {reason}; if it has ended"
+            return Level.WARNING, f"{text}, start it again at the same address"
         case tell.MasterReconnected(away_s=away_s, term=term):
             return Level.WARNING, f"the master is back after {away_s:.1f} s (term {term})"
         case tell.Waiting(call=call, waits_for=waits_for, waited_s=waited_s):
             return Level.WARNING, f"{call} has waited {waited_s} s for {waits_for}"
         case tell.WaitingEnded(call=call, waited_s=waited_s):
-            return Level.INFO, f"{call} has ended, {waited_s:.1f} s after the first report"
+            return Level.WARNING, f"{call} waits no longer, after {waited_s:.1f} s"
         case tell.LinkLost():
             who = _peer(event.peer_id, event.name)
-            return Level.INFO, f"lost the link to {who}: {event.reason}"
+            return Level.WARNING, f"lost the link to {who}, dialling again: {event.reason}"
         case tell.LinkRestored():
             who = _peer(event.peer_id, event.name)
-            return Level.INFO, f"the link to {who} works again, after {event.away_s:.1f} s"
+            return Level.WARNING, f"the link to {who} works again, after {event.away_s:.1f} s"
         case tell.NoRoom(reason=reason):
             return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):
             return Level.WARNING, reason
         case tell.RunChanged():
             who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
-            return Level.INFO, f"{who} {event.what}: {event.reason}"
+            level = Level.INFO if event.cause in ("", _LEFT) else Level.WARNING
+            return level, f"{who} {event.what}: {event.reason}"
         case tell.CallEnded(outcome="ok"):
             return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
         case tell.CallEnded():
@@ -107,7 +117,7 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
 
 
 def _why_lost(event: tell.MemberLost) -> str:
-    if event.cause == RemovalCause.GOODBYE.name:
+    if event.cause == _LEFT:
         return "left"
     return f"is gone [{event.cause}]: {event.reason}" if event.cause else "left or failed"
 

@@ -28,7 +28,7 @@ _NAMED_MAX = 3
 def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
     """Return the text that the two peers of ``pair`` have no link, and why."""
     one, other = sorted(pair)
-    return f"peers {one} and {other} have no link ({broken[pair]})"
+    return f"peers {one}, {other} have no link ({broken[pair]})"
 
 
 def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:

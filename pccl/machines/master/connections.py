@@ -6,6 +6,9 @@ from pccl.machines.master.events import Announce, CloseConnection, MasterEffect,
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
 
+ANSWERED, REMOVED = "the query is answered", "the peer is removed"
+"""Reasons to close a connection that need no line in a log: another line says what matters."""
+
 
 class Outbox:
     """Collects the effects of one event from the parts of a master, in order."""

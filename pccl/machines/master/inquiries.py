@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.history import History, InvariantViolation
-from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.connections import ANSWERED, Connections, Outbox
 from pccl.machines.master.events import AskParent
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol import messages as msg
@@ -109,4 +109,4 @@ class Inquiries:
         """Answer a question, if the connection is still open."""
         if connection in self._connections.hosts:
             report = msg.EvidenceReport(data, refusal)
-            self._connections.part_with(connection, report, "the question is answered")
+            self._connections.part_with(connection, report, ANSWERED)

@@ -23,7 +23,7 @@ from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
-from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.connections import ANSWERED, Connections, Outbox
 from pccl.machines.master.credible import check_return
 from pccl.machines.master.events import (
     CloseConnection,
@@ -236,8 +236,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case ConnectionPaused(connection, until_ns):
                 if connection in self.connections.peers:
                     self.connections.peers[connection].held_until_ns = until_ns
-            case ConnectionClosed(connection, reason, damaged):
-                self._on_closed(connection, reason, damaged=damaged)
+            case ConnectionClosed(connection, damaged=damaged):
+                self._on_closed(connection, damaged=damaged)
             case MasterTick(busy_ns):
                 self._on_tick(busy_ns)
             case MasterAnswered(master, answer):
@@ -261,10 +261,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
-                self.connections.part_with(connection, answer, "the query is answered")
+                self.connections.part_with(connection, answer, ANSWERED)
             case msg.StatusRequest() if not is_known:
                 self.outbox.add(SendStatus(connection))
-                self.connections.close(connection, "the query is answered")
+                self.connections.close(connection, ANSWERED)
             case msg.EvidenceRequest() if not is_known:
                 self.inquiries.ask(connection, message)
             case msg.AddressQuery() if not is_known:
@@ -293,7 +293,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if connection in self.connections.hosts:
             seen = self.connections.hosts[connection]
             self.outbox.add(SendAddress(connection, seen, dialled, reason))
-            self.connections.close(connection, "the query is answered")
+            self.connections.close(connection, ANSWERED)
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         """Handle a message of a peer, sent now or in its report to a new master."""
@@ -347,9 +347,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _give_up(self, connection: int, reason: str) -> None:
         """Close a connection, and treat it as if the other side had closed it."""
         self.outbox.add(CloseConnection(connection, reason))
-        self._on_closed(connection, reason)
+        self._on_closed(connection)
 
-    def _on_closed(self, connection: int, reason: str, *, damaged: bool = False) -> None:
+    def _on_closed(self, connection: int, *, damaged: bool = False) -> None:
         self.succession.closed(connection)
         self.inquiries.closed(connection)
         peer = self.connections.lost(connection)
@@ -360,8 +360,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.control_damaged = damaged
         trouble = None if damaged else self.links.trouble(peer)
         if trouble is not None:
-            why = f"{reason}; {trouble}"
-            self.removals.remove(peer, RemovalCause.CONNECTIONS_LOST, why)
+            self.removals.remove(peer, RemovalCause.CONNECTIONS_LOST, trouble)
 
     def _on_return(self, connection: int, header: msg.Return, *, is_known: bool) -> None:
         if is_known:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
-from pccl.machines.master.connections import Connections, Outbox
+from pccl.machines.master.connections import REMOVED, Connections, Outbox
 from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.rounds import JointRounds
@@ -101,7 +101,7 @@ class Removals:
         if peer.connection is not None:
             if cause is not RemovalCause.GOODBYE:
                 self._outbox.send(peer, removal.told(now_ns))
-            self._connections.close(peer.connection, reason)
+            self._connections.close(peer.connection, REMOVED)
             peer.connection = None
 
     def turn_away(self, connection: int, peer: PeerId, group: int) -> None:

@@ -25,6 +25,7 @@ from pccl.machines.peer.events import (
     ReportUndialable,
     ReportWait,
     ReturnCall,
+    Tick,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
@@ -37,8 +38,9 @@ from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 
-MASTER_SAID_AFTER_NS = NS_PER_S
-"""How long a master must be away before that is an event: it may just end with the run."""
+SAID_AFTER_NS = NS_PER_S
+"""How long a master or a link must be away before that is an event: a member that leaves, or a run
+that ends, closes them, too. A link that is back sooner is reported then."""
 
 
 class PeerReporter:
@@ -65,9 +67,12 @@ class PeerReporter:
         """When the connection to the master was lost; None while a master serves this peer."""
         self._master_said = False
         """Whether that was reported."""
-        self._links_lost_ns: dict[PeerId, int] = {}
+        self._lost_links: dict[PeerId, tuple[int, str]] = {}
+        """Links without a connection: since when, and why."""
+        self._lost_links_said: set[PeerId] = set()
+        """Those of them that were reported."""
         self._waiting: dict[int, tuple[str, int]] = {}
-        """Calls that were reported to wait: each one's words, and the time of the first report."""
+        """Calls that were reported to wait: each one's words, and since when."""
 
     def note(
         self, machine: PeerMachine, event: PeerEvent, effects: Sequence[PeerEffect], now_ns: int
@@ -83,6 +88,10 @@ class PeerReporter:
                 self._master_is_back(term, now_ns)
             case LinkChanged(peer, reason):
                 self._link_changed(peer, reason, now_ns)
+            case Tick():
+                for peer, (since_ns, why) in self._lost_links.items():
+                    if now_ns - since_ns >= SAID_AFTER_NS:
+                        self._say_lost(peer, why, now_ns)
             case ReduceDone(operation):
                 self._phases.append((now_ns, Phase.DONE, operation, None))
             case _:
@@ -94,7 +103,7 @@ class PeerReporter:
                     waited_s = (now_ns - since_ns) / NS_PER_S
                     self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
                 case ReportWait(call, what, whom, waited_s):
-                    self._waiting.setdefault(call, (what, now_ns))
+                    self._waiting.setdefault(call, (what, now_ns - waited_s * NS_PER_S))
                     whom = self._names.explain(whom)
                     waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
                     self._stream.put(waiting, now_ns)
@@ -165,7 +174,8 @@ class PeerReporter:
                 world_size=size,
             )
             self._stream.put(lost, now_ns)
-            self._links_lost_ns.pop(peer, None)
+            self._lost_links.pop(peer, None)
+            self._lost_links_said.discard(peer)
         for peer in self._members.keys() - before.keys() - {own}:
             host = self._members[peer].host
             new = tell.MemberJoined(
@@ -175,7 +185,8 @@ class PeerReporter:
 
     def _membership_lost(self, loss: errors.PCCLError | None, now_ns: int) -> None:
         self._members, self._master_lost_ns = {}, None
-        self._links_lost_ns.clear()
+        self._lost_links.clear()
+        self._lost_links_said.clear()
         self._lost_ns = now_ns
         cause = getattr(loss, "cause", None)
         match loss:
@@ -195,7 +206,7 @@ class PeerReporter:
         if self._master_lost_ns is None:
             if not machine.contact.connected:
                 self._master_lost_ns, self._master_said = now_ns, False
-        elif not self._master_said and now_ns - self._master_lost_ns >= MASTER_SAID_AFTER_NS:
+        elif not self._master_said and now_ns - self._master_lost_ns >= SAID_AFTER_NS:
             self._master_said = True
             left_ns = self._timing.ns(self._timing.master_lost_s)
             left_ns -= machine.contact.unserved_ns(now_ns)
@@ -213,12 +224,18 @@ class PeerReporter:
     def _link_changed(self, peer: PeerId, reason: str | None, now_ns: int) -> None:
         if peer not in self._members:
             return  # links to newcomers come and go
-        name = self._names.of(peer)
         if reason is not None:
-            if peer not in self._links_lost_ns:
-                self._links_lost_ns[peer] = now_ns
-                lost = tell.LinkLost(peer_id=peer, name=name, reason=self._names.explain(reason))
-                self._stream.put(lost, now_ns)
-        elif (since_ns := self._links_lost_ns.pop(peer, None)) is not None:
-            away_s = (now_ns - since_ns) / NS_PER_S
+            self._lost_links.setdefault(peer, (now_ns, reason))
+        elif (lost := self._lost_links.get(peer)) is not None:
+            self._say_lost(peer, lost[1], now_ns)
+            del self._lost_links[peer]
+            self._lost_links_said.discard(peer)
+            away_s, name = (now_ns - lost[0]) / NS_PER_S, self._names.of(peer)
             self._stream.put(tell.LinkRestored(peer_id=peer, name=name, away_s=away_s), now_ns)
+
+    def _say_lost(self, peer: PeerId, why: str, now_ns: int) -> None:
+        """Report a lost link, once."""
+        if peer not in self._lost_links_said:
+            self._lost_links_said.add(peer)
+            name, reason = self._names.of(peer), self._names.explain(why)
+            self._stream.put(tell.LinkLost(peer_id=peer, name=name, reason=reason), now_ns)

@@ -55,6 +55,7 @@ class LinkKeeper:
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
+        explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
     """
 
@@ -71,6 +72,7 @@ class LinkKeeper:
         credentials: Credentials,
         lanes: int,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
+        explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
     ) -> None:
         self._clock = clock
@@ -83,6 +85,7 @@ class LinkKeeper:
         self._lanes = lanes
         self._moved = moved
         self._may_dial = may_dial
+        self._explain = explain
         self._links = links
         self._frames = frames
         self.frame_started = frames.frame_started
@@ -100,6 +103,9 @@ class LinkKeeper:
             self._on_proven,
         )
         self._watches: dict[Lane, LaneWatch] = {}
+        self._stalled: set[Lane] = set()
+        """Lanes that end because they make no progress."""
+        self._stall = f"nothing moved for {timing.lane_stall_s:g} s"
         self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
         self._closed = False
 
@@ -158,8 +164,10 @@ class LinkKeeper:
                 for step in steps:
                     match step:
                         case LaneStep.REPLACE:
-                            text = "lane %d to peer %d makes no progress; replacing it"
-                            _log.warning(text, lane.number, link.peer)
+                            text = f"connection {lane.number} to peer {link.peer} makes no progress"
+                            text = f"{text}: {self._stall}; replacing it"
+                            _log.warning("%s", self._explain(text))
+                            self._stalled.add(lane)
                             lane.abort()
                         case LaneStep.PING:
                             lane.ping()
@@ -283,7 +291,9 @@ class LinkKeeper:
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """Log a protocol error, remove the lane, and do the steps that follow from its loss."""
-        reason = error.reason if isinstance(error, PCCLError) else str(error or "closed locally")
+        why = self._stall if lane in self._stalled else "this peer closed it"
+        self._stalled.discard(lane)
+        reason = error.reason if isinstance(error, PCCLError) else str(error or why)
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"
             self._reception.log.write(logging.WARNING, text, lane.connection.remote, reason)

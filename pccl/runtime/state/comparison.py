@@ -67,7 +67,7 @@ class StateComparison:
             theirs = StateLayout.unpack(packed)
         except ValueError as error:
             raise RemoteProtocolError(func="lane", reason=str(error)) from error
-        found = layout_difference(self._memory.layout, theirs)
+        found = layout_difference(self._memory.layout, theirs, self.reference)
         if found is not None:
             self._answer(found)
         elif self._request is None:

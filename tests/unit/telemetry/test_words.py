@@ -32,11 +32,16 @@ def joined(*, rejoined: bool) -> tell.Joined:
     ("event", "level", "text"),
     [
         (joined(rejoined=False), "INFO", "joined the run 01234567 as peer 4, rank 0 of 2"),
-        (joined(rejoined=True), "INFO", "rejoined the run as peer 4, rank 0 of 2, after 2.2 s"),
+        (joined(rejoined=True), "WARNING", "rejoined the run as peer 4, rank 0 of 2, after 2.2 s"),
         (
             tell.MembershipLost(cause="SILENT", reason="silent for 10.0 s"),
             "WARNING",
             "is no longer a member [SILENT]: silent for 10.0 s",
+        ),
+        (
+            tell.MembershipLost(cause="SILENT", reason="evicted: silent [SILENT]"),
+            "WARNING",
+            "is no longer a member: evicted: silent [SILENT]",
         ),
         (tell.MembershipLost(cause="CLOSED", reason="closed"), "INFO", "left the run"),
         (
@@ -49,7 +54,7 @@ def joined(*, rejoined: bool) -> tell.Joined:
             "INFO",
             "peer 3 joined from 10.0.0.3; the group has 2 members",
         ),
-        (LOST, "INFO", "peer 3 (carol) left or failed; the group has 1 member"),
+        (LOST, "WARNING", "peer 3 (carol) left or failed; the group has 1 member"),
         (
             tell.MemberLost(peer_id=3, name="carol", cause="GOODBYE", reason="left", world_size=1),
             "INFO",
@@ -57,13 +62,14 @@ def joined(*, rejoined: bool) -> tell.Joined:
         ),
         (
             tell.MemberLost(peer_id=3, name="", cause="SILENT", reason="for 9 s", world_size=2),
-            "INFO",
+            "WARNING",
             "peer 3 is gone [SILENT]: for 9 s; the group has 2 members",
         ),
         (
             tell.MasterDisconnected(reason="reset", gives_up_s=58.75),
             "WARNING",
-            "lost the master, retrying for 59 s: reset",
+            "lost the master, retrying for 59 s: reset; if it has ended, start it again at the same "
+            "address",
         ),
         (
             tell.MasterReconnected(away_s=3.25, term=2),
@@ -71,15 +77,15 @@ def joined(*, rejoined: bool) -> tell.Joined:
             "the master is back after 3.2 s (term 2)",
         ),
         (WAITING, "WARNING", "barrier has waited 2 s for peer 3 (carol)"),
-        (ENDED, "INFO", "barrier has ended, 1.2 s after the first report"),
+        (ENDED, "WARNING", "barrier waits no longer, after 1.2 s"),
         (
             tell.LinkLost(peer_id=3, name="carol", reason="reset"),
-            "INFO",
-            "lost the link to peer 3 (carol): reset",
+            "WARNING",
+            "lost the link to peer 3 (carol), dialling again: reset",
         ),
         (
             tell.LinkRestored(peer_id=3, name="carol", away_s=0.5),
-            "INFO",
+            "WARNING",
             "the link to peer 3 (carol) works again, after 0.5 s",
         ),
         (tell.AddressUnreachable(reason="no peer can dial it"), "WARNING", "no peer can dial it"),
@@ -89,6 +95,13 @@ def joined(*, rejoined: bool) -> tell.Joined:
             ),
             "INFO",
             "peer 3 (carol) of group 1 admitted: size 2",
+        ),
+        (
+            tell.RunChanged(
+                what="removed", peer_id=3, name="carol", group=1, cause="SILENT", reason="for 9 s"
+            ),
+            "WARNING",
+            "peer 3 (carol) of group 1 removed: for 9 s",
         ),
         (CALL, "DEBUG", "all_reduce ended after 0.250 s"),
     ],
@@ -129,12 +142,12 @@ def test_after_twice_the_pause_without_a_wait_the_next_is_warned_of_soon() -> No
     assert warned([*busy, 51, 53, 55, 57]) == [0, 3, 9, 18, 51, 53, 57]
 
 
-def test_the_end_of_a_wait_is_as_loud_as_its_last_report() -> None:
+def test_the_end_of_a_wait_is_as_loud_as_its_reports() -> None:
     words, levels = LogWords(), list[str]()
-    events: list[tell.PeerReport] = [WAITING, ENDED, WAITING, ENDED, WAITING, ENDED, ENDED]
+    events: list[tell.PeerReport] = [WAITING, ENDED, WAITING, ENDED, WAITING, WAITING, ENDED]
     for at_s, event in enumerate(events):
         levels.append(words.line(Stamped(at_s * SECOND // 2, event))[0].name)
-    assert levels == ["WARNING", "INFO", "DEBUG", "DEBUG", "WARNING", "INFO", "INFO"]
+    assert levels == ["WARNING", "WARNING", "DEBUG", "DEBUG", "WARNING", "DEBUG", "WARNING"]
 
 
 def test_other_events_are_as_loud_as_ever() -> None:

@@ -110,8 +110,8 @@ def test_whoever_is_left_out_reads_which_link_it_lacks() -> None:
     """Not another one's: it could do nothing about that."""
     links = pairs((1, 3), (3, 4), (4, 6), (5, 6))
     broken = {pair: f"reset {min(pair)}" for pair in links}
-    assert lacking([PeerId(4)], broken) == "peers 3 and 4 have no link (reset 3)"
+    assert lacking([PeerId(4)], broken) == "peers 3, 4 have no link (reset 3)"
     assert lacking([PeerId(3), PeerId(6)], broken) == (
-        "peers 1 and 3 have no link (reset 1); peers 4 and 6 have no link (reset 4)"
+        "peers 1, 3 have no link (reset 1); peers 4, 6 have no link (reset 4)"
     )
     assert lacking([PeerId(p) for p in (1, 3, 4, 5, 6)], broken).count("have no link") == 3

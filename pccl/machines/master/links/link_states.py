@@ -58,7 +58,7 @@ class LinkStates:
         for reporter in reporters:
             link = self._links.get(reporter, {}).get(peer)
             if link is not None and link.why_down is not None and link.since_ns >= since_ns:
-                return f"peer {reporter}: {link.why_down}"
+                return f"its connections to the master and peer {reporter} broke ({link.why_down})"
         return None
 
     def broken(

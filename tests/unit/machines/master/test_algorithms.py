@@ -353,9 +353,7 @@ def test_a_mesh_of_members_that_cannot_talk_gives_way_to_a_view_without_one() ->
         master.hear(peer, msg.OperationRequest(asked, by(MESH)))
     aborts = what_a_broken_pair_ends(master)
     assert [m.abort for m in aborts] == [AbortCause.VIEW_CLOSED] * 4
-    assert aborts[0].reason == (
-        "peers 1 and 3 have no link (reset); the master opened another view"
-    )
+    assert aborts[0].reason == ("peers 1, 3 have no link (reset); the master opened another view")
     assert view_of(master) == (4, star_up_to(900, mesh=False))
     assert len(master.machine.membership.members()) == 4
 
@@ -370,7 +368,7 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
         master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(RING)))
     aborts = what_a_broken_pair_ends(master)
     assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
-    assert aborts[0].reason == ('peers 1 and 3 have no link (reset); omit algorithm, or use "ring"')
+    assert aborts[0].reason == ('peers 1, 3 have no link (reset); omit algorithm, or use "ring"')
     assert view_of(master)[0] == view
     error = aborted(aborts[0], by(MESH, forced=True))
     assert isinstance(error, errors.LinkError)

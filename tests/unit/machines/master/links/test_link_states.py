@@ -28,13 +28,14 @@ def test_a_link_is_down_since_it_was_up_last() -> None:
     links.report(A, B, "refused", 20)  # still down
     assert list(links.broken([A, B], until_ns=9)) == []
     assert list(links.broken([A, B], until_ns=10)) == [(AB, "refused")]
-    assert links.trouble(B, [A], since_ns=10) == "peer 1: refused"
+    trouble = "its connections to the master and peer 1 broke ({})"
+    assert links.trouble(B, [A], since_ns=10) == trouble.format("refused")
     assert links.trouble(B, [A], since_ns=11) is None
     links.shift(5, now_ns=12)
-    assert links.trouble(B, [A], since_ns=12) == "peer 1: refused"
+    assert links.trouble(B, [A], since_ns=12) == trouble.format("refused")
     links.report(A, B, None, 30)
     links.report(A, B, "reset", 40)
-    assert links.trouble(B, [A], since_ns=40) == "peer 1: reset"
+    assert links.trouble(B, [A], since_ns=40) == trouble.format("reset")
 
 
 def test_only_these_count() -> None:
