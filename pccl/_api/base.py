@@ -93,10 +93,10 @@ class CommunicatorBase:
             pulled_by_anyone=local == "any",
         )
         drains, metrics = resolve_drain(), resolve_metrics()
-        resolve_stacks()  # a mistake shows here
-        record_to = resolve_record()
+        gives_stacks, record_to = resolve_stacks(), resolve_record()
         show_log(options.name)
-        dump_stacks_on_request(options.name)
+        if gives_stacks:
+            dump_stacks_on_request(options.name)
         self._session = Session(self, master, group, options, metrics, record_to)
         self._engine = self._session.engine
         if drains:
