@@ -34,6 +34,10 @@ FRAMES_MAX = 24
 
 THREADS_MAX = 64
 
+OPEN_MAX = 4
+"""Questions that wait for their answers. One is answered at a time, because a long record takes a
+fifth of a second of a processor."""
+
 
 class Evidence:
     """Answers questions about one peer.
@@ -46,9 +50,21 @@ class Evidence:
 
     def __init__(self, engine: PeerEngine, options: PeerOptions, callers: Callers) -> None:
         self._engine, self._options, self._callers = engine, options, callers
+        self._open = 0
+        self._turn = asyncio.Lock()
 
     async def give(self, kind: EvidenceKind) -> tuple[bytes, str]:
         """Return the answer, compressed, and why there is none. I/O thread."""
+        if self._open >= OPEN_MAX:
+            return b"", f"{OPEN_MAX} questions to this peer are open; ask again later"
+        self._open += 1
+        try:
+            async with self._turn:
+                return await self._answer(kind)
+        finally:
+            self._open -= 1
+
+    async def _answer(self, kind: EvidenceKind) -> tuple[bytes, str]:
         match kind:
             case EvidenceKind.STATE:
                 found: Any = self._state()
