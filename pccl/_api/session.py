@@ -84,7 +84,7 @@ class Session:
     ) -> None:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
-        user = object()
+        user, served = object(), None
 
         def make_engine() -> PeerEngine:
             io = self._io
@@ -96,19 +96,20 @@ class Session:
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
             self.engine.witness = Evidence(self.engine, options, self.callers).give
+            if metrics is not None:
+                values = self._io.call(lambda: PeerMetrics(self.engine))
+                served = Served(metrics, options.name, self._io, values.read)
             farewell = self.engine.close
             if record_to is not None:
                 io, engine = self._io, self.engine
                 recording = io.call(lambda: Recording(io.loop, engine, options.name, record_to))
                 farewell = partial(_stop_recording, recording, farewell)
             leave = partial(self._io.leave, user, farewell)
-            if metrics is not None:
-                values = self._io.call(lambda: PeerMetrics(self.engine))
-                served = Served(metrics, options.name, self._io, values.read)
-                leave = partial(served.end_before, leave)
-            self._leave = leave
+            self._leave = leave if served is None else partial(served.end_before, leave)
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
+            if served is not None:
+                served.end()
             IOThread.give_up(user)
             raise
 
