@@ -19,6 +19,7 @@ from pccl._api.evidence import Evidence
 from pccl._api.recording import Recording
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
+from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events
 from pccl.observe.metrics_server import Served
 from pccl.observe.peer_metrics import PeerMetrics
@@ -84,7 +85,8 @@ class Session:
     ) -> None:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
-        user, served = object(), None
+        user = object()
+        served: Served | None = None
 
         def make_engine() -> PeerEngine:
             io = self._io
@@ -105,7 +107,10 @@ class Session:
                 recording = io.call(lambda: Recording(io.loop, engine, options.name, record_to))
                 farewell = partial(_stop_recording, recording, farewell)
             leave = partial(self._io.leave, user, farewell)
-            self._leave = leave if served is None else partial(served.end_before, leave)
+            if served is not None:
+                leave = partial(served.end_before, leave)
+            self.consumers = Consumers(self.engine.events)
+            self._leave = partial(self.consumers.end_after, leave)
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
             if served is not None:

@@ -44,6 +44,17 @@ def ask(run: Run, peer: pccl.Communicator, kind: EvidenceKind, token: str | None
 # -- events -------------------------------------------------------------------------------------
 
 
+def test_a_consumer_ends_with_its_communicator(new_run: Callable[..., Run]) -> None:
+    (member,) = new_run(1).members
+    heard = Heard()
+    before = threading.active_count()
+    member.on_event(heard)
+    member.close()
+    (left,) = heard.of(tell.MembershipLost)
+    assert left.cause == "CLOSED"
+    assert threading.active_count() <= before
+
+
 def test_a_program_hears_who_comes_and_goes_by_name(new_run: Callable[..., Run]) -> None:
     run, heard = new_run(), Heard()
     alice = run.newcomer(name="alice")

@@ -246,7 +246,7 @@ def _ended(call: EndedCall, now_ns: int) -> EndedStatus:
 
 def _links(measures: LinkMatrix) -> tuple[LinkSpeed, ...]:
     """Return all links, or if there are too many, the slowest ones."""
-    pairs: Iterable[tuple[PeerId, PeerId]] = measures  # there may be a million, so each costs little
+    pairs: Iterable[tuple[PeerId, PeerId]] = measures  # maybe a million: each must cost little
     if len(measures) > LINKS_SHOWN_MAX:
         pairs = nsmallest(
             LINKS_SHOWN_MAX,
