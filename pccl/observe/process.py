@@ -30,6 +30,9 @@ DUMP_S_MAX = 1.0
 """How long to wait until the stacks are written."""
 
 STACKS_BYTES_MAX = 64 << 10
+STACKS_FILE_BYTES_MAX = 1 << 20
+"""A longer file of stacks begins anew."""
+
 THREADS_MAX = 64
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -127,6 +130,10 @@ def _stacks(pid: int, path: Path) -> str:
         if not _handles_signal(pid):  # another program or process may have its id now
             return ""
         size = path.stat().st_size
+        if size > STACKS_FILE_BYTES_MAX:
+            with path.open("rb") as file:
+                size = len(file.readline(256))  # the name of the peer
+            os.truncate(path, size)
         os.kill(pid, STACKS_SIGNAL)
         deadline_s = time.monotonic() + DUMP_S_MAX
         while time.monotonic() < deadline_s:
