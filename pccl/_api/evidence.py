@@ -34,9 +34,9 @@ FRAMES_MAX = 24
 
 THREADS_MAX = 64
 
-OPEN_MAX = 4
-"""Questions that wait for their answers. One is answered at a time, because a long record takes a
-fifth of a second of a processor."""
+RECORDS_MAX = 4
+"""Questions for the record that are open. One is answered at a time: a long record takes a fifth of
+a second of a processor."""
 
 
 class Evidence:
@@ -50,21 +50,11 @@ class Evidence:
 
     def __init__(self, engine: PeerEngine, options: PeerOptions, callers: Callers) -> None:
         self._engine, self._options, self._callers = engine, options, callers
-        self._open = 0
+        self._records = 0
         self._turn = asyncio.Lock()
 
     async def give(self, kind: EvidenceKind) -> tuple[bytes, str]:
         """Return the answer, compressed, and why there is none. I/O thread."""
-        if self._open >= OPEN_MAX:
-            return b"", f"{OPEN_MAX} questions to this peer are open; ask again later"
-        self._open += 1
-        try:
-            async with self._turn:
-                return await self._answer(kind)
-        finally:
-            self._open -= 1
-
-    async def _answer(self, kind: EvidenceKind) -> tuple[bytes, str]:
         match kind:
             case EvidenceKind.STATE:
                 found: Any = self._state()
@@ -74,12 +64,22 @@ class Evidence:
                     return b"", f"this peer gives no stacks: {why}"
                 found = stacks()
             case EvidenceKind.RECORD:
-                snapshot = snapshot_of(self._engine, self._options.name)
-                return await asyncio.to_thread(pack_record, snapshot), ""
+                return await self._record()
             case EvidenceKind.PROCESS:
                 return b"", "a peer does not judge its own process"
         data = await asyncio.to_thread(pack_evidence, found)
         return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
+
+    async def _record(self) -> tuple[bytes, str]:
+        if self._records >= RECORDS_MAX:
+            return b"", f"{RECORDS_MAX} others ask this peer for its record; ask again later"
+        self._records += 1
+        try:
+            async with self._turn:
+                snapshot = snapshot_of(self._engine, self._options.name)
+                return await asyncio.to_thread(pack_record, snapshot), ""
+        finally:
+            self._records -= 1
 
     def _state(self) -> dict[str, Any]:
         engine = self._engine
