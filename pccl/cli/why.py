@@ -17,11 +17,11 @@ from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MasterStatus, peer_evidence
+from pccl.observe import summary
 from pccl.observe.blame import (
     BlameFinding,
     Clues,
     find_blame,
-    names_of,
     printable_text,
     waits_in_words,
 )
@@ -66,7 +66,7 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
     asker = Asker(target.masters, target.token, timeout_s)
     findings = find_blame(status, asker.clues(status))
     waits = list(waits_in_words(status))
-    names = names_of(status)
+    names = summary.names_of(status)
     with writing():
         if as_json:
             found = [

@@ -14,7 +14,6 @@ from typing import Any
 
 from pccl.protocol.status_report import MemberStatus, OperationStatus, RoundStatus, StatusReport
 from pccl.protocol.types import PeerId, RoundKind
-from pccl.telemetry.names import Names
 
 DEAD_ACK_MS = 2000
 """A system that has acknowledged nothing for this long, though data is on the way, is cut off."""
@@ -86,14 +85,6 @@ class Clues:
     threads: Sequence[Any] = ()
     path: Mapping[str, Any] = field(default_factory=dict[str, Any])
     process: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-def names_of(status: StatusReport) -> Names:
-    """Return the names of the members of a run."""
-    names = Names()
-    for member in status.members:
-        names.note(member.peer, member.name)
-    return names
 
 
 def waits_in_words(status: StatusReport) -> Iterator[str]:
