@@ -98,7 +98,8 @@ def start(launched: list[Launched]) -> type[Launched]:
 # -- what peers find and print ---------------------------------------------------------------------
 
 
-def test_environment(start: type[Launched]) -> None:
+def test_environment(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_LOG")
     source = ME + "import json; print(json.dumps([dict(os.environ), sys.stdin.read()]))"
     launch = start(
         *("-n", "3", "--group", "5", "--min-peers", "2", "--", *PYTHON, source),
@@ -469,7 +470,8 @@ with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
 """
 
 
-def test_three_peers_reduce(start: type[Launched]) -> None:
+def test_three_peers_reduce(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_LOG")
     status, out, err = start("-n", "3", "--", *PYTHON, REDUCE).finish()
     assert status == 0
     assert all(re.match(r"\[p\d\] \S+ INFO pccl p\d: ", line) for line in err.splitlines())
