@@ -100,7 +100,7 @@ def lines(
         yield f"{number}. {one.cause.value}: {one.text}"
         yield f"   to do: {one.remedy}"
     if waits and not findings:
-        yield "the evidence names nobody: the members may just compute"
+        yield "the evidence names no member: perhaps all compute"
 
 
 class Asker:
