@@ -1,4 +1,4 @@
-"""``pccl why`` asks the master and every peer, and names the member that holds up a run, and why."""
+"""``pccl why`` asks the master and every peer, and names the member that holds up a run."""
 
 from __future__ import annotations
 
