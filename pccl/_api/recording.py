@@ -140,7 +140,7 @@ class QuitSignal:
             cls._askers.append(ask)
             return
         if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
-            _log.info("the program handles SIGQUIT, so that writes no record")
+            _log.info("the program has its own SIGQUIT handler, so SIGQUIT writes no record")
             return
         cls._pipe = reader, writer = os.pipe()
         cls._loop = loop

@@ -1,4 +1,4 @@
-"""``pccl why`` asks the master and every peer, and says in words who holds up whom, and why."""
+"""``pccl why`` asks the master and every peer, and names the member that holds up a run."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ ASKED_MAX = 256
     help="How long to wait for each answer.",
 )
 def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) -> None:
-    """Say who holds up the run of the master at HOST:PORT, and why.
+    """Say which member holds up the run of the master at HOST:PORT, and why.
 
     Without an address: PCCL_MASTER, else the run that `pccl launch` has started here.
 
-    Asks the master and, through it, every member: who has made which call, what the threads do,
-    what the kernel knows of the connections and, for a peer that does not answer, of its process,
-    if the master runs in the `pccl launch` that started the peer. For the stacks of such a process
-    it sends a signal, which may interrupt a system call. Nothing in the run changes.
+    Asks the master and, through it, every member: the calls that it has made, what its threads do,
+    what the kernel knows of its connections and, if it does not answer, of its process. The last
+    needs that the master runs in the `pccl launch` that started the peer. For the stacks of such a
+    process it sends a signal, which may interrupt a system call. Nothing in the run changes.
 
-    The exit code is 0 if nothing waits, 3 if it found who holds up the run, 4 if something waits
-    and the evidence names nobody, 1 if no master answers.
+    The exit code is 0 if nothing waits, 3 if the command names the member or link that holds up
+    the run, 4 if something waits and the evidence names no member, 1 if no master answers.
     """
     target = find_target(master, token)
     try:
@@ -100,7 +100,7 @@ def lines(
         yield f"{number}. {one.cause.value}: {one.text}"
         yield f"   to do: {one.remedy}"
     if waits and not findings:
-        yield "the evidence names nobody: the members may just compute"
+        yield "the evidence names no member: perhaps all compute"
 
 
 class Asker:
