@@ -67,6 +67,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         *("--timeout", str(LIMIT_S), *options, address),
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
         PCCL_TOKEN="another secret, which must not come first",
+        PCCL_LOG="",
     )
     assert join.stderr is not None
     assert join.stderr.readline() == (

@@ -98,8 +98,7 @@ def start(launched: list[Launched]) -> type[Launched]:
 # -- what peers find and print ---------------------------------------------------------------------
 
 
-def test_environment(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PCCL_LOG")
+def test_environment(start: type[Launched]) -> None:
     source = ME + "import json; print(json.dumps([dict(os.environ), sys.stdin.read()]))"
     launch = start(
         *("-n", "3", "--group", "5", "--min-peers", "2", "--", *PYTHON, source),
@@ -107,6 +106,7 @@ def test_environment(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> 
         PCCL_TOKEN="the secret of another run",
         PCCL_TOKEN_FILE="/no/such/file",
         PCCL_LANES="4",
+        PCCL_LOG="",
     )
     told: dict[int, dict[str, str]] = {}
     stacks: set[str] = set()
@@ -470,9 +470,8 @@ with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
 """
 
 
-def test_three_peers_reduce(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PCCL_LOG")
-    status, out, err = start("-n", "3", "--", *PYTHON, REDUCE).finish()
+def test_three_peers_reduce(start: type[Launched]) -> None:
+    status, out, err = start("-n", "3", "--", *PYTHON, REDUCE, PCCL_LOG="").finish()
     assert status == 0
     assert all(re.match(r"\[p\d\] \S+ INFO pccl p\d: ", line) for line in err.splitlines())
     assert err.count("joined the run ") == err.count("left the run") == 3

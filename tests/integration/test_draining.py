@@ -183,7 +183,8 @@ def test_all_peers_of_a_launch_say_goodbye(new_run: Callable[..., Run], start: S
         lines_until(process, "ready")
     status, out, err = leave(run, process, peers=2)
     assert (status, err) == (128 + signal.SIGTERM, "")
-    assert sorted(out.splitlines()) == ["[p0] cleaned up", "[p1] cleaned up"]
+    host = os.uname().nodename[:40]
+    assert sorted(out.splitlines()) == [f"[{host}-p{n}] cleaned up" for n in range(2)]
     assert removals(run) == [RemovalCause.GOODBYE] * 2
     run.check()
 

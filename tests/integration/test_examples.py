@@ -23,7 +23,7 @@ def launch(
     assert ended.returncode == status, ended.stdout + ended.stderr
     printed: dict[int, list[str]] = {peer: [] for peer in range(peers)}
     for line in ended.stdout.splitlines():
-        found = re.fullmatch(r"\[(\d)\] (.*)", line)
+        found = re.fullmatch(r"\[p(\d)\] (.*)", line)
         assert found is not None, line
         printed[int(found[1])].append(found[2])
     return printed, without_hint(ended.stderr).splitlines()

@@ -181,8 +181,9 @@ def join(
     check_switches()
     name, *arguments = wrapped_command(ctx)
     program = find_program(name)
-    defaults = {config.DRAIN: "1", config.PROGRESS: "1", LEVEL: "info"}
+    defaults = {config.DRAIN: "1", config.PROGRESS: "1"}
     environment = {**defaults, **os.environ, config.MASTER: master}
+    environment[LEVEL] = environment.get(LEVEL) or "info"
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
     environment |= {name: str(value) for name, value in given.items() if value is not None}

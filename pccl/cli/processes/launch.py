@@ -205,7 +205,7 @@ def peer_environments(
     common = {**os.environ, config.MASTER: master, PEERS: str(len(names)), "PYTHONUNBUFFERED": "1"}
     common.setdefault(config.DRAIN, "1")
     common.setdefault(config.PROGRESS, "1")
-    common.setdefault(LEVEL, "info")
+    common[LEVEL] = common.get(LEVEL) or "info"
     if token is not None:
         common[config.TOKEN] = token
         common.pop(config.TOKEN_FILE, None)
