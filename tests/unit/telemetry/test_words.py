@@ -68,8 +68,8 @@ def joined(*, rejoined: bool) -> tell.Joined:
         (
             tell.MasterDisconnected(reason="reset", gives_up_s=58.75),
             "WARNING",
-            "lost the master, retrying for 59 s: reset; if it has ended, start it again at the same "
-            "address",
+            "lost the master, retrying for 59 s: reset; if it has ended, start it again at the "
+            "same address",
         ),
         (
             tell.MasterReconnected(away_s=3.25, term=2),
