@@ -36,7 +36,7 @@ def reply(master: MasterStage, peer: int, query: int, data: bytes = b"data") -> 
 
 def reported(data: bytes = b"", refusal: str = "", asker: int = ASKER) -> list[MasterEffect]:
     """The only answer, after which the connection is closed."""
-    closing = CloseConnection(asker, "the question is answered")
+    closing = CloseConnection(asker, "the query is answered")
     return [SendTo(asker, msg.EvidenceReport(data, refusal)), closing]
 
 
@@ -191,7 +191,7 @@ def test_a_question_of_a_peer_would_be_noticed(master: MasterStage) -> None:
 def test_the_shell_answers_what_the_peer_cannot(master: MasterStage) -> None:
     assert ask(master, 2, kind=EvidenceKind.PROCESS) == [AskParent(ASKER, 2, "")]
     assert reply(master, 2, 1, b"a lie") == []
-    master.do(ConnectionClosed(ASKER, "the question is answered"))
+    master.do(ConnectionClosed(ASKER, "the query is answered"))
     assert master.wait(3.5) == []
 
 
