@@ -79,8 +79,12 @@ class Communicator(CommunicatorBase):
             try:
                 return submission.wait()
             except PCCLError as error:
-                failure, cause = named(error, call.func), error.__cause__
+                # Without the frames of the I/O thread, and those here, which keep the tensors.
+                failure = named(error.with_traceback(None), call.func)
             except BaseException:  # Ctrl-C
                 self._session.settle_left(call, submission)
                 raise
-        raise failure from cause  # raised here, so that the traceback has no I/O thread frames
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure

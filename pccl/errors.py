@@ -109,6 +109,9 @@ def raised_here(method: Callable[_P, _T]) -> Callable[_P, _T]:
             return method(*args, **kwargs)
         except PCCLError as error:
             failure = error.with_traceback(None)
-        raise failure from failure.__cause__
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure  # its traceback keeps this frame, and so the arguments
 
     return call

@@ -14,7 +14,7 @@ from pccl.checks import check_timeout
 from pccl.config import resolve_advertise, resolve_listen, resolve_masters, resolve_token
 from pccl.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError, named
 from pccl.protocol.limits import SECONDS_MAX
-from pccl.protocol.run_messages import EvidenceKind, EvidenceReport, EvidenceRequest
+from pccl.protocol.run_messages import EvidenceKind, EvidenceRequest
 from pccl.protocol.status_report import (
     EndedStatus,
     GroupStatus,
@@ -103,7 +103,8 @@ def peer_evidence(
     Args:
         peer_id: id of the peer.
         kind: what to ask for.
-        address: address of the master, as for ``master_status``; the first that answers counts.
+        address: address of the master, as for ``master_status``. With several, the first with an
+            answer of the peer counts: a standby does not know the peer.
         token: the secret of the run, as for ``master_status``.
         timeout_s: limit for each master, in seconds; None: no limit.
 
@@ -120,28 +121,32 @@ def peer_evidence(
     request = EvidenceRequest(PeerId(peer_id), kind)
     user = object()
 
-    async def ask() -> EvidenceReport:
+    async def ask() -> bytes:
         credentials = Credentials(secret, os.urandom)
         failure: PCCLError = LinkError(reason="no master")
         for master in masters:
             try:
-                return await ask_peer(
+                report = await ask_peer(
                     LoopClock(io.loop), io.transport, master, credentials, limit_s, request
                 )
             except (LinkError, RemoteProtocolError) as error:
-                failure = error
+                if not isinstance(failure, NotAdmitted):
+                    failure = error
+                continue
+            if not report.refusal:
+                return report.data
+            if not isinstance(failure, NotAdmitted):
+                failure = NotAdmitted(reason=report.refusal)
         raise failure
 
     try:
         io = IOThread.acquire(user)
-        report = io.submit(ask).wait()
+        data = io.submit(ask).wait()
     except PCCLError as error:
         raise named(error, "peer_evidence") from None
     finally:
         IOThread.give_up(user)
-    if report.refusal:
-        raise NotAdmitted(None, "peer_evidence", report.refusal)
-    return unpack_evidence(report.data)
+    return unpack_evidence(data)
 
 
 def examine_master(

@@ -15,7 +15,7 @@ from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_listener, check_timing
 from pccl.config import resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
-from pccl.observe.listeners import pass_events
+from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
 from pccl.observe.metrics_server import Served
@@ -99,6 +99,7 @@ class MasterNode:
         self._token = resolve_token(token)
         self._server: MasterServer | None = None
         self._io: IOThread | None = None
+        self._consumers: Consumers
         self._leave: Callable[[], None]
 
     def __repr__(self) -> str:
@@ -147,6 +148,8 @@ class MasterNode:
                 served = Served(self._metrics, "master", io, values.read)
                 leave = self._leave = partial(served.end_before, leave)
                 self.metrics_url = served.url
+            self._consumers = Consumers(server.events)
+            self._leave = partial(self._consumers.end_after, leave)
             self._server, self._io = server, io
             _serving.add(self)
         except BaseException as error:
@@ -190,8 +193,8 @@ class MasterNode:
             PCCLError: this master is not running.
         """
         check_listener("consumer", consumer)
-        _, server = self._running("on_event")
-        return pass_events(server.events, consumer)
+        self._running("on_event")
+        return self._consumers.add(consumer)
 
     def _running(self, call: str) -> tuple[IOThread, MasterServer]:
         if self not in _serving or self._io is None or self._server is None:

@@ -25,7 +25,6 @@ from pccl.config import (
     resolve_token,
 )
 from pccl.errors import NotConnected
-from pccl.observe.listeners import pass_events
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
@@ -93,10 +92,10 @@ class CommunicatorBase:
             pulled_by_anyone=local == "any",
         )
         drains, metrics = resolve_drain(), resolve_metrics()
-        resolve_stacks()  # a mistake shows here
-        record_to = resolve_record()
+        gives_stacks, record_to = resolve_stacks(), resolve_record()
         show_log(options.name)
-        dump_stacks_on_request(options.name)
+        if gives_stacks:
+            dump_stacks_on_request(options.name)
         self._session = Session(self, master, group, options, metrics, record_to)
         self._engine = self._session.engine
         if drains:
@@ -178,7 +177,7 @@ class CommunicatorBase:
 
         It is called in a thread of the library, one event after the other, and delays nothing. If
         it falls 10,000 events behind, it misses events. If it raises, the library logs the error,
-        and calls it no more.
+        and calls it no more. It also ends when this communicator is closed.
 
         Returns:
             A function that ends this.
@@ -187,7 +186,7 @@ class CommunicatorBase:
             TypeError: ``consumer`` is not callable.
         """
         check_listener("consumer", consumer)
-        return pass_events(self._engine.events, consumer)
+        return self._session.consumers.add(consumer)
 
     def status(self) -> Status:
         """Return this peer's own view: membership, master, open calls, transfers, links. Local.

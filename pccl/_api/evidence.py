@@ -34,6 +34,10 @@ FRAMES_MAX = 24
 
 THREADS_MAX = 64
 
+RECORDS_MAX = 4
+"""Questions for the record that are open. One is answered at a time: a long record takes a fifth of
+a second of a processor."""
+
 
 class Evidence:
     """Answers questions about one peer.
@@ -46,6 +50,8 @@ class Evidence:
 
     def __init__(self, engine: PeerEngine, options: PeerOptions, callers: Callers) -> None:
         self._engine, self._options, self._callers = engine, options, callers
+        self._records = 0
+        self._turn = asyncio.Lock()
 
     async def give(self, kind: EvidenceKind) -> tuple[bytes, str]:
         """Return the answer, compressed, and why there is none. I/O thread."""
@@ -58,12 +64,22 @@ class Evidence:
                     return b"", f"this peer gives no stacks: {why}"
                 found = stacks()
             case EvidenceKind.RECORD:
-                snapshot = snapshot_of(self._engine, self._options.name)
-                return await asyncio.to_thread(pack_record, snapshot), ""
+                return await self._record()
             case EvidenceKind.PROCESS:
                 return b"", "a peer does not judge its own process"
         data = await asyncio.to_thread(pack_evidence, found)
         return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
+
+    async def _record(self) -> tuple[bytes, str]:
+        if self._records >= RECORDS_MAX:
+            return b"", f"{RECORDS_MAX} others ask this peer for its record; ask again later"
+        self._records += 1
+        try:
+            async with self._turn:
+                snapshot = snapshot_of(self._engine, self._options.name)
+                return await asyncio.to_thread(pack_record, snapshot), ""
+        finally:
+            self._records -= 1
 
     def _state(self) -> dict[str, Any]:
         engine = self._engine

@@ -136,11 +136,11 @@ class QuitSignal:
     @classmethod
     def add(cls, loop: asyncio.AbstractEventLoop, ask: Callable[[str], None]) -> None:
         """Call ``ask`` with the stacks of all threads at each SIGQUIT. I/O thread."""
-        cls._askers.append(ask)
         if cls._pipe is not None:
+            cls._askers.append(ask)
             return
         if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
-            _log.info("the program handles SIGQUIT, so that writes no record")
+            _log.info("the program has its own SIGQUIT handler, so SIGQUIT writes no record")
             return
         cls._pipe = reader, writer = os.pipe()
         cls._loop = loop
@@ -148,6 +148,7 @@ class QuitSignal:
         os.set_blocking(writer, False)  # the handler must not wait for the I/O thread
         loop.add_reader(reader, cls._read)
         faulthandler.register(signal.SIGQUIT, file=writer, all_threads=True)
+        cls._askers.append(ask)
 
     @classmethod
     def remove(cls, ask: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from pccl._api.evidence import Evidence
 from pccl._api.recording import Recording
 from pccl._api.reports import Status, status_of
 from pccl.errors import NotConnected
+from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events
 from pccl.observe.metrics_server import Served
 from pccl.observe.peer_metrics import PeerMetrics
@@ -85,6 +86,7 @@ class Session:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
         user = object()
+        served: Served | None = None
 
         def make_engine() -> PeerEngine:
             io = self._io
@@ -96,19 +98,23 @@ class Session:
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
             self.engine.witness = Evidence(self.engine, options, self.callers).give
+            if metrics is not None:
+                values = self._io.call(lambda: PeerMetrics(self.engine))
+                served = Served(metrics, options.name, self._io, values.read)
             farewell = self.engine.close
             if record_to is not None:
                 io, engine = self._io, self.engine
                 recording = io.call(lambda: Recording(io.loop, engine, options.name, record_to))
                 farewell = partial(_stop_recording, recording, farewell)
             leave = partial(self._io.leave, user, farewell)
-            if metrics is not None:
-                values = self._io.call(lambda: PeerMetrics(self.engine))
-                served = Served(metrics, options.name, self._io, values.read)
+            if served is not None:
                 leave = partial(served.end_before, leave)
-            self._leave = leave
+            self.consumers = Consumers(self.engine.events)
+            self._leave = partial(self.consumers.end_after, leave)
             self._finalizer = weakref.finalize(owner, self._leave)
         except BaseException:
+            if served is not None:
+                served.end()
             IOThread.give_up(user)
             raise
 

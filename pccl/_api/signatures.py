@@ -41,7 +41,10 @@ def asking(
                 return await method(self, request_of(*args, **kwargs))
             except PCCLError as error:  # without the frames of the library
                 failure = error.with_traceback(None)
-            raise failure from failure.__cause__
+            try:
+                raise failure from failure.__cause__
+            finally:
+                del failure  # its traceback keeps this frame, and so the arguments
 
         asked, own = signature(request_of), signature(method)
         me, _ = own.parameters.values()
@@ -76,6 +79,9 @@ def blocking(
             raise AssertionError(f"{method.__qualname__} suspended outside of _run")
         finally:
             coroutine.close()
-        raise failure from failure.__cause__
+        try:
+            raise failure from failure.__cause__
+        finally:
+            del failure  # its traceback keeps this frame, and so the arguments
 
     return call

@@ -1,4 +1,4 @@
-"""``pccl why`` asks the master and every peer, and says in words who holds up whom, and why."""
+"""``pccl why`` asks the master and every peer, and names the member that holds up a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MasterStatus, peer_evidence
+from pccl.observe import summary
 from pccl.observe.blame import (
     BlameFinding,
     Clues,
     find_blame,
-    names_of,
     printable_text,
     waits_in_words,
 )
@@ -46,17 +46,17 @@ ASKED_MAX = 256
     help="How long to wait for each answer.",
 )
 def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) -> None:
-    """Say who holds up the run of the master at HOST:PORT, and why.
+    """Say which member holds up the run of the master at HOST:PORT, and why.
 
     Without an address: PCCL_MASTER, else the run that `pccl launch` has started here.
 
-    Asks the master and, through it, every member: who has made which call, what the threads do,
-    what the kernel knows of the connections and, for a peer that does not answer, of its process,
-    if the master runs in the `pccl launch` that started the peer. For the stacks of such a process
-    it sends a signal, which may interrupt a system call. Nothing in the run changes.
+    Asks the master and, through it, every member: the calls that it has made, what its threads do,
+    what the kernel knows of its connections and, if it does not answer, of its process. The last
+    needs that the master runs in the `pccl launch` that started the peer. For the stacks of such a
+    process it sends a signal, which may interrupt a system call. Nothing in the run changes.
 
-    The exit code is 0 if nothing waits, 3 if it found who holds up the run, 4 if something waits
-    and the evidence names nobody, 1 if no master answers.
+    The exit code is 0 if nothing waits, 3 if the command names the member or link that holds up
+    the run, 4 if something waits and the evidence names no member, 1 if no master answers.
     """
     target = find_target(master, token)
     try:
@@ -66,7 +66,7 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
     asker = Asker(target.masters, target.token, timeout_s)
     findings = find_blame(status, asker.clues(status))
     waits = list(waits_in_words(status))
-    names = names_of(status)
+    names = summary.names_of(status)
     with writing():
         if as_json:
             found = [
@@ -100,7 +100,7 @@ def lines(
         yield f"{number}. {one.cause.value}: {one.text}"
         yield f"   to do: {one.remedy}"
     if waits and not findings:
-        yield "the evidence names nobody: the members may just compute"
+        yield "the evidence names no member: perhaps all compute"
 
 
 class Asker:
@@ -143,4 +143,4 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _list(value: object) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
+    return list(value) if isinstance(value, list) else []  # pyright: ignore[reportUnknownArgumentType]

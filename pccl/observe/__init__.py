@@ -3,7 +3,7 @@
 * ``blame``: who holds up a run, and why.
 * ``events``: the events, for programs and tools that consume them.
 * ``handoff``: a thread that takes items, so that who puts them never waits.
-* ``listeners``: calls several consumers, and drops one that fails.
+* ``listeners``: calls several consumers, drops one that fails, and ends them with the peer.
 * ``summary``: what people want to know of a status.
 * ``page``: a page that shows a run in a browser.
 * ``process``: what the operating system knows of a process that does not answer.

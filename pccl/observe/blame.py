@@ -8,7 +8,6 @@ from pccl.telemetry.blame import (
     Cause,
     Clues,
     find_blame,
-    names_of,
     waits_in_words,
 )
 
@@ -17,7 +16,6 @@ __all__ = [
     "Cause",
     "Clues",
     "find_blame",
-    "names_of",
     "printable_text",
     "waits_in_words",
 ]

@@ -1,4 +1,4 @@
-"""``Listeners``: calls several consumers with each event, and drops a consumer that fails."""
+"""Calls several consumers with each event, drops one that fails, and ends them all in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pccl.observe.handoff import Handoff
 from pccl.telemetry.events import PeerReport
 from pccl.telemetry.stream import EventStream
 
-__all__ = ["Listeners", "pass_events"]
+__all__ = ["Listeners"]
 
 _log = logging.getLogger("pccl.events")
 
@@ -57,19 +57,39 @@ class Listeners:
                 )
 
 
-def pass_events(
-    stream: EventStream, consumer: Callable[[PeerReport], object]
-) -> Callable[[], None]:
-    """Call ``consumer`` with each later event, in a thread of its own.
+class Consumers:
+    """The functions to which a program passes the events of one peer or master.
 
-    Returns:
-        A function that ends this.
+    Args:
+        stream: the events.
     """
-    handoff = Handoff("pccl-events", Listeners([consumer]))
-    end = stream.listen(lambda stamped: handoff.put(stamped.event))
 
-    def stop() -> None:
-        end()
-        handoff.close()
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
+        self._ends: dict[object, Callable[[], None]] = {}
 
-    return stop
+    def add(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
+        """Call ``consumer`` with each later event, in a thread of its own.
+
+        Returns:
+            A function that ends this.
+        """
+        handoff = Handoff("pccl-events", Listeners([consumer]))
+        end = self._stream.listen(lambda stamped: handoff.put(stamped.event))
+        key = object()
+
+        def stop() -> None:
+            self._ends.pop(key, None)
+            end()
+            handoff.close()
+
+        self._ends[key] = stop
+        return stop
+
+    def end_after(self, leave: Callable[[], None]) -> None:
+        """Call ``leave``, whose events they still get, and end them all."""
+        try:
+            leave()
+        finally:
+            for stop in list(self._ends.values()):
+                stop()

@@ -19,8 +19,9 @@ from typing import Any
 STACKS_DIR = "PCCL_STACKS_DIR"
 """Directory for the stacks of this process, private to its user; ``pccl launch`` sets it."""
 
-STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""A signal that programs hardly use. It is only sent to processes that have asked for it."""
+STACKS_SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else 0
+"""A signal that programs hardly use; 0: the system has none. It is only sent to processes that
+handle it, because it ends others."""
 
 CPU_WINDOW_S = 0.2
 """Time over which the use of a processor is measured."""
@@ -29,10 +30,14 @@ DUMP_S_MAX = 1.0
 """How long to wait until the stacks are written."""
 
 STACKS_BYTES_MAX = 64 << 10
+STACKS_FILE_BYTES_MAX = 1 << 20
+"""A longer file of stacks begins anew."""
+
 THREADS_MAX = 64
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_is_on = False
+_prepared = 0
+"""The process that writes its stacks on request; a forked child does not yet."""
 
 
 def dump_stacks_on_request(name: str) -> None:
@@ -41,16 +46,16 @@ def dump_stacks_on_request(name: str) -> None:
     Args:
         name: name of the peer of this process, by which ``look_at_peer`` finds the file.
     """
-    global _is_on
+    global _prepared
     folder = os.environ.get(STACKS_DIR)
-    if not folder or _is_on:
+    if not folder or not STACKS_SIGNAL or _prepared == os.getpid():
         return
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # a help, never a reason to fail
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         descriptor = os.open(os.path.join(folder, f"{os.getpid()}.stacks"), flags, 0o600)
         os.write(descriptor, f"{name}\n".encode(errors="replace"))
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
-        _is_on = True
+        _prepared = os.getpid()
 
 
 def look_at_peer(name: str, folder: str) -> dict[str, Any] | None:
@@ -122,7 +127,13 @@ def _threads(pid: int) -> list[dict[str, str]]:
 def _stacks(pid: int, path: Path) -> str:
     """Ask a process for its stacks; return them, or an empty text."""
     try:
-        size = path.stat().st_size  # it exists: the process has registered the signal
+        if not _handles_signal(pid):  # another program or process may have its id now
+            return ""
+        size = path.stat().st_size
+        if size > STACKS_FILE_BYTES_MAX:
+            with path.open("rb") as file:
+                size = len(file.readline(256))  # the name of the peer
+            os.truncate(path, size)
         os.kill(pid, STACKS_SIGNAL)
         deadline_s = time.monotonic() + DUMP_S_MAX
         while time.monotonic() < deadline_s:
@@ -135,6 +146,13 @@ def _stacks(pid: int, path: Path) -> str:
             return file.read(STACKS_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _handles_signal(pid: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    return False
 
 
 def _is_complete(path: Path, begin: int) -> bool:

@@ -16,7 +16,7 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import AbortCause
-from pccl.telemetry.names import Names
+from pccl.telemetry.names import Names, with_name
 
 __all__ = [
     "Names",
@@ -79,9 +79,8 @@ def names_of(status: StatusReport) -> Names:
 
 
 def who(names: Names, peer: int) -> str:
-    """Return ``3 (alice)``, or ``3`` for a peer without a known name."""
-    name = names.of(peer)
-    return f"{peer} ({name})" if name else str(peer)
+    """Return ``3 (alice)``; ``3`` if the name is unknown; ``alice`` if the id is long."""
+    return with_name(peer, names.of(peer))
 
 
 def state(member: MemberStatus) -> str:

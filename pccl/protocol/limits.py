@@ -61,10 +61,10 @@ TURN_BYTES_MAX = 8 << 10
 That is at most some 700 messages, which take about 20 ms."""
 
 EVIDENCE_BYTES_MAX = 256 << 10
-"""What a peer tells a person who asks, compressed. It leaves out what is oldest."""
+"""Largest evidence that a peer sends, compressed. The peer omits the oldest entries."""
 
 INQUIRIES_MAX = 64
-"""Questions of people that wait for the answers of peers. The master refuses further ones."""
+"""Questions to peers that wait for an answer. The master refuses further questions."""
 
 DEPARTURES_MAX = 32
 """Removals that one ``RosterChanged`` explains."""

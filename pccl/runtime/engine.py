@@ -84,7 +84,7 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import MembershipLost, NoRoom
+from pccl.telemetry.events import NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
@@ -466,7 +466,6 @@ class PeerEngine:
         """
         self._events.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
-        self.events.put(MembershipLost(cause="INTERNAL_ERROR", reason=reason), self.now_ns())
         bug = errors.LocalProtocolError(reason=reason)
         bug.__cause__ = error
         for operation in list(self.data_plane.transfers):

@@ -14,7 +14,6 @@ from typing import Any
 
 from pccl.protocol.status_report import MemberStatus, OperationStatus, RoundStatus, StatusReport
 from pccl.protocol.types import PeerId, RoundKind
-from pccl.telemetry.names import Names
 
 DEAD_ACK_MS = 2000
 """A system that has acknowledged nothing for this long, though data is on the way, is cut off."""
@@ -86,14 +85,6 @@ class Clues:
     threads: Sequence[Any] = ()
     path: Mapping[str, Any] = field(default_factory=dict[str, Any])
     process: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-def names_of(status: StatusReport) -> Names:
-    """Return the names of the members of a run."""
-    names = Names()
-    for member in status.members:
-        names.note(member.peer, member.name)
-    return names
 
 
 def waits_in_words(status: StatusReport) -> Iterator[str]:
@@ -185,7 +176,7 @@ class _Situation:
             if state is None:
                 text = (
                     f"peer {peer} at {member.host} does not answer, though its system acknowledges "
-                    "what it gets: its process is stopped, or C code holds its interpreter lock"
+                    "what it receives: its process is stopped, or C code holds its interpreter lock"
                 )
                 remedy = (
                     f"on {member.host}, look at the state of the process (ps -o stat) and its "
@@ -197,7 +188,7 @@ class _Situation:
             where = _place_in_dump(clues.process.get("stacks"))
             text = (
                 f"peer {peer}: the interpreter lock of process {clues.process.get('pid')} is held "
-                f"by C code that {doing}{where}, so no Python thread of it runs"
+                f"by C code that {doing}{where}, so no Python thread of that process runs"
             )
             remedy = "release the lock in that C code (Py_BEGIN_ALLOW_THREADS, ctypes.CDLL)"
             yield BlameFinding(Cause.LOCK_HELD, (peer,), text, remedy)
@@ -284,7 +275,7 @@ class _Situation:
         if isinstance(wait, RoundStatus) and wait.round.kind is RoundKind.UPDATE_TOPOLOGY:
             waiting = {self._members[other].group for other in self._inside(wait)}
             if member.group not in waiting:
-                text = f"{said}{place}; it is of group {member.group}, which has not called yet"
+                text = f"{said}{place}; it is in group {member.group}, which has not made the call"
                 remedy = "call update_topology at the same place in all groups"
                 return BlameFinding(Cause.OTHER_GROUP, (peer,), text, remedy)
         remedy = "make the call there, too; or wait if it computes longer than the others"
@@ -317,7 +308,7 @@ class _Situation:
                     speeds[peer, other] = max(speeds.get((peer, other), 0.0), speed)
         for pair, why in dead.items():
             text = f"the link of {_peers(pair)} is dead: {why}, and {what} waits for data"
-            remedy = "check the network between them; their lanes are replaced after some seconds"
+            remedy = "check the network between them; they replace their connections soon"
             yield BlameFinding(Cause.DEAD_LINK, pair, text, remedy)
         if not dead and speeds:
             yield from self._slow(speeds, what)
@@ -330,7 +321,7 @@ class _Situation:
                 f"the link from peer {one} to peer {other} carries {slowest / 1e6:.2f} MB/s, the "
                 f"median of all links is {median / 1e6:.2f} MB/s; {what} waits for its data"
             )
-            remedy = "quantize, use fewer rounds, or leave that member out"
+            remedy = "quantize, average less often, or run without one of the two"
             yield BlameFinding(Cause.SLOW_LINK, (one, other), text, remedy)
 
 

@@ -78,8 +78,8 @@ class MemberLost:
     Attributes:
         peer_id: its id.
         name: its name.
-        cause: the master's cause, a ``RemovalCause`` by name; empty if this peer was not told.
-        reason: what happened, in words; empty if this peer was not told.
+        cause: the master's cause, a ``RemovalCause`` by name; empty if unknown to this peer.
+        reason: what happened, in words; empty if unknown to this peer.
         world_size: members of the group now.
     """
 

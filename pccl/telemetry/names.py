@@ -31,6 +31,16 @@ def name_flaw(name: str) -> str:
     return ""
 
 
+def with_name(peer: int, name: str) -> str:
+    """Return ``3 (alice)``; without a name the id; with a long id the name.
+
+    Ids skip millions when another master continues the run.
+    """
+    if name and peer > TERM_GAP:
+        return name
+    return f"{peer} ({name})" if name else str(peer)
+
+
 class Names:
     """The names of the peers of a run, present and former ones."""
 
@@ -64,8 +74,4 @@ class Names:
         return _NUMBER.sub(self._with_name, found[0])
 
     def _with_name(self, number: re.Match[str]) -> str:
-        peer = int(number[0])
-        name = self._names.get(peer)
-        if name and peer > TERM_GAP:  # the id skipped millions when a master continued the run
-            return name
-        return f"{peer} ({name})" if name else number[0]
+        return with_name(int(number[0]), self._names.get(int(number[0]), ""))

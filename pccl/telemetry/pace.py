@@ -33,7 +33,8 @@ class Pace:
 
     def beat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """Record a heartbeat. A lower step than before begins a new measurement."""
-        self._sent_ns, self._beat_ns = heartbeat.sent_ns, now_ns
+        if heartbeat.sent_ns:  # a long heartbeat has several parts, of which one has the time
+            self._sent_ns, self._beat_ns = heartbeat.sent_ns, now_ns
         step = heartbeat.step
         if step == self.step:
             return

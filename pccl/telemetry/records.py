@@ -142,7 +142,7 @@ def check_record(value: object) -> Record:
 def _list(fields: Mapping[str, Any], name: str, count_max: int) -> Sequence[Any]:
     found: list[Any] = fields.get(name, ())
     if type(found) is not list or len(found) > count_max:
-        raise ValueError(f"{name} is no list of at most {count_max}")
+        raise ValueError(f"{name} is not a list of at most {count_max}")
     return found
 
 
@@ -151,7 +151,7 @@ def _rows(
 ) -> Sequence[Sequence[Any]]:
     rows = _list(fields, name, count_max)
     if any(type(row) is not list or len(row) != width for row in rows):
-        raise ValueError(f"the entries of {name} are no lists of {width}")
+        raise ValueError(f"the entries of {name} are not lists of {width}")
     return rows
 
 
@@ -198,7 +198,7 @@ def _number(value: float) -> float:
 
 def _seconds(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("time_s is no number")
+        raise ValueError("time_s is not a number")
     if not 0 <= value < TIME_NS_MAX / NS_PER_S:  # false for NaN, too
         raise ValueError("time_s is out of range")
     return float(value)
@@ -206,7 +206,7 @@ def _seconds(value: object) -> float:
 
 def _whole(value: object, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{str(value)[:24]!r} is no whole number from {least} to {most}")
+        raise ValueError(f"{str(value)[:24]!r} is not a whole number from {least} to {most}")
     return value
 
 
@@ -220,7 +220,7 @@ def _difference(value: object) -> int:
 
 def _text(value: object, bytes_max: int = TEXT_BYTES_MAX) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:24]!r} is no text")
+        raise ValueError(f"{str(value)[:24]!r} is not a text")
     return shortened(printable(value[:bytes_max]), bytes_max)
 
 

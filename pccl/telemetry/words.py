@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from pccl.protocol.types import NS_PER_S, RemovalCause
 from pccl.telemetry import events as tell
+from pccl.telemetry.names import with_name
 from pccl.telemetry.stream import Stamped
 
 
@@ -123,7 +124,7 @@ def _why_lost(event: tell.MemberLost) -> str:
 
 
 def _peer(peer_id: int, name: str) -> str:
-    return f"peer {peer_id} ({name})" if name else f"peer {peer_id}"
+    return f"peer {with_name(peer_id, name)}"
 
 
 def _members(count: int) -> str:

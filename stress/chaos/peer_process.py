@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import time
@@ -347,6 +348,8 @@ def baseline() -> MemorySample:
 
 def settled(descriptors: int, threads: int) -> None:
     """Wait at most ``SETTLE_S`` for the process to hold at most these descriptors and threads."""
+    for handler in logging.getLogger("pccl").handlers:
+        handler.close()  # the log has a thread of its own
     end_s = time.monotonic() + SETTLE_S
     while time.monotonic() < end_s:
         gc.collect()

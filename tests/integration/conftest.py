@@ -14,6 +14,7 @@ import pytest
 import pccl
 from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
+from pccl.observe.logs import LEVEL
 from pccl.protocol.guards.log_quota import LogQuota
 from tests.support import forks, waiting
 from tests.support.insides import machine_of
@@ -42,6 +43,12 @@ def ready_python(forked_python: tuple[str, ...]) -> tuple[str, ...]:
 def ready_pccl(forked_python: tuple[str, ...]) -> tuple[str, ...]:
     """The command ``pccl``, for tests that look at what it says and not at its processes."""
     return (*forked_python, "-m", "pccl.cli.main")
+
+
+@pytest.fixture(autouse=True)
+def quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers of ``launch`` and ``join`` print what programs print, and no line for each member."""
+    monkeypatch.setenv(LEVEL, "warning")
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_an_internal_error_ends_every_call(caplog: pytest.LogCaptureFixture) -> 
         until(lambda: any(isinstance(event, Joined) for event in heard))
         (lost,) = [event for event in heard if isinstance(event, MembershipLost)]
         (joined,) = [event for event in heard if isinstance(event, Joined)]
-        assert (lost.cause, joined.rejoined) == ("LocalProtocolError", True)
+        assert (lost.cause, joined.rejoined) == ("INTERNAL_ERROR", True)
         other.close()
         one.close()
     assert "planted" in caplog.text

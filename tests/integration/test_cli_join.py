@@ -96,6 +96,7 @@ def test_says_nothing_when_the_master_is_there(port: tuple[socket.socket, str]) 
     listener, address = port
     listener.listen()
     given = {"PCCL_TOKEN": SECRET, "PCCL_GROUP": "9", "PCCL_DRAIN": "0", "PCCL_PROGRESS": "0"}
+    given["PCCL_LOG"] = "off"
     join = start(address, "--", sys.executable, "-c", SHOW, **given)
     out, err = finish(join)
     assert (join.returncode, err) == (0, "")

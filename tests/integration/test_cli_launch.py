@@ -66,7 +66,7 @@ class Launched:
     def pids(self, count: int) -> list[int]:
         """What so many peers print about themselves and their children."""
         return [
-            int(pid) for found in self.read(r"\[\d\] pid (.*)", count) for pid in found[1].split()
+            int(pid) for found in self.read(r"\[p\d\] pid (.*)", count) for pid in found[1].split()
         ]
 
     def finish(self) -> tuple[int, str, str]:
@@ -98,7 +98,8 @@ def start(launched: list[Launched]) -> type[Launched]:
 # -- what peers find and print ---------------------------------------------------------------------
 
 
-def test_environment(start: type[Launched]) -> None:
+def test_environment(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_LOG")
     source = ME + "import json; print(json.dumps([dict(os.environ), sys.stdin.read()]))"
     launch = start(
         *("-n", "3", "--group", "5", "--min-peers", "2", "--", *PYTHON, source),
@@ -108,14 +109,17 @@ def test_environment(start: type[Launched]) -> None:
         PCCL_LANES="4",
     )
     told: dict[int, dict[str, str]] = {}
-    for line in launch.read(r"\[(\d)\] (.*)", 3):
+    stacks: set[str] = set()
+    for line in launch.read(r"\[p(\d)\] (.*)", 3):
         environment, read = json.loads(line[2])
         assert read == ""
         assert environment["PYTHONUNBUFFERED"] == "1"
+        stacks.add(environment.pop("PCCL_STACKS_DIR"))
         told[int(line[1])] = {
             name: value for name, value in environment.items() if name.startswith("PCCL_")
         }
     assert launch.finish() == (0, "", "")
+    assert [Path(folder).exists() for folder in stacks] == [False]
     master, token = told[0]["PCCL_MASTER"], told[0]["PCCL_TOKEN"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", master)
     assert len(token) >= 32
@@ -201,7 +205,7 @@ def test_long_lines_and_garbage_pass(start: type[Launched]) -> None:
 
 def test_lines_come_at_once(start: type[Launched]) -> None:
     launch = start("-n", "1", "--", *PYTHON, "print('now'); import signal; signal.pause()")
-    launch.read(r"\[0\] now", 1)  # while the peer lives on
+    launch.read(r"\[p0\] now", 1)  # while the peer lives on
     assert launch.process.poll() is None
 
 
@@ -230,7 +234,7 @@ def test_colours(environment: dict[str, str], coloured: bool) -> None:
     if coloured:
         assert len({line.partition(b"[p0] ")[0] for line in lines}) == 2
         assert all(
-            re.fullmatch(rb"\x1b\[[\d;]+m\[\d\] \x1b\[0m\x1b\[1mbold\x1b\[0m", line)
+            re.fullmatch(rb"\x1b\[[\d;]+m\[p\d\] \x1b\[0m\x1b\[1mbold\x1b\[0m", line)
             for line in lines
         )
     else:
@@ -291,7 +295,7 @@ def test_a_signal_reaches_each_peer_once(wanted: signal.Signals, start: type[Lau
     launch.process.send_signal(wanted)
     status, out, err = launch.finish()
     assert status == 128 + wanted
-    assert sorted(out.splitlines()) == [f"[{peer}] got {int(wanted)}" for peer in range(3)]
+    assert sorted(out.splitlines()) == [f"[p{peer}] got {int(wanted)}" for peer in range(3)]
     assert err == ""
     assert_gone(pids)
 
@@ -343,7 +347,7 @@ def test_second_signal_kills(start: type[Launched]) -> None:
     pids = launch.pids(2)
     began = time.monotonic()
     launch.process.terminate()
-    launch.read(r"\[\d\] heard", 2)
+    launch.read(r"\[p\d\] heard", 2)
     launch.process.send_signal(signal.SIGINT)
     assert launch.finish()[0] == 143  # the first one counts
     assert time.monotonic() - began < LIMIT_S
@@ -466,7 +470,10 @@ with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
 """
 
 
-def test_three_peers_reduce(start: type[Launched]) -> None:
+def test_three_peers_reduce(start: type[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_LOG")
     status, out, err = start("-n", "3", "--", *PYTHON, REDUCE).finish()
-    assert (status, err) == (0, "")
-    assert sorted(out.splitlines()) == [f"[{peer}] [111. 111. 111. 111.]" for peer in range(3)]
+    assert status == 0
+    assert all(re.match(r"\[p\d\] \S+ INFO pccl p\d: ", line) for line in err.splitlines())
+    assert err.count("joined the run ") == err.count("left the run") == 3
+    assert sorted(out.splitlines()) == [f"[p{peer}] [111. 111. 111. 111.]" for peer in range(3)]

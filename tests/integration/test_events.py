@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +45,17 @@ def ask(run: Run, peer: pccl.Communicator, kind: EvidenceKind, token: str | None
 
 
 # -- events -------------------------------------------------------------------------------------
+
+
+def test_a_consumer_ends_with_its_communicator(new_run: Callable[..., Run]) -> None:
+    (member,) = new_run(1).members
+    heard = Heard()
+    before = threading.active_count()
+    member.on_event(heard)
+    member.close()
+    (left,) = heard.of(tell.MembershipLost)
+    assert left.cause == "CLOSED"
+    assert threading.active_count() <= before
 
 
 def test_a_program_hears_who_comes_and_goes_by_name(new_run: Callable[..., Run]) -> None:
@@ -217,3 +231,31 @@ def test_an_unknown_peer_has_no_evidence(new_run: Callable[..., Run]) -> None:
     run = new_run(1)
     with pytest.raises(NotAdmitted, match="peer 77 is not a member of the run"):
         peer_evidence(77, EvidenceKind.STATE, run.master.address)
+
+
+def test_a_peer_without_stacks_makes_no_file_for_its_parent(
+    new_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_STACKS_DIR", str(tmp_path))
+    monkeypatch.setenv("PCCL_STACKS", "0")
+    new_run(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_call_keeps_no_tensor(new_run: Callable[..., Run]) -> None:
+    (alone,) = new_run(1).members
+
+    class Tensor(np.ndarray[Any, Any]):
+        """Can be referred to weakly."""
+
+    gc.collect()
+    gc.disable()
+    try:
+        tensor = np.ones(4).view(Tensor)
+        kept = weakref.ref(tensor)
+        with pytest.raises(pccl.errors.TooFewPeers):
+            alone.all_reduce(tensor)
+        del tensor
+        until(lambda: kept() is None)
+    finally:
+        gc.enable()

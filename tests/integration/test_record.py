@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -223,3 +225,14 @@ def test_a_folder_that_cannot_be_written_is_a_mistake(
     monkeypatch.setenv("PCCL_RECORD", text)
     with pytest.raises(ValueError, match="PCCL_RECORD"):
         pccl.Communicator("127.0.0.1:1")
+
+
+def test_a_communicator_that_cannot_be_made_leaves_sigquit_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_RECORD", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("PCCL_METRICS", str(other.getsockname()[1]))
+        with pytest.raises(OSError, match="cannot serve metrics"):
+            pccl.Communicator("127.0.0.1:1")
+    assert not faulthandler.unregister(signal.SIGQUIT)

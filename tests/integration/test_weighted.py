@@ -17,6 +17,7 @@ from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import CollectiveAborted, DescriptorMismatch, TooFewPeers
 from tests.integration.conftest import Array, Run
 from tests.support.patience import LIMIT_S
+from tests.support.unnamed import unnamed
 
 AVG = ReduceOp.AVG
 COUNT = 100_000
@@ -145,7 +146,7 @@ def test_a_weight_is_given_by_all_or_by_none(run_of: Callable[..., Run]) -> None
         with pytest.raises(DescriptorMismatch) as caught:
             member.all_reduce(array, op=AVG, weight=weights[member])
         assert np.array_equal(array, np.full(4, 7.0))
-        return caught.value.reason
+        return unnamed(caught.value.reason)
 
     first, second = run.members
     for reason in run.each(reduce):

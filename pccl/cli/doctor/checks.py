@@ -209,7 +209,7 @@ def _interface(name: str, address: str, mtu: int | None) -> str:
 
 def _mtu(path: PathFacts) -> Finding:
     if path.path_mtu is None:
-        return Finding("MTU", Severity.OK, "the kernel does not know that of the path")
+        return Finding("MTU", Severity.OK, "the kernel does not know the MTU of the path")
     segment = "" if path.segment_bytes is None else f", TCP segments of {path.segment_bytes} bytes"
     found = f"{path.path_mtu} on the path{segment}"
     if path.path_mtu < PATH_MTU_MIN:
@@ -250,7 +250,7 @@ def _clock(made: Examination) -> Finding:
     found = f"the master's is {_span(abs(offset_s))} {side} this one, ± {_span(error_s)}"
     if abs(offset_s) - error_s <= CLOCK_OFFSET_S_MAX:
         return Finding("clock", Severity.OK, found)
-    remedy = "set both clocks by NTP, or the times in their logs will not agree; a run works so"
+    remedy = "set both clocks by NTP, so that times in logs agree; the run does not need it"
     return Finding("clock", Severity.WARN, found, remedy)
 
 

@@ -16,8 +16,8 @@ from pccl.cli.runs.target import NoRun, Target, find_target
 NO_MASTER = Finding(
     "run",
     Severity.OK,
-    "not examined: with the address of a master, HOST:PORT, the doctor also checks the way to it, "
-    "the token, the clock, NAT, and whether others can reach this machine",
+    "not examined: with the address of a master, HOST:PORT, the doctor also checks the path to it, "
+    "the token, the clock, NAT, and whether the master can reach this machine",
 )
 
 

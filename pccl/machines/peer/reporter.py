@@ -196,6 +196,8 @@ class PeerReporter:
                 name = "MASTER_LOST"
             case errors.NotConnected():
                 name = "CLOSED"
+            case errors.LocalProtocolError():
+                name = "INTERNAL_ERROR"
             case _:
                 name = type(loss).__name__
         reason = self._names.explain(loss.reason) if loss is not None else ""

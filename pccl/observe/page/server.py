@@ -141,7 +141,9 @@ class PageServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except OSError as error:
+        except Exception as error:
+            if self._ready.is_set():
+                raise
             self._failure = error
         finally:
             self._ready.set()

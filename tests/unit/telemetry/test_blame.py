@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.observe import summary
 from pccl.protocol.status_report import GroupStatus, MemberStatus, OperationStatus, RoundStatus
 from pccl.protocol.status_report import StatusReport as Status
 from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
-from pccl.telemetry.blame import Cause, Clues, find_blame, names_of, waits_in_words
+from pccl.telemetry.blame import Cause, Clues, find_blame, waits_in_words
 
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
 
@@ -192,7 +193,7 @@ def test_what_waits_is_said_in_words() -> None:
         "update_topology #4: 1 member waits for peer 2, for 3.0 s",
         "tag 0 (SUM of 8 x float32): waits for the calls of peers 2, 3, nothing for 0.1 s",
     ]
-    assert names_of(case).explain("peers 1, 2") == "peers 1 (p0), 2 (p1)"
+    assert summary.names_of(case).explain("peers 1, 2") == "peers 1 (p0), 2 (p1)"
 
 
 KEYS = st.sampled_from(

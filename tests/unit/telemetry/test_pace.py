@@ -77,5 +77,6 @@ def test_a_heartbeat_is_echoed_once_with_the_time_for_which_it_was_held() -> Non
     assert pace.echo(5) == (0, 0)
     pace.beat(msg.Heartbeat(sent_ns=77), 100)
     pace.beat(msg.Heartbeat(sent_ns=88), 200)
+    pace.beat(msg.Heartbeat(), 210)  # a further part of a long heartbeat
     assert pace.echo(250) == (88, 50)
     assert pace.echo(260) == (0, 0)

@@ -183,7 +183,7 @@ def test_a_bug_ends_the_membership_and_what_waits() -> None:
     peer.reporter.broke_down(bug, peer.now_ns)
     assert peer.new() == [
         tell.WaitingEnded(call="update_topology", waited_s=3.0),
-        tell.MembershipLost(cause="LocalProtocolError", reason="a bug"),
+        tell.MembershipLost(cause="INTERNAL_ERROR", reason="a bug"),
     ]
     peer.join_again()
     peer.admitted(1, 5, version=3)
