@@ -215,7 +215,7 @@ def test_a_minority_stops_and_says_so(run: Run) -> None:
             call = run.submit(lonely.all_reduce, values)
         finally:
             others.kill()
-    with pytest.raises(MasterLost, match="buffers are intact"):
+    with pytest.raises(MasterLost, match="shared state are intact"):
         call.result(LIMIT_S)
     assert np.array_equal(values, np.arange(10.0))
 

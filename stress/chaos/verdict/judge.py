@@ -18,7 +18,7 @@ from pccl.stress.chaos.settings import blame_s
 from pccl.stress.chaos.verdict.record import Findings, Life, RemovalSeen, RunRecord
 from pccl.stress.timeline import MASTER, OF_MASTER, OF_PAIR, FaultKind
 
-_APART = re.compile(r"LINK_BROKEN: peers (\d+) and (\d+) ")
+_APART = re.compile(r"LINK_BROKEN: peers (\d+), (\d+) ")
 """The reason of a removal that names two members without a link, by their ids."""
 
 GROWTH_BYTES_MAX = 32 << 20

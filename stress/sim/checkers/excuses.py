@@ -21,7 +21,7 @@ STANDBY_NAME = "standby"
 MASTERS = (MASTER_NAME, STANDBY_NAME)
 
 _ACCUSER = re.compile(r"peer (\d+)")
-_PAIR = re.compile(r"peers (\d+) and (\d+)")
+_PAIR = re.compile(r"peers (\d+), (\d+)")
 
 
 @dataclass(frozen=True, slots=True)

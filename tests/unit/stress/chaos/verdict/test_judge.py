@@ -145,9 +145,9 @@ def test_a_removal_needs_a_fault_of_that_peer(
 @pytest.mark.parametrize(
     ("about", "pair", "count"),
     [
-        ({"peer": 0}, "1 and 2", 0),
-        ({"peer": 0}, "2 and 3", 1),  # none of the two was concerned
-        ({"peer": 0, "other": 2}, "1 and 2", 1),  # another link than the damaged one
+        ({"peer": 0}, "1, 2", 0),
+        ({"peer": 0}, "2, 3", 1),  # none of the two was concerned
+        ({"peer": 0, "other": 2}, "1, 2", 1),  # another link than the damaged one
     ],
 )
 def test_of_two_that_cannot_talk_either_may_go(
