@@ -102,7 +102,8 @@ def _writer_to(stream: TextIO | None) -> Callable[[str], object]:
     """
     if stream is None:
         return len
-    if stream is sys.__stderr__:
+    known: TextIO = stream
+    if known is sys.__stderr__:
         with suppress(OSError, ValueError):
             descriptor, encoding = stream.fileno(), stream.encoding
 
@@ -114,8 +115,8 @@ def _writer_to(stream: TextIO | None) -> Callable[[str], object]:
             return write
 
     def write_and_flush(text: str) -> None:
-        stream.write(text)
-        stream.flush()
+        known.write(text)
+        known.flush()
 
     return write_and_flush
 

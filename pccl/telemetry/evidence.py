@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import Any
+from typing import Any, cast
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import EVIDENCE_BYTES_MAX
@@ -50,8 +50,13 @@ def _is_flat(evidence: Any) -> bool:
     """Whether at most ``DEPTH_MAX`` lists and objects are inside each other."""
     level: list[Any] = [[evidence]]
     for _ in range(DEPTH_MAX + 1):  # the first one is not of the evidence
-        inside = [one.values() if isinstance(one, dict) else one for one in level]
-        level = [one for each in inside for one in each if isinstance(one, dict | list)]
+        level = [one for each in level for one in _inside(each)]
         if not level:
             return True
     return False
+
+
+def _inside(outer: Any) -> list[Any]:
+    """Return the lists and objects in a list or object."""
+    values: Any = cast("dict[str, Any]", outer).values() if isinstance(outer, dict) else outer
+    return [one for one in values if isinstance(one, dict | list)]
