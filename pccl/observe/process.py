@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -122,7 +123,9 @@ def _threads(pid: int) -> list[dict[str, str]]:
 def _stacks(pid: int, path: Path) -> str:
     """Ask a process for its stacks; return them, or an empty text."""
     try:
-        size = path.stat().st_size  # it exists: the process has registered the signal
+        if not _catches_signal(pid):
+            return ""
+        size = path.stat().st_size
         os.kill(pid, STACKS_SIGNAL)
         deadline_s = time.monotonic() + DUMP_S_MAX
         while time.monotonic() < deadline_s:
@@ -135,6 +138,12 @@ def _stacks(pid: int, path: Path) -> str:
             return file.read(STACKS_BYTES_MAX).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _catches_signal(pid: int) -> bool:
+    """Whether the signal is safe: another program that has the id by now would die of it."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _is_complete(path: Path, begin: int) -> bool:
