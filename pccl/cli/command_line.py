@@ -12,6 +12,7 @@ import click
 import pccl.addresses
 from pccl import config
 from pccl.observe.logs import resolve_level, resolve_local_time
+from pccl.protocol.limits import SECONDS_MAX
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -22,10 +23,12 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Check the range, and refuse NaN and infinity."""
+        """Check the range, and refuse NaN and infinity, and what no timer can hold."""
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
+        if seconds > SECONDS_MAX:
+            self.fail(f"{value!r} is more than {SECONDS_MAX} (ten years).", param, ctx)
         return seconds
 
 

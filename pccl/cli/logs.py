@@ -6,6 +6,7 @@ Logs go to stderr, so that stdout holds only the output of a command.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,12 +27,12 @@ def configure(level: int, command: str) -> None:
     Raises:
         click.UsageError: ``PCCL_LOG_TIME`` has a wrong value.
     """
-    stream = logging.StreamHandler()
     try:
-        stream.setFormatter(LineFormatter(command, local=resolve_local_time()))
+        formatter = LineFormatter(command, local=resolve_local_time())
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    logging.basicConfig(level=logging.WARNING, handlers=[ThreadedHandler(stream)], force=True)
+    handler = ThreadedHandler(formatter, sys.stderr)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("pccl").setLevel(level)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,7 @@ from pccl.cli.command_line import (
     token_option,
 )
 from pccl.cli.runs.target import Target, find_target
+from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
@@ -75,7 +78,8 @@ def record(
     """
     found = _gather(find_target(master, token), peer, timeout_s)
     _write(output, {"records": found.values, "unanswered": found.unanswered})
-    click.echo(f"wrote {output}: records of {_count(found.records)}")
+    with writing():
+        click.echo(f"wrote {output}: records of {_count(found.records)}")
 
 
 @click.command()
@@ -94,7 +98,7 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
     The exit code is 1 if no peer answers, or a file has no record.
     """
     records: Sequence[Record]
-    if sources and (len(sources) > 1 or Path(sources[0]).exists()):
+    if sources and (len(sources) > 1 or os.path.exists(sources[0])):
         try:
             records, unanswered = read_records(sources)
         except ValueError as error:
@@ -108,8 +112,9 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
     _write(output, merged)
     error_us = merged["otherData"]["clock_error_us"]
     clocks = "unknown" if error_us is None else f"at most {error_us / 1000:.3f} ms"
-    click.echo(f"wrote {output}: {_count(records)}; error of their clocks: {clocks}")
-    click.echo("open it at https://ui.perfetto.dev")
+    with writing():
+        click.echo(f"wrote {output}: {_count(records)}; error of their clocks: {clocks}")
+        click.echo("open it at https://ui.perfetto.dev")
 
 
 def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
@@ -155,7 +160,11 @@ def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
 
 def _write(path: Path, value: Any) -> None:
     try:
-        write_json(path, value)
+        if path.exists() and not path.is_file():  # a device or a pipe: never replace it
+            with path.open("w") as stream:
+                json.dump(value, stream)
+        else:
+            write_json(os.path.realpath(path), value)
     except OSError as error:
         raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
 

@@ -16,7 +16,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TextIO
 
 from pccl.observe.handoff import Handoff
 from pccl.protocol.guards.texts import printable
@@ -63,15 +65,18 @@ class LineFormatter(logging.Formatter):
 
 
 class ThreadedHandler(logging.Handler):
-    """Hands records to another handler in a thread of its own, and never waits.
+    """Writes records to a stream in a thread of its own, and never waits.
 
     Args:
-        target: handler that may block.
+        formatter: formats a record.
+        stream: where the lines go; None: nowhere.
     """
 
-    def __init__(self, target: logging.Handler) -> None:
+    def __init__(self, formatter: logging.Formatter, stream: TextIO | None) -> None:
         super().__init__()
-        self._records = Handoff("pccl-log", target.handle)
+        self.setFormatter(formatter)
+        self._write = _writer_to(stream)
+        self._records = Handoff("pccl-log", self._take)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record."""
@@ -81,6 +86,39 @@ class ThreadedHandler(logging.Handler):
         """Write what is queued, for at most a second, and stop."""
         self._records.close()
         super().close()
+
+    def _take(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(f"{self.format(record)}\n")
+        except Exception:  # noqa: BLE001 - as every handler of logging does
+            self.handleError(record)
+
+
+def _writer_to(stream: TextIO | None) -> Callable[[str], object]:
+    """Return a function that writes a text to a stream.
+
+    It takes no lock of the real stderr. The thread may wait there for a paused reader when the
+    program ends, and the interpreter would wait for the lock.
+    """
+    if stream is None:
+        return len
+    known: TextIO = stream
+    if known is sys.__stderr__:
+        with suppress(OSError, ValueError):
+            descriptor, encoding = stream.fileno(), stream.encoding
+
+            def write(text: str) -> None:
+                data = text.encode(encoding, "backslashreplace")
+                while data:
+                    data = data[os.write(descriptor, data) :]
+
+            return write
+
+    def write_and_flush(text: str) -> None:
+        known.write(text)
+        known.flush()
+
+    return write_and_flush
 
 
 def resolve_level() -> int | None:
@@ -121,9 +159,7 @@ def show_log(who: str) -> None:
     level, local = resolve_level(), resolve_local_time()
     if _log.handlers or (level is None and logging.getLogger().handlers):
         return
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(LineFormatter(who, local=local))
-    _log.addHandler(ThreadedHandler(stream))
+    _log.addHandler(ThreadedHandler(LineFormatter(who, local=local), sys.stderr))
     _log.setLevel(logging.WARNING if level is None else level)
     _log.propagate = False
 

@@ -355,7 +355,10 @@ def _dicts(values: object) -> list[Mapping[str, Any]]:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    """Return a number that a peer has sent; 0 if it is none, or beyond all reason."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
+        return 0.0
+    return float(value)
 
 
 def _innermost(frames: object) -> str:

@@ -16,7 +16,7 @@ from pccl.protocol.types import NAME_BYTES_MAX, Member, PeerId
 _KEPT_MAX = 4096
 """Names that one process remembers. It forgets the oldest; peers that are gone keep theirs."""
 
-_PEERS = re.compile(r"\bpeers? (\d+(?:, \d+)*)\b")
+_PEERS = re.compile(r"\bpeers? (\d+(?:, \d+)*)\b(?!\.\d)")  # not: this peer 3.0 s ago
 _NUMBER = re.compile(r"\d+")
 
 

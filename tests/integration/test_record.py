@@ -31,6 +31,7 @@ from tests.support.peers import PeerProcess
 from tests.support.skewed_clock import true_ns
 from tests.support.trace_format import check_trace
 from tests.support.waiting import until
+from tests.unit.telemetry.test_records import GOOD
 
 S = 10**9
 CLOCKS = ((2 * S, 100), (-S // 2, -100), (11 * S, 50), (17 * S, -75))
@@ -154,6 +155,21 @@ def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) ->
         crew.peers[0].process.send_signal(signal.SIGCONT)
     assert "no record of peer" in partly.stderr
     assert len(json.loads(trace.read_text())["otherData"]["unanswered"]) == 1
+
+
+def test_a_trace_may_go_to_a_pipe_which_stays_one(tmp_path: Path) -> None:
+    """As root, a command that renames its draft would replace /dev/stdout with a file."""
+    saved, pipe = tmp_path / "r.json", tmp_path / "pipe"
+    saved.write_text(json.dumps(GOOD))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        arguments = "trace", str(saved), "-o", str(pipe)
+        done = run_to_end(*PCCL, *arguments, env=environment_with(), limit_s=LIMIT_S)
+        assert (done.returncode, pipe.is_fifo()) == (0, True), done.stderr
+        check_trace(json.loads(os.read(reader, 1 << 16)))
+    finally:
+        os.close(reader)
 
 
 def written(folder: Path, count: int) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ def test_pccl_master_is_pccl_master(
     assert capsys.readouterr().out.startswith("Usage: pccl master [OPTIONS]")
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon", "1e300"])
 def test_a_time_must_be_a_number_of_seconds(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Seconds(0.0).convert(text, None, None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -234,3 +236,26 @@ def test_an_event_is_one_line_whatever_an_error_says(caplog: pytest.LogCaptureFi
     log_events(stream, lambda: "alice")
     stream.put(replace(ENDED, outcome="ValueError", reason="no\nsuch\x1b[2J"), 0)
     assert caplog.messages == ["barrier raised ValueError: no\ufffdsuch\ufffd[2J"]
+
+
+# -- a paused reader ----------------------------------------------------------------------------
+
+
+PAUSED = """
+import logging
+from pccl.observe.logs import show_log
+show_log("alice")
+for _ in range(3000):
+    logging.getLogger("pccl").warning("x" * 100)
+"""
+
+
+def test_a_program_ends_although_nobody_reads_its_log() -> None:
+    """The thread of the log waits in a write, for good, and must hold no lock there."""
+    reader, writer = os.pipe()
+    try:
+        ended = subprocess.run([sys.executable, "-c", PAUSED], stderr=writer, timeout=LIMIT_S)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert ended.returncode == 0

@@ -201,11 +201,18 @@ KEYS = st.sampled_from(
      "text", "ago_s", "is_main", "waits_in", "frames", "state", "threads", "stacks", "pid", "busy"]
 )  # fmt: skip
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats()
+    | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
-)
+)  # fmt: skip
 OBJECTS = st.dictionaries(KEYS, JSON, max_size=5)
+
+
+@pytest.mark.parametrize("number", [10**400, float("inf"), float("nan")])
+def test_a_number_beyond_all_reason_is_none(number: float) -> None:
+    clues = {ONE: Clues(state={"paths": [path(2, bytes_per_s=number), path(3, bytes_per_s=1e6)]})}
+    assert find_blame(MOVING, clues) == []
 
 
 @given(

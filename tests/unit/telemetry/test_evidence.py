@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import EVIDENCE_BYTES_MAX
-from pccl.telemetry.evidence import UNPACKED_BYTES_MAX, pack_evidence, unpack_evidence
+from pccl.telemetry.evidence import DEPTH_MAX, UNPACKED_BYTES_MAX, pack_evidence, unpack_evidence
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.text() | st.floats(-1e9, 1e9),
@@ -40,6 +40,11 @@ def noise(size: int) -> bytes:
     return json.dumps(Random(1).randbytes(size).hex()).encode()
 
 
+def nested(depth: int) -> Any:
+    """Lists inside each other."""
+    return [nested(depth - 1)] if depth > 1 else []
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -52,6 +57,7 @@ def noise(size: int) -> bytes:
         (zlib.compress(b" " * UNPACKED_BYTES_MAX + b"1"), "incomplete, or more than"),
         (zlib.compress(noise(EVIDENCE_BYTES_MAX)), "bytes, at most 262144 are allowed"),
         (zlib.compress(b"1" * 5000), "digits"),
+        (pack_evidence({"unknown": nested(DEPTH_MAX)}), "lists or objects inside each other"),
     ],
 )
 def test_what_is_refused(data: bytes, says: str) -> None:
@@ -63,3 +69,4 @@ def test_what_is_refused(data: bytes, says: str) -> None:
 def test_the_largest_answer_is_accepted() -> None:
     text = b" " * (UNPACKED_BYTES_MAX - 1) + b"1"
     assert unpack_evidence(zlib.compress(text)) == 1
+    assert unpack_evidence(pack_evidence(nested(DEPTH_MAX))) == nested(DEPTH_MAX)
