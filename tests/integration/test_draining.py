@@ -111,7 +111,8 @@ def start() -> Iterator[Start]:
 
 
 def _run(command: list[str], drain: str | None) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PCCL_DRAIN"}
+    environment = {**os.environ, "PCCL_LOG": "warning"}
+    environment.pop("PCCL_DRAIN", None)
     if drain is not None:
         environment["PCCL_DRAIN"] = drain
     return commands.start(*commands.PCCL, *command, env=environment)

@@ -328,7 +328,7 @@ class LaunchCommand(Wrapper):
     help="Time in which peers may end after a signal, before they are killed.",
 )
 @http_option()
-@logs.verbose_option(logging.WARNING)
+@logs.verbose_option(logging.ERROR)  # the peers say what the master would warn of
 @click.pass_context
 def launch(
     ctx: click.Context,
