@@ -14,7 +14,8 @@ from typing import SupportsIndex, TypeVar, cast
 
 from pccl.protocol import limits
 from pccl.protocol.guards.texts import shortened
-from pccl.protocol.limits import PEERS_MAX, SECONDS_MAX, Timing
+from pccl.protocol.limits import PEERS_MAX, Timing
+from pccl.protocol.limits import SECONDS_MAX as SECONDS_MAX
 from pccl.protocol.types import WEIGHT_MAX
 
 _E = TypeVar("_E", bound=enum.IntEnum)

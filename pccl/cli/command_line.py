@@ -11,8 +11,8 @@ import click
 
 import pccl.addresses
 from pccl import config
+from pccl.checks import SECONDS_MAX
 from pccl.observe.logs import resolve_level, resolve_local_time
-from pccl.protocol.limits import SECONDS_MAX
 
 F = TypeVar("F", bound=Callable[..., object])
 

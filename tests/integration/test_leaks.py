@@ -30,7 +30,7 @@ BYTES_PER_COMMUNICATOR = 1_000
 
 LOGS = {"AlgorithmTable", "Member", "Removal", "Roster"}
 """Kept by the master for peers that come back late, so many and no more."""
-IN_HISTORIES = ("peer.events.", "master.events.", "messages.", ".reachability.")
+IN_HISTORIES = ("peer.events.", "master.events.", "messages.", ".reachability.", ".telemetry.")
 """The histories of the machines are of bounded length."""
 
 
@@ -178,13 +178,15 @@ def sizes(thing: object, depth: int = 4) -> dict[str, int]:
         held = cast("dict[str, Any]", getattr(owner, "__dict__", {}))
         for key, value in held.items():
             where, kind = f"{name}.{key}", cast("type[object]", type(value))
+            if isinstance(value, deque) and value.maxlen is not None:
+                continue  # a ring, which is there to be full
             if kind in (dict, list, set, deque, Counter):
                 found[where] = len(value)
             elif str(kind.__module__).startswith("pccl."):
                 look(value, where, left - 1)
 
     look(thing, type(thing).__name__, depth)
-    return {name: size for name, size in found.items() if ".history.entries" not in name}
+    return {name: size for name, size in found.items() if not name.endswith("names._names")}
 
 
 def tables(run: Run) -> dict[str, int]:
