@@ -94,7 +94,7 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
         case tell.MasterReconnected(away_s=away_s, term=term):
             return Level.WARNING, f"the master is back after {away_s:.1f} s (term {term})"
         case tell.Waiting(call=call, waits_for=waits_for, waited_s=waited_s):
-            return Level.WARNING, f"{call} has waited {waited_s} s for {waits_for}"
+            return Level.WARNING, f"{call} {_have(call)} waited {waited_s} s for {waits_for}"
         case tell.WaitingEnded(call=call, waited_s=waited_s):
             return Level.WARNING, f"{call} waits no longer, after {waited_s:.1f} s"
         case tell.LinkLost():
@@ -129,3 +129,8 @@ def _peer(peer_id: int, name: str) -> str:
 
 def _members(count: int) -> str:
     return f"the group has {count} member{'' if count == 1 else 's'}"
+
+
+def _have(call: str) -> str:
+    """Return the verb for a call, or for one and several others."""
+    return "have" if call.endswith((" other", " others")) else "has"
