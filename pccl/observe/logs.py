@@ -157,8 +157,11 @@ def show_log(who: str) -> None:
         ValueError: an environment variable is wrong; the error says which values exist.
     """
     level, local = resolve_level(), resolve_local_time()
-    if _log.handlers or (level is None and logging.getLogger().handlers):
+    others = logging.getLogger().handlers
+    if _log.handlers or (level is None and others):
         return
+    if any(isinstance(other, ThreadedHandler) for other in others):
+        return  # a command of ours shows the log
     _log.addHandler(ThreadedHandler(LineFormatter(who, local=local), sys.stderr))
     _log.setLevel(logging.WARNING if level is None else level)
     _log.propagate = False

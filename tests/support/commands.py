@@ -31,10 +31,10 @@ FROM_ANYWHERE = {**os.environ, "PYTHONPATH": str(ROOT)}
 def environment_with(**more: str) -> dict[str, str]:
     """The environment, with these variables and without other settings of pccl.
 
-    Peers of ``launch`` and ``join`` do not log each member, unless ``PCCL_LOG`` is among them.
+    Only errors are logged, unless ``PCCL_LOG`` is among them.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
-    return {**kept, "PCCL_LOG": "warning", **more}
+    return {**kept, "PCCL_LOG": "error", **more}
 
 
 def run_to_end(

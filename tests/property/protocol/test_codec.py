@@ -92,7 +92,7 @@ def _values_of(hint: Any) -> SearchStrategy[Any]:
         return st.binary(max_size=40)
     if hint is str:
         printable = st.characters(codec="utf-8", exclude_categories=["C", "Z"])
-        return st.text(printable | st.just(" "), max_size=40)
+        return st.text(printable | st.just(" "), max_size=16)
     if issubclass(hint, enum.Enum):
         return st.sampled_from(hint)
     assert is_dataclass(hint)
@@ -229,16 +229,16 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9, 5]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
+    roster = [7, 2, 1, [[1, "h", 9, 5, "alice"]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
-    registration = [0, "h", 9, 2, 1, True, 5]
+    registration = [0, "h", 9, 2, 1, True, 5, "alice"]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5],
+        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5, 6, 8],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [
             6,
@@ -271,35 +271,41 @@ def _fill_samples() -> None:
         msg.Reported: [20],
         msg.AddressQuery: [31, "h", 9],
         msg.AddressIs: [95, "10.0.0.7", True, "connection refused", 10**15],
+        msg.EvidenceRequest: [26, 1, 2],
+        msg.EvidenceReply: [27, 7, b"data", ""],
+        msg.EvidenceQuery: [88, 7, 3],
+        msg.EvidenceReport: [89, b"", "no"],
         msg.RunQuery: [23, b"run", 9],
         msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
         msg.Holdings: [12, op, 2, True],
-        msg.LinkPlan: [65, [[1, "h", 9, 0]], [2]],
-        msg.DialNewcomers: [87, [[1, "h", 9, 0]]],
-        msg.ProbeAddress: [85, [1, "h", 9, 0], "10.0.0.7"],
+        msg.LinkPlan: [65, [[1, "h", 9, 0, ""]], [2]],
+        msg.DialNewcomers: [87, [[1, "h", 9, 0, ""]]],
+        msg.ProbeAddress: [85, [1, "h", 9, 0, ""], "10.0.0.7"],
         msg.Undialable: [86, "at h:9 (the master: connection refused)"],
         msg.AddressProbed: [25, 1, "connection refused"],
         msg.Resumed: [66, 2, b"m", [["h", 9]]],
         msg.Refused: [67, None, "why", 5, 9],
         msg.Admitted: [68, roster, [[1, 0]], 7],
-        msg.RosterChanged: [69, roster],
+        msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
         msg.RoundClosed: [70, *answer],
         msg.OperationStarted: [71, op, [0.0, 2.5]],
         msg.OperationEnded: [72, *outcome],
-        msg.MasterHeartbeat: [73, 9, 5, 6],
+        msg.MasterHeartbeat: [73, 9, 5, 6, 7, 8],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
         msg.OperationWaits: [75, op, 5, "peer 2", [op], 2],
         msg.BlockedQuery: [76, 3],
         msg.AdmissionWaits: [77, 5, "company"],
         StatusReport: [
             *(82, b"run", 1, 60000, 7),
-            *(1, [[1, 0, 0, "h", 9, True, 5, None, "a barrier"]]),
-            *(1, [[2, 0, "h", 9, False, 5, 6, "company"]]),
+            *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", "a barrier", 4, 3, 250]]),
+            *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company"]]),
             *(1, [[0, 7, 1, [6, 7]]]),
             [[[1, 0], 5, 1, [1], 1]],
             *(1, [[op, "a barrier", True, 5, 4, 2, [1], 1, 0, 10]]),
-            *(1, [[3, 0, 4, "silent", 10]]),
+            *(1, [["a barrier", 0, 5, 250, 2, 100, 4096, None]]),
+            *(1, [[1, 2, 250, 1 << 30]]),
+            *(1, [[3, "carol", 0, 4, "silent", 10]]),
             "members",
         ],
         msg.HoldingsQuery: [78, op, [3, 9]],
@@ -322,13 +328,13 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (pack(1, -1, "h", 9, 1, 1, False, 0), "not an integer from 0 to 4294967295"),
-        (pack(1, 1 << 32, "h", 9, 1, 1, False, 0), "not an integer from 0 to 4294967295"),
-        (pack(1, 0, "h", 1 << 16, 1, 1, False, 0), "not an integer from 0 to 65535"),
-        (pack(1, True, "h", 9, 1, 1, False, 0), "not an integer"),
-        (pack(1, 1.0, "h", 9, 1, 1, False, 0), "not an integer"),
-        (pack(1, 0, b"h", 9, 1, 1, False, 0), "not str"),
-        (pack(1, 0, None, 9, 1, 1, False, 0), "not str"),
+        (pack(1, -1, "h", 9, 1, 1, False, 0, ""), "not an integer from 0 to 4294967295"),
+        (pack(1, 1 << 32, "h", 9, 1, 1, False, 0, ""), "not an integer from 0 to 4294967295"),
+        (pack(1, 0, "h", 1 << 16, 1, 1, False, 0, ""), "not an integer from 0 to 65535"),
+        (pack(1, True, "h", 9, 1, 1, False, 0, ""), "not an integer"),
+        (pack(1, 1.0, "h", 9, 1, 1, False, 0, ""), "not an integer"),
+        (pack(1, 0, b"h", 9, 1, 1, False, 0, ""), "not str"),
+        (pack(1, 0, None, 9, 1, 1, False, 0, ""), "not str"),
         (pack(2, 1, "token", 0, b""), "not bytes"),
         (pack(2, -1, b"t", 0, b""), "not an integer"),
         (pack(10, 1, 1, ""), "not bool"),
@@ -351,13 +357,13 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(71, [1, 2, 3, 4, 5], 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
-        (pack(65, [[1, "h"]], []), "Member has 4 fields, not 2"),
+        (pack(65, [[1, "h"]], []), "Member has 5 fields, not 2"),
         (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text has 4097 bytes, over 4096"),
         (pack(67, None, "é" * 2049, 0, 0), "text has 4098 bytes, over 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),
         (pack(22, [[1, [1, 1]]] * 65), "list has 65 items, over 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0), "list has 65 items, over 64"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0, 0, 0), "list has 65 items, over 64"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),
