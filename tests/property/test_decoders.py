@@ -16,6 +16,7 @@ import math
 import re
 import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +63,8 @@ from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoin
 from pccl.state.layout import Entry, StateLayout
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
+from pccl.telemetry.events import from_json
+from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.announcement import (
     decode_announcement,
     decode_ask,
@@ -113,6 +116,12 @@ class Decoder:
     byte_by_byte: Callable[[bytes], object] | None = None
     bend: Callable[[Random, bytes], bytes] | None = None
     runs: tuple[str, ...] = ()
+
+
+def event_of(data: bytes) -> object:
+    """An event in a line of a file."""
+    values = json.loads(data)
+    return from_json(values) if isinstance(values, dict) else None
 
 
 # -- what has a structure --------------------------------------------------------------------------
@@ -550,6 +559,21 @@ DECODERS: dict[str, Decoder] = {
         ),
         bend=bend_json,
     ),
+    "pccl/telemetry/evidence.py unpack_evidence": Decoder(
+        unpack_evidence,
+        RemoteProtocolError,
+        (b'{"calls": [{"call": "barrier", "tag": 7}], "paths": [], "step": 12}',),
+        fit=zlib.compress,
+        bend=bend_json,
+    ),
+    "pccl/telemetry/events.py from_json": Decoder(
+        event_of,
+        (ValueError, RecursionError),
+        (
+            b'{"schema": "1.0", "event": "LinkLost", "peer_id": 3, "name": "bob", "reason": "reset"}',
+        ),
+        bend=bend_json,
+    ),
     "pccl/cli/processes/reports.py decode": Decoder(
         text_of(lambda line: reports.decode(line, (Timed,))),
         (),
@@ -693,6 +717,7 @@ NOT_FROM_OUTSIDE = {
     "pccl/cli/command_line.py Wrapper.parse_args": "click's own name",
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
+    "pccl/observe/records.py read_records": "a file of the user; test_records, test_recorder",
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",
