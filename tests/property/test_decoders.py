@@ -570,7 +570,8 @@ DECODERS: dict[str, Decoder] = {
         event_of,
         (ValueError, RecursionError),
         (
-            b'{"schema": "1.0", "event": "LinkLost", "peer_id": 3, "name": "bob", "reason": "reset"}',
+            b'{"schema": "1.0", "event": "LinkLost", "peer_id": 3,'
+            b' "name": "bob", "reason": "reset"}',
         ),
         bend=bend_json,
     ),
