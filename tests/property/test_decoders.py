@@ -120,8 +120,8 @@ class Decoder:
 
 def event_of(data: bytes) -> object:
     """An event in a line of a file."""
-    values = json.loads(data)
-    return from_json(values) if isinstance(values, dict) else None
+    values: Any = json.loads(data)
+    return from_json(cast("dict[str, Any]", values)) if isinstance(values, dict) else None
 
 
 # -- what has a structure --------------------------------------------------------------------------
