@@ -178,7 +178,7 @@ def sizes(thing: object, depth: int = 4) -> dict[str, int]:
         held = cast("dict[str, Any]", getattr(owner, "__dict__", {}))
         for key, value in held.items():
             where, kind = f"{name}.{key}", cast("type[object]", type(value))
-            if isinstance(value, deque) and value.maxlen is not None:
+            if kind is deque and value.maxlen is not None:
                 continue  # a ring, which is there to be full
             if kind in (dict, list, set, deque, Counter):
                 found[where] = len(value)
