@@ -1,6 +1,6 @@
 """What a peer tells people who ask through the master: its state, its record, its stacks.
 
-Whoever may ask for the status of the run may ask for state and record. Stacks show code and file
+A person who may ask for the status may also ask for state and record. Stacks show code and file
 names, so a peer gives them only in a run with a token, and not with ``PCCL_STACKS=0``.
 """
 

@@ -47,7 +47,7 @@ class RunIs:
 
 
 class EvidenceKind(enum.IntEnum):
-    """What a peer can be asked for, by whoever may ask for the status of its run."""
+    """What a person can ask a peer for, with the same right as for the status of the run."""
 
     STATE = 1
     """What it does now: calls, transfers, links."""

@@ -48,7 +48,7 @@ QUICK: dict[str, float] = {
 
 
 class Program:
-    """A peer that makes the calls that it is told. What it prints goes to a file."""
+    """A peer. The test names its calls. What it prints goes to a file."""
 
     def __init__(self, address: str, options: dict[str, Any]) -> None:
         sys.stderr = open(options.pop("log"), "a", buffering=1)  # noqa: SIM115

@@ -42,7 +42,7 @@ PATIENT = pccl.Timing(
 
 
 class Program:
-    """A peer that gets into a situation when it is told, and stays there."""
+    """A peer. A call of the test brings it into a situation, and it stays there."""
 
     def __init__(self, address: str, options: dict[str, Any]) -> None:
         self.comm = pccl.Communicator(address, token=TOKEN, timing=PATIENT, **options)

@@ -131,7 +131,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class AskParent:
-    """Ask whoever started a peer what the system knows of its process, and of its connection.
+    """Find out what the operating system knows of a peer's process and of its connection.
 
     The shell answers on the connection with an ``EvidenceReport``, and closes it.
     """

@@ -1,4 +1,4 @@
-"""A scheduler that begins at step 0 in a run that is further is told of, and no other one."""
+"""The log warns of a scheduler that begins at step 0 in a later run, and of no other one."""
 
 from __future__ import annotations
 

@@ -521,7 +521,7 @@ def test_after_any_sequence_the_events_tell_the_present(steps: list[Any]) -> Non
             match event:
                 case tell.Joined(peer_id=own):
                     assert present is None
-                    # Who is there already is in the roster, not in events.
+                    # Peers that were there before are in the roster, not in events.
                     assert peer.machine.newest is not None
                     present = set(map(int, peer.machine.newest.ring)) - {own}
                 case tell.MembershipLost():
