@@ -55,8 +55,8 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
     needs that the master runs in the `pccl launch` that started the peer. For the stacks of such a
     process it sends a signal, which may interrupt a system call. Nothing in the run changes.
 
-    The exit code is 0 if nothing waits and nothing is wrong, 3 if the command names the member or link that holds up
-    the run, 4 if something waits and the evidence names no member, 1 if no master answers.
+    The exit code is 0 if nothing waits and nothing is wrong, 3 if the command names a member or
+    link, 4 if something waits and the evidence names none, 1 if no master answers.
     """
     target = find_target(master, token)
     try:
