@@ -18,13 +18,15 @@ from pccl.bindings.events import (
     TrainsAlone,
 )
 from pccl.observe.events import CallEnded, MembershipLost, PeerReport
+from pccl.observe.handoff import KEPT_MAX
 from pccl.progress import size
 
 
 class EventQueue:
     """Keeps events until ``deliver``, because a listener takes time, and may be interrupted.
 
-    ``deliver`` also writes the log lines of events.
+    ``deliver`` also writes the log lines of events. It forgets the oldest of more than ``KEPT_MAX``
+    events, because a program may pause for hours while members come and go.
 
     Args:
         listeners: called with each event, in order.
@@ -38,7 +40,7 @@ class EventQueue:
         self.members: tuple[int, ...] = ()
         self._listeners = listeners
         self._log = logging.getLogger(logger)
-        self._events: deque[Event] = deque()
+        self._events: deque[Event] = deque(maxlen=KEPT_MAX)
 
     def put(self, event: Event) -> None:
         """Add an event."""

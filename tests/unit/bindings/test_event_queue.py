@@ -162,3 +162,13 @@ def test_the_log_says_what_happened(
     events.deliver()
     told = [(one.name, one.levelname, one.getMessage()) for one in caplog.records]
     assert told == [("pccl.diloco", level, text)]
+
+
+def test_a_program_that_pauses_keeps_the_latest_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.bindings.event_queue.KEPT_MAX", 3)
+    heard: list[Event] = []
+    queue = EventQueue(heard.append)
+    for step in range(5):
+        queue.put(InnerStep(step=step, seconds=0.5))
+    queue.deliver()
+    assert heard == [InnerStep(step=step, seconds=0.5) for step in (2, 3, 4)]
