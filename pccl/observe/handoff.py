@@ -60,7 +60,10 @@ class Handoff(Generic[_T]):
         """Start the thread; return False if it is too late, as the interpreter ends."""
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                queued = (self._items,)  # not read by the thread: ``close`` may come before
+                thread = threading.Thread(
+                    target=self._run, args=queued, name=self._name, daemon=True
+                )
                 try:
                     thread.start()
                 except RuntimeError:  # Python 3.12 starts no threads while it ends
@@ -77,8 +80,7 @@ class Handoff(Generic[_T]):
             self._items.put(taken)
             taken.wait(FLUSH_S_MAX)
 
-    def _run(self) -> None:
-        items = self._items
+    def _run(self, items: SimpleQueue[tuple[_T] | threading.Event | None]) -> None:
         while (item := items.get()) is not None:
             if isinstance(item, tuple):
                 self._take(item[0])

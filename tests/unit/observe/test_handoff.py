@@ -12,6 +12,7 @@ import pytest
 from pccl.observe import handoff
 from pccl.observe.handoff import Handoff
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 
 class Slow:
@@ -100,6 +101,7 @@ def test_items_after_close_begin_anew(slow: Slow) -> None:
     items.put(1)
     slow.goes_on.set()
     items.close()
+    until(lambda: len(slow.taken) == 2)  # this close has waited for the second thread only
     assert sorted(slow.taken) == [0, 1]
 
 
