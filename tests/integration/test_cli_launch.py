@@ -20,6 +20,7 @@ from tests.support.commands import HINT, PCCL, environment_with, run_to_end, wit
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.processes import assert_gone
+from tests.support.screens import everything_from
 
 PCCL_LAUNCH = (*PCCL, "launch")
 PYTHON = (sys.executable, "-c")
@@ -225,10 +226,9 @@ def test_colours(environment: dict[str, str], coloured: bool) -> None:
             timeout=LIMIT_S,
             check=True,
         )
-        said = os.read(ours, 1 << 16).replace(b"\r\n", b"\n")
     finally:
-        os.close(ours)
         os.close(theirs)
+    said = everything_from(ours).encode().replace(b"\r\n", b"\n")
     assert without_hint(launch.stderr.decode()) == ""
     lines = sorted(said.splitlines())
     if coloured:

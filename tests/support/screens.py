@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import fcntl
 import os
 import re
@@ -11,7 +13,6 @@ import subprocess
 import termios
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 
 from tests.support.patience import LIMIT_S
 
@@ -30,6 +31,7 @@ class Screen:
         self.process = process
         self.output = ""
         self._terminal, self._slave = terminal, slave
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def press(self, text: str) -> None:
         """Type on the keyboard."""
@@ -59,11 +61,15 @@ class Screen:
             self.read(deadline_s - time.monotonic())
         return self.lines
 
-    def read(self, patience_s: float) -> None:
-        """Read what the process has written; wait for it, if there is nothing yet."""
+    def read(self, patience_s: float) -> bool:
+        """Read a part of what the process has written; wait for it, if there is nothing yet.
+
+        Returns whether there was something.
+        """
         ready, _, _ = select.select([self._terminal], [], [], max(patience_s, 0.0))
         if ready:
-            self.output += os.read(self._terminal, 1 << 16).decode("utf-8", "replace")
+            self.output += self._decoder.decode(os.read(self._terminal, 1 << 16))
+        return bool(ready)
 
     def end(self) -> int:
         """Read until the process has ended; return its exit status."""
@@ -71,11 +77,12 @@ class Screen:
         while self.process.poll() is None:
             assert time.monotonic() < deadline_s, self.output
             self.read(0.05)
-        self.read(0.0)
+        while self.read(0.0):
+            pass
         return self.process.returncode
 
 
-@contextmanager
+@contextlib.contextmanager
 def on_screen(
     command: Sequence[str], env: dict[str, str], width: int = 80, height: int = 24
 ) -> Generator[Screen]:
@@ -95,6 +102,19 @@ def on_screen(
     finally:
         os.close(terminal)
         os.close(slave)
+
+
+def everything_from(terminal: int) -> str:
+    """What was written to a terminal whose other end is closed. Closes it.
+
+    One read is not enough: the kernel hands over what was written in parts.
+    """
+    read = bytearray()
+    with contextlib.suppress(OSError):  # EIO is the end on Linux
+        while piece := os.read(terminal, 65536):
+            read += piece
+    os.close(terminal)
+    return read.decode()
 
 
 def _set_size(slave: int, width: int, height: int) -> None:

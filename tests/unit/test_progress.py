@@ -11,6 +11,7 @@ import pytest
 from pccl import progress
 from pccl.progress import Drawer, Lines, ProgressBar, SyncProgress, listener_of, showing
 from tests.support.patience import LIMIT_S
+from tests.support.screens import everything_from
 from tests.support.waiting import wait_for_threads
 
 
@@ -186,15 +187,12 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     reader, writer = pty.openpty()
-    try:
-        with os.fdopen(writer, "w") as stream:
-            bar = ProgressBar("joining [3]", stream=stream)
-            bar(fetched(400_000_000, phase="placing"))
-            bar.close()
-            wait_for_threads(Drawer)
-            seen = os.read(reader, 1 << 16).decode()
-    finally:
-        os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        bar = ProgressBar("joining [3]", stream=stream)
+        bar(fetched(400_000_000, phase="placing"))
+        bar.close()
+        wait_for_threads(Drawer)
+    seen = everything_from(reader)
     assert "joining [3]" in seen
     assert "━" in seen
     assert "400.0 MB" in seen

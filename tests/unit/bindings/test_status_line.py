@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
@@ -28,6 +27,7 @@ from pccl.bindings.events import (
 from pccl.bindings.status_line import Plain, Tally, Writer
 from pccl.observe.events import WaitingEnded
 from tests.support.patience import LIMIT_S
+from tests.support.screens import everything_from
 from tests.support.waiting import wait_for_threads
 
 
@@ -54,16 +54,6 @@ def tallied(*events: Event) -> str:
     for event in events:
         tally.add(event)
     return tally.words()
-
-
-def everything_from(descriptor: int) -> str:
-    """What was written to a terminal that is closed at the other end."""
-    read = bytearray()
-    with contextlib.suppress(OSError):  # EIO is the end on Linux
-        while piece := os.read(descriptor, 65536):
-            read += piece
-    os.close(descriptor)
-    return read.decode()
 
 
 # --- the words -------------------------------------------------------------------------------
