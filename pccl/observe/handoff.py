@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -14,6 +15,10 @@ KEPT_MAX = 10_000
 
 FLUSH_S_MAX = 1.0
 """How long ``close``, and the end of the program, wait until the last items are taken."""
+
+PAUSE_S = 0.01
+"""How long the thread rests when it has taken all items. If it woke for each of a thousand calls a
+second, it would take the interpreter lock from them as often."""
 
 _T = TypeVar("_T")
 
@@ -86,3 +91,5 @@ class Handoff(Generic[_T]):
                 self._take(item[0])
             else:
                 item.set()
+            if items.empty():
+                time.sleep(PAUSE_S)
