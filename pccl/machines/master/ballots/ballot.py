@@ -188,7 +188,8 @@ class Ballot(ABC):
 
     def wait(self) -> Wait:
         """Return the operation as a ``Wait`` for the members whose requests are missing."""
-        missing = self.waiting_for() if self.phase is Phase.REQUESTED else ()
+        has_begun = self.phase is not Phase.REQUESTED
+        missing = (peer for peer in self.survivors if not (has_begun or self._has_asked(peer)))
         return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
     def wait_for_start(self) -> list[PeerId]:

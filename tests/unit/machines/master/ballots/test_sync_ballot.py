@@ -225,6 +225,14 @@ def test_who_is_told_of_a_conflict_is_told_what_to_do(asked: dict[str, Any], rem
     assert decision.reason.endswith(f"those of peer 5; {DIFFERENCE.text}; {remedy}")
 
 
+def test_a_comparison_is_no_call_that_members_have_to_make() -> None:
+    """Members whose processes compare are not stuck, although all their callers wait."""
+    made, _ = ballot(offer())
+    assert made.wait().missing == (B, C)
+    made, _ = conflicting(b"l", b"m", b"n")
+    assert (made.waiting_for(), made.wait().missing) == ([B, C], ())
+
+
 def test_answers_that_do_not_come_are_not_waited_for_long() -> None:
     made, _ = conflicting(b"l", b"m", b"n")
     made.compared(B, DIFFERENCE, 0)
