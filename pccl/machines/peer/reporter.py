@@ -103,7 +103,9 @@ class PeerReporter:
                     waited_s = (now_ns - since_ns) / NS_PER_S
                     self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
                 case ReportWait(call, what, whom, waited_s):
-                    self._waiting.setdefault(call, (what, now_ns - waited_s * NS_PER_S))
+                    # The words stay those of the first report, so that a listener knows the end.
+                    since_ns = now_ns - waited_s * NS_PER_S
+                    what, _ = self._waiting.setdefault(call, (what, since_ns))
                     whom = self._names.explain(whom)
                     waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
                     self._stream.put(waiting, now_ns)

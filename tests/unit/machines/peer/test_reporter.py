@@ -342,20 +342,18 @@ def test_a_wait_is_reported_until_its_call_ends() -> None:
     whom = "peer 3 at 10.0.0.3 (in no call), peer 4 at 10.0.0.4 (in no call)"
     named = "peer 3 (carol) at 10.0.0.3 (in no call), peer 4 at 10.0.0.4 (in no call)"
     waits: list[tell.PeerReport] = []
-    for waited_s in (2, 4, 8):
-        peer.do(msg.OperationWaits(op(), waited_s, whom, (), 0))
+    for waited_s, others in ((2, 0), (4, 3), (8, 1)):
+        peer.do(msg.OperationWaits(op(), waited_s, whom, (), others))
         peer.sleep(1.0)
         waits += peer.new()
-    assert [(type(one), getattr(one, "waits_for", "")) for one in waits] == [
-        (tell.Waiting, named)
-    ] * 3
+    call = "tag 5 (SUM of 8 x float32)"  # a listener knows by it which wait ends
+    assert waits == [
+        tell.Waiting(call=call, waits_for=named, waited_s=waited_s) for waited_s in (2, 4, 8)
+    ]
     peer.do(msg.RosterChanged(members(2, 1, ME, view=2)))
     peer.new()
     peer.do(ev.LeaveCall(9, "the caller left"))
-    (ended,) = peer.new()
-    assert isinstance(ended, tell.WaitingEnded)
-    assert isinstance(waits[0], tell.Waiting)
-    assert (ended.call, ended.waited_s) == (waits[0].call, 5.0)
+    assert peer.new() == [tell.WaitingEnded(call=call, waited_s=5.0)]
 
 
 @pytest.mark.parametrize("ending", [ev.Close(), ev.LeaveCall(9, "the caller left")])
