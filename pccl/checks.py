@@ -16,7 +16,7 @@ from pccl.protocol import limits
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import PEERS_MAX, Timing
 from pccl.protocol.limits import SECONDS_MAX as SECONDS_MAX
-from pccl.protocol.types import WEIGHT_MAX
+from pccl.protocol.types import LOSS_MAX, WEIGHT_MAX
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
@@ -84,6 +84,16 @@ def check_weight(weight: object) -> float:
     if not 0 <= number <= WEIGHT_MAX:
         raise ValueError(f"weight must be from 0 to {WEIGHT_MAX:g}, not {weight}")
     return number
+
+
+def check_loss(loss: object) -> float | None:
+    """Check the loss of a model and return it; None if it is not finite, or huge.
+
+    Raises:
+        TypeError: ``loss`` is not a number.
+    """
+    number = _real("loss must be a number or None (loss.item() of a tensor)", loss)
+    return number if -LOSS_MAX <= number <= LOSS_MAX else None
 
 
 def _real(rule: str, value: object) -> float:

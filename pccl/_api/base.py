@@ -9,7 +9,14 @@ from pccl._api.draining import drain
 from pccl._api.listening import reachable_at
 from pccl._api.reports import MemberInfo, Status, members_of
 from pccl._api.session import Session
-from pccl.checks import STEP_MAX, check_listener, check_member, check_range, check_timing
+from pccl.checks import (
+    STEP_MAX,
+    check_listener,
+    check_loss,
+    check_member,
+    check_range,
+    check_timing,
+)
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
@@ -162,15 +169,24 @@ class CommunicatorBase:
         """
         return members_of(self._session.roster("members"))
 
-    def report_step(self, step: int) -> None:
+    def report_step(self, step: int, *, loss: float | None = None) -> None:
         """Tell the run at which step this program is, for status, logs and metrics. Local.
 
-        The next heartbeat carries it, within a second. ``DiLoCo`` and ``GradientAverager`` call it.
+        The next heartbeat carries it, within a second. ``DiLoCo`` and ``GradientAverager`` call it
+        with the step; a program adds the loss: ``comm.report_step(opt.steps, loss=loss.item())``.
+
+        Args:
+            step: number of steps that are done.
+            loss: loss of the model, for the curves of the page. One that is not finite counts as
+                unknown. None: as reported before.
 
         Raises:
-            TypeError, ValueError: ``step`` is no int, or not from 0 to 2**62.
+            TypeError, ValueError: ``step`` is no int, or not from 0 to 2**62; ``loss`` is
+                no number.
         """
         self._engine.step = check_range("step", step, 0, STEP_MAX)
+        if loss is not None:
+            self._engine.loss = check_loss(loss)
 
     def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
         """Call ``consumer`` with each later event of this peer (:mod:`pccl.observe.events`). Local.

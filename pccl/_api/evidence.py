@@ -92,6 +92,7 @@ class Evidence:
             "now_ns": engine.now_ns(),
             "time_s": time.time(),
             "step": engine.step,
+            "loss": engine.loss,
             "all_callers_inside": self._callers.all_blocked(),
             "paths": [
                 {

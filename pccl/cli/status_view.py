@@ -155,9 +155,7 @@ def _member(member: MemberStatus, names: Names) -> Row:
     state = _connection(member.connected, member.silent_ms)
     if member.awaited_ms is not None:
         state += f", awaited for {_seconds(member.awaited_ms)}"
-    step = f"step {member.step}" if member.step else "no step"
-    if speed := summary.steps_per_s(member):
-        step += f", {speed:.3g} steps/s"
+    step = summary.progress(member)
     return who(names, member.peer), where, state, step, f"in {member.calls or 'no call'}"
 
 

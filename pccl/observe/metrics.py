@@ -66,6 +66,7 @@ METRICS: Mapping[str, Described] = {
         "gauge", (), "Revision of the shared state that was synchronized or compared last."
     ),
     "pccl_step": Described("gauge", (), "Step that the program has reported; 0: none."),
+    "pccl_loss": Described("gauge", (), "Loss that the program has reported, if it reports any."),
     "pccl_master_connected": Described("gauge", (), "1 while the peer has a master, otherwise 0."),
     "pccl_operations_open": Described("gauge", (), "Master: collectives without an outcome."),
     "pccl_removals_total": Described(

@@ -66,6 +66,8 @@ class PeerMetrics:
         yield Reading("pccl_peers", ("member",), len(ring))
         yield Reading("pccl_state_revision", (), engine.revision)
         yield Reading("pccl_step", (), engine.step)
+        if engine.loss is not None:
+            yield Reading("pccl_loss", (), engine.loss)
         yield Reading("pccl_master_connected", (), machine.contact.connected)
         yield Reading("pccl_term", (), machine.term)
         for labels, count in self._rounds.items():

@@ -25,6 +25,7 @@ __all__ = [
     "duration",
     "names_of",
     "outcome",
+    "progress",
     "size",
     "slowest",
     "state",
@@ -93,6 +94,16 @@ def state(member: MemberStatus) -> str:
     if member.awaited_ms is not None:
         return "awaited"
     return "waits" if member.calls else "works"
+
+
+def progress(member: MemberStatus) -> str:
+    """Return ``step 119, loss 2.31, 4 steps/s``, or what of it is known."""
+    known = [f"step {member.step}" if member.step else "no step"]
+    if member.loss is not None:
+        known.append(f"loss {member.loss:.4g}")
+    if speed := steps_per_s(member):
+        known.append(f"{speed:.3g} steps/s")
+    return ", ".join(known)
 
 
 def steps_per_s(member: MemberStatus) -> float:

@@ -358,8 +358,9 @@ class _DecoderSource:
         self._refuse_unless(f"type({value}) is int and 0 <= {value} < {limit.bound}", reason)
 
     def _read_float(self, limit: UpTo, value: str) -> None:
-        reason = f"{{named({value})}} is not a float from 0 to {limit.largest:g}"
-        is_fine = f"type({value}) is float and 0 <= {value} <= {limit.largest!r}"
+        least, most = limit.smallest, limit.largest
+        reason = f"{{named({value})}} is not a float from {least:g} to {most:g}"
+        is_fine = f"type({value}) is float and {least!r} <= {value} <= {most!r}"
         self._refuse_unless(is_fine, reason)
 
     def _read_enum(self, kind: type[enum.IntEnum], value: str) -> None:

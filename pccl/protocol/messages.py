@@ -54,6 +54,7 @@ from pccl.protocol.types import (
     AtMost,
     Below,
     Descriptor,
+    Loss,
     OperationId,
     PeerId,
     PeerName,
@@ -210,6 +211,8 @@ class Heartbeat:
     """The peer has stored each ``Proposed`` of this term up to this place."""
     step: int = field(default=0, compare=False)
     """Step of its program, if it reports steps; otherwise 0."""
+    loss: Loss | None = field(default=None, compare=False)
+    """Loss of its program, if it reports one."""
     sent_ns: int = field(default=0, compare=False)
     """Time by the clock of the peer, which the master returns."""
 

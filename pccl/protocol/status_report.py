@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.protocol.types import AbortCause, OperationId, PeerId, PeerName, RemovalCause, RoundId
+from pccl.protocol.types import (
+    AbortCause,
+    Loss,
+    OperationId,
+    PeerId,
+    PeerName,
+    RemovalCause,
+    RoundId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class MemberStatus:
         last_call_ms: time since that call.
         step: step of its program, as it reports; 0: unknown.
         step_us: time of one step of its program in microseconds; 0: unknown.
+        loss: loss of its program, as it reports; None: unknown.
     """
 
     peer: PeerId
@@ -46,6 +55,7 @@ class MemberStatus:
     last_call_ms: int
     step: int
     step_us: int
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""The vocabulary of the protocol: ids, enums and value types that the packages share.
-
-The types have no behaviour beyond trivial derivations. They are immutable and compare by value, so
-machines, simulator and tests can share them freely.
-"""
+"""The vocabulary of the protocol: ids, enums and value types that compare by value."""
 
 from __future__ import annotations
 
@@ -32,9 +28,10 @@ class Below:
 
 @dataclass(frozen=True, slots=True)
 class UpTo:
-    """Annotation of a float field: valid values are ``0 <= value <= largest``."""
+    """Annotation of a float field: valid values are ``smallest <= value <= largest``."""
 
     largest: float
+    smallest: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,10 @@ WEIGHT_MAX = 1e300
 """The largest weight. The sum of all weights stays finite even in the largest run."""
 
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]
-"""The weight of one contribution to a weighted average."""
+"""The weight of a contribution to an average."""
+LOSS_MAX = 1e300
+Loss = Annotated[float, UpTo(LOSS_MAX, -LOSS_MAX)]
+"""The loss of a program's model."""
 
 
 class ReduceOp(enum.IntEnum):

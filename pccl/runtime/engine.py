@@ -124,7 +124,8 @@ class PeerEngine:
     ) -> None:
         self.group = group
         self.step = 0
-        """Step of the program, if it reports steps; any thread may set it."""
+        self.loss: float | None = None
+        """Step and loss of the program, if it reports them; any thread may set them."""
         self.revision = 0
         """Revision of the shared state that this peer synchronized or compared last."""
         self.ended_lanes = Traffic()
@@ -594,7 +595,7 @@ class PeerEngine:
             self.feed(LinkMeasurements(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
-        self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step))
+        self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step, self.loss))
 
     def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
         if reason is not None:

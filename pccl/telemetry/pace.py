@@ -15,10 +15,20 @@ class Pace:
     Attributes:
         called_ns: when its latest call arrived.
         step: the last step that it has reported; 0: none.
+        loss: the last loss that it has reported; None: none.
         step_us: time of a step between its last two reports, in microseconds; 0: unknown.
     """
 
-    __slots__ = ("_beat_ns", "_request", "_sent_ns", "_stepped_ns", "called_ns", "step", "step_us")
+    __slots__ = (
+        "_beat_ns",
+        "_request",
+        "_sent_ns",
+        "_stepped_ns",
+        "called_ns",
+        "loss",
+        "step",
+        "step_us",
+    )
 
     def __init__(self) -> None:
         self._request: Request | None = None
@@ -26,6 +36,7 @@ class Pace:
         self.called_ns = 0
         self.step = 0
         self.step_us = 0
+        self.loss: float | None = None
 
     def called(self, request: Request, now_ns: int) -> None:
         """Record the request of a call."""
@@ -35,7 +46,7 @@ class Pace:
         """Record a heartbeat. A lower step than before begins a new measurement."""
         if heartbeat.sent_ns:  # a long heartbeat has several parts, of which one has the time
             self._sent_ns, self._beat_ns = heartbeat.sent_ns, now_ns
-        step = heartbeat.step
+        step, self.loss = heartbeat.step, heartbeat.loss
         if step == self.step:
             return
         passed_ns = now_ns - self._stepped_ns

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -19,6 +20,7 @@ from pccl.observe.page.server import PageServer
 from pccl.protocol.status_report import StatusReport
 from tests.support.browser import Browser
 from tests.support.paths import ROOT
+from tests.support.patience import LIMIT_S
 from tests.support.statuses import SAMPLE, ended, member
 from tests.support.waiting import until
 
@@ -84,6 +86,26 @@ def test_the_page_shows_the_run(browser: Browser, serve: Serve) -> None:
         assert part in text
     page.put(RunChanged(what="removed", peer_id=4, name="dave", group=0, cause="", reason="silent"))
     browser.until("INFO peer 4 (dave) of group 0 removed: silent")
+
+
+def test_the_losses_that_programs_report_are_curves(browser: Browser, serve: Serve) -> None:
+    greens = """[...at("loss").getContext("2d").getImageData(0, 0, 999, 999).data]
+        .filter((_, i, all) => i % 4 == 1 && all[i] > 150 && all[i - 1] < 120).length"""
+    losses = itertools.count(2.0, -0.1)
+
+    def status() -> StatusReport:
+        return replace(SAMPLE, members=(member(1, "alice", loss=next(losses)),))
+
+    browser.open(serve(status).url)
+    browser.until("loss 1.8")
+    until(lambda: browser.evaluate(greens) > 100, LIMIT_S)  # the colour of peer 1
+
+
+def test_no_chart_without_losses(browser: Browser, serve: Serve) -> None:
+    page = serve(lambda: replace(SAMPLE, members=(member(1, "alice", loss=None),)))
+    browser.open(page.url)
+    browser.until("step 1200, 2.5 steps/s")
+    assert browser.evaluate("at('losses').hidden")
 
 
 def test_a_name_is_no_markup(browser: Browser, serve: Serve) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import threading
 import weakref
@@ -159,6 +160,28 @@ def test_reported_steps_are_in_the_status(new_run: Callable[..., Run]) -> None:
     wrong: Any = 1.5
     with pytest.raises(TypeError, match="step must be"):
         comm.report_step(wrong)
+
+
+def test_reported_losses_are_in_the_status(new_run: Callable[..., Run]) -> None:
+    run = new_run(1)
+    (comm,) = run.members
+
+    def told(loss: float | None) -> bool:
+        return master_status(run.master.address).members[0].loss == loss
+
+    numpys: Any = np.float32(2.5)
+    comm.report_step(1, loss=numpys)
+    comm.report_step(2)  # as DiLoCo does: the loss stays
+    until(lambda: told(2.5))
+    comm.report_step(3, loss=math.nan)
+    until(lambda: told(None))
+    comm.report_step(4, loss=-1)
+    until(lambda: told(-1.0))
+    wrong: Any = "2.5"
+    with pytest.raises(
+        TypeError, match=r"loss must be a number or None \(loss.item\(\) of a tensor\)"
+    ):
+        comm.report_step(5, loss=wrong)
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "n" * 65])

@@ -90,7 +90,7 @@ def test_a_scrape_shows_both_peers_and_the_master(run: Run, url: str) -> None:
             for member, state in zip(run.members, states, strict=True)
         ]
     )
-    run.members[0].report_step(17)
+    run.members[0].report_step(17, loss=-0.5)
     values = scrape(url)
     for rank, name in enumerate(NAMES):
         assert value(values, "pccl_peers", name=name, state="member") == 2
@@ -112,6 +112,7 @@ def test_a_scrape_shows_both_peers_and_the_master(run: Run, url: str) -> None:
         for on in ("peers", "transfer"):
             assert 0 < value(values, "pccl_blocked_seconds_total", name=name, on=on) < LIMIT_S
         assert value(values, "pccl_blocked_seconds_total", name=name, on="master") == 0
+    assert value(values, "pccl_loss", name=NAMES[0]) == -0.5
     assert [value(values, "pccl_step", name=name) for name in NAMES] == [17, 0]
     assert value(values, "pccl_peers", name="master", state="member") == 2
     assert value(values, "pccl_operations_open", name="master") == 0

@@ -38,6 +38,7 @@ def member(peer: int, name: str, **changes: Any) -> MemberStatus:
         "last_call_ms": 250,
         "step": 1200,
         "step_us": 400_000,
+        "loss": 2.5,
     }
     return MemberStatus(**values | changes)
 
@@ -61,7 +62,9 @@ MEMBERS = (
     member(1, "alice", calls=REDUCE),
     member(2, "bob", rank=2, step=1196, step_us=520_000, awaited_ms=3200, last_call_ms=3600),
     member(3, "carol", rank=1, calls=REDUCE, step=1199),
-    member(4, "dave", connected=False, silent_ms=6100, awaited_ms=6000, step=0, step_us=0),
+    member(
+        4, "dave", connected=False, silent_ms=6100, awaited_ms=6000, step=0, step_us=0, loss=None
+    ),
 )
 
 SPEEDS = {(1, 2): 98_100_000, (2, 1): 12_400_000, (1, 3): 1_130_000_000, (3, 1): 1_090_000_000}

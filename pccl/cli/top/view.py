@@ -222,7 +222,6 @@ def _details(model: Model, status: MasterStatus) -> list[Text]:
         gone = [one for one in status.removals if one.peer == chosen]
         why = f"{gone[0].cause.name}, {names.explain(gone[0].reason)}" if gone else "not listed"
         return [Text(f"peer {chosen} is no member any more: {why}", style="red")]
-    speed = summary.steps_per_s(member)
     awaited = "no"
     if member.awaited_ms is not None:
         awaited = f"for {duration(member.awaited_ms * US_PER_MS)}"
@@ -235,7 +234,7 @@ def _details(model: Model, status: MasterStatus) -> list[Text]:
         ("group, rank", f"{member.group}, {member.rank}"),
         ("heard", heard if member.connected else f"{heard}; NOT CONNECTED"),
         ("awaited", awaited),
-        ("step", f"{member.step or 'unknown'}" + (f", {speed:.3g} steps/s" if speed else "")),
+        ("progress", summary.progress(member)),
         ("in", member.calls or "no call"),
         ("last call", last if member.last_call else "none"),
     )

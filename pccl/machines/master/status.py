@@ -150,6 +150,7 @@ def _members(
                 _ms(now_ns - peer.pace.called_ns) if peer.pace.called_ns else 0,
                 peer.pace.step,
                 peer.pace.step_us,
+                peer.pace.loss,
             )
         )
     return tuple(found)

@@ -237,6 +237,8 @@ class Tick:
     """Processor time of the I/O thread since the previous tick."""
     step: int = 0
     """Step of the program, if it reports steps."""
+    loss: float | None = None
+    """Loss of the program, if it reports one."""
 
 
 PeerEvent = (

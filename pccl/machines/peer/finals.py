@@ -54,6 +54,8 @@ class Heartbeats:
         """``blocked`` of the last heartbeat."""
         self.step = 0
         """Step of the program, if it reports steps."""
+        self.loss: float | None = None
+        """Loss of the program, if it reports one."""
         self._stored_place = 0
         """Place up to which this peer has stored the proposals of its master."""
 
@@ -85,6 +87,7 @@ class Heartbeats:
                 self._own.term,
                 self._stored_place,
                 self.step,
+                self.loss,
                 sent_ns if i == 0 else 0,
             )
             self._out.send(beat)

@@ -23,6 +23,8 @@ function row(...cells) {
 
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
+const colourOf = (peer) => `hsl(${(peer * 137) % 360} 60% 50%)`;
+
 const mega = (bytes) => {
   const value = bytes / 1e6;
   return value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
@@ -50,11 +52,11 @@ function showRun(run) {
 function peerCard(member) {
   const card = made("div", undefined, `peer ${member.state}`);
   card.title = member.where;
-  const speed = member.steps_per_s ? `, ${member.steps_per_s}/s` : "";
+  card.style.setProperty("--curve", colourOf(member.peer));
   card.append(
     made("b", `${member.peer} ${member.name}`),
     made("span", member.awaited ? `${member.state} ${member.awaited}` : member.state),
-    made("span", member.step ? `step ${member.step}${speed}` : "no step", "faint"),
+    made("span", member.progress, "faint"),
     made("span", member.call || `last: ${member.last_call || "no call"}`, "faint"),
   );
   return card;
@@ -86,8 +88,8 @@ function showLinks(links, names) {
   at("links").replaceChildren(row(made("th", ""), ...links.peers.map((to) => made("th", to))), ...rows);
 }
 
-// Draws lines; each is a list of [x, y] and a colour.
-function draw(id, lines) {
+// Draws lines; each is a list of [x, y] and a colour. The lowest y is at the bottom, or 0.
+function draw(id, lines, bottom = 0) {
   const canvas = at(id);
   const scale = window.devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
@@ -98,7 +100,10 @@ function draw(id, lines) {
   if (!all.length) return;
   const xs = all.map((point) => point[0]);
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
-  const high = Math.max(...all.map((point) => point[1])) || 1;
+  const ys = all.map((point) => point[1]);
+  const low = bottom ?? Math.min(...ys);
+  const high = Math.max(...ys);
+  const span = high - low || 1;
   const colour = (name) => {
     canvas.style.color = name.startsWith("--") ? `var(${name})` : name;
     return getComputedStyle(canvas).color;
@@ -109,14 +114,14 @@ function draw(id, lines) {
     pen.beginPath();
     for (const [x, y] of line.points) {
       const across = right > left ? (x - left) / (right - left) : 1;
-      pen.lineTo(across * (width - 2) + 1, height - 14 - (y / high) * (height - 30));
+      pen.lineTo(across * (width - 2) + 1, height - 14 - ((y - low) / span) * (height - 30));
     }
     pen.stroke();
   }
   pen.fillStyle = colour("--faint");
   pen.font = "11px system-ui";
   pen.fillText(high.toPrecision(3), 0, 11);
-  pen.fillText("0", 0, height - 2);
+  pen.fillText(low ? low.toPrecision(3) : "0", 0, height - 2);
 }
 
 function drawAll() {
@@ -127,6 +132,16 @@ function drawAll() {
   draw("calls", [line("calls_per_s", "--works", 1), line("failed_per_s", "--lost", 1)]);
   draw("took", [line("took_ms", "--waits", 1)]);
   draw("bytes", [line("bytes_per_s", "--works", 1e6)]);
+  const losses = new Map();
+  for (const point of points) {
+    for (const [peer, loss] of Object.entries(point.losses)) {
+      if (!losses.has(peer)) losses.set(peer, []);
+      losses.get(peer).push([point.at, loss]);
+    }
+  }
+  at("losses").hidden = !losses.size;
+  const curves = [...losses].map(([peer, curve]) => ({ colour: colourOf(peer), points: curve }));
+  draw("loss", curves, null);
 }
 
 function take(point) {

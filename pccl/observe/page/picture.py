@@ -14,7 +14,7 @@ from pccl.protocol.status_report import MemberStatus, StatusReport
 US_PER_MS = 1000
 
 ROWS_MAX = 64
-"""Members in the matrix of links, and waits in the list."""
+"""Members in the matrix of links and in the chart of losses, and waits in the list."""
 
 
 def picture(status: StatusReport) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def picture(status: StatusReport) -> dict[str, Any]:
     }
 
 
-def point(before: StatusReport, now: StatusReport, passed_s: float) -> dict[str, float]:
+def point(before: StatusReport, now: StatusReport, passed_s: float) -> dict[str, Any]:
     """Return what has happened between two statuses, for the charts.
 
     Args:
@@ -66,6 +66,9 @@ def point(before: StatusReport, now: StatusReport, passed_s: float) -> dict[str,
         "bytes_per_s": share * sum(call.tensor_bytes for call in done) / passed_s
         if passed_s
         else 0.0,
+        "losses": {
+            member.peer: member.loss for member in now.members[:ROWS_MAX] if member.loss is not None
+        },
     }
 
 
@@ -76,8 +79,7 @@ def _member(member: MemberStatus) -> dict[str, Any]:
         "where": f"group {member.group}, rank {member.rank}, {member.host}:{member.port}",
         "state": summary.state(member),
         "awaited": "" if member.awaited_ms is None else duration(member.awaited_ms * US_PER_MS),
-        "step": member.step,
-        "steps_per_s": round(summary.steps_per_s(member), 3),
+        "progress": summary.progress(member),
         "call": member.calls,
         "last_call": member.last_call,
     }

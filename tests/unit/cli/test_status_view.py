@@ -20,7 +20,7 @@ def test_each_line_names_peers_and_what_they_do() -> None:
     told = "\n".join(shown)
     for line in (
         "member 2 (bob): group 0, rank 2, 10.0.0.2:48202, connected, heard 0.2 s ago, awaited for "
-        "3.2 s, step 1196, 1.92 steps/s, in no call",
+        "3.2 s, step 1196, loss 2.5, 1.92 steps/s, in no call",
         "member 4 (dave): group 0, rank 3, 10.0.0.4:48204, NOT CONNECTED, heard 6.1 s ago, awaited "
         "for 6.0 s, no step, in no call",
         "round update_topology #3: 2 of 4 have called, peers 2 (bob), 4 (dave) missing for 3.2 s",

@@ -67,7 +67,7 @@ def test_details_of_a_member_and_of_one_that_is_gone() -> None:
     for part in (
         "peer        2 (bob)",
         "awaited     for 3.20 s",
-        "step        1196, 1.92 steps/s",
+        "progress    step 1196, loss 2.5, 1.92 steps/s",
         "last call   tag 7 (AVG of 1048576 x float32), 3.60 s ago",
         "12.4 MB/s",
     ):

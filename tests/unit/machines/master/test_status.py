@@ -28,6 +28,7 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import (
+    LOSS_MAX,
     NAME_BYTES_MAX,
     AbortCause,
     LinkMeasure,
@@ -240,14 +241,14 @@ def test_names_and_steps_of_members_newcomers_and_lost_peers() -> None:
         master.link(peer)
     master.round(RoundKind.UPDATE_TOPOLOGY, 0, 1)
     master.register(4, min_peers=9, name="dave")
-    for step in (10, 14):
-        master.hear(1, msg.Heartbeat(step=step))
+    for step, loss in ((10, 3.5), (14, -2.25)):
+        master.hear(1, msg.Heartbeat(step=step, loss=loss))
         master.sleep(2)
     master.hear(2, msg.Goodbye())
     found = ask(master)
-    assert [(one.name, one.step, one.step_us) for one in found.members] == [
-        ("alice", 14, 500_000),
-        ("", 0, 0),
+    assert [(one.name, one.step, one.step_us, one.loss) for one in found.members] == [
+        ("alice", 14, 500_000, -2.25),
+        ("", 0, 0, None),
     ]
     assert [one.name for one in found.newcomers] == ["dave"]
     assert [(one.peer, one.name) for one in found.removals] == [(TWO, "bob")]
@@ -325,7 +326,7 @@ def _largest_bytes() -> int:
     host, u32 = "h" * HOST_CHARACTERS_MAX, (1 << 32) - 1
     missing = (peer,) * status.MISSING_SHOWN_MAX
     operation = OperationId(u32, u32, most, most, most)
-    name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most)
+    name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most, LOSS_MAX)
     members = MemberStatus(peer, name, u32, u32, host, 65535, False, most, most, text, *paces)
     newcomers = NewcomerStatus(peer, name, u32, host, 65535, False, most, most, text)
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)

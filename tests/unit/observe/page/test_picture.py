@@ -10,12 +10,14 @@ from pccl.observe.page.picture import ROWS_MAX, picture, point
 from pccl.protocol.types import AbortCause, PeerId
 from tests.support.statuses import REDUCE, SAMPLE, SPEEDS, ended
 
+LOSSES = {1: 2.5, 2: 2.5, 3: 2.5}
+
 
 def test_members_waits_calls_and_links() -> None:
     shown = json.loads(json.dumps(picture(SAMPLE)))
     bob = shown["members"][1]
     assert (bob["peer"], bob["name"], bob["state"]) == (2, "bob", "awaited")
-    assert (bob["awaited"], bob["step"], bob["steps_per_s"]) == ("3.20 s", 1196, 1.923)
+    assert (bob["awaited"], bob["progress"]) == ("3.20 s", "step 1196, loss 2.5, 1.92 steps/s")
     assert shown["slowest"]["who"] == "2 (bob)"
     assert shown["waits"] == [
         {"what": "update_topology", "whom": "2 (bob), 4 (dave)", "time": "3.20 s"},
@@ -48,9 +50,10 @@ def test_a_point_counts_what_has_ended_meanwhile() -> None:
     before = replace(SAMPLE, ended_count=47)
     assert point(before, now, 2.0) == {
         "calls_per_s": 1.5, "failed_per_s": 0.5, "took_ms": 20.0, "bytes_per_s": 200.0,
+        "losses": LOSSES,
     }  # fmt: skip
     nothing = dict.fromkeys(("calls_per_s", "failed_per_s", "took_ms", "bytes_per_s"), 0.0)
-    assert point(now, now, 2.0) == nothing
+    assert point(now, now, 2.0) == {**nothing, "losses": LOSSES}
     assert point(before, now, 0.0)["calls_per_s"] == 0.0
 
 
