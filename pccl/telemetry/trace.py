@@ -19,6 +19,10 @@ from pccl.protocol.types import NS_PER_S, SYNC_TAG, OperationId
 from pccl.telemetry.clocks import Alignment, order_shifts
 from pccl.telemetry.records import TIME_NS_MAX, Record, RecordedSegment
 
+THREAD = 10_000
+"""Id of the first thread of each process. Perfetto takes the thread with the id of its process for
+the main thread."""
+
 TRACKS_MAX = 32
 """Threads for overlapping slices of one kind. Slices beyond them are left out, and counted."""
 
@@ -271,13 +275,13 @@ def _draw(
     number = f" (peer {record.peer_ids[-1]})" if record.peer_ids else ""
     entries.append(_name("process_name", pid, 0, f"{record.name}{number} on {record.host}"))
     entries.append(_name("process_labels", pid, 0, _error_words(peer.clock)))
-    entries.append(_name("thread_name", pid, 1, "events"))
+    entries.append(_name("thread_name", pid, THREAD, "events"))
     for at_ns, kind, told in peer.instants:
         if kind != "CallEnded":
             at_us = (at_ns + shift_ns) // NS_PER_US
-            entry = _entry("i", kind, pid, 1, at_us) | {"s": "p", "args": dict(told)}
+            entry = _entry("i", kind, pid, THREAD, at_us) | {"s": "p", "args": dict(told)}
             timed.append((at_us, 1, 0, entry))
-    tid = 1
+    tid = THREAD
     for (*_, thread), slices in sorted(peer.slices.items(), key=lambda item: item[0]):
         free_us: list[int] = []
         """When each thread of this kind is free again."""
@@ -305,7 +309,7 @@ def _draw(
         tid += len(free_us)
     entries += [
         {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": t, "args": {"sort_index": t}}
-        for t in range(1, tid + 1)
+        for t in range(THREAD, tid + 1)
     ]
     return left_out
 
