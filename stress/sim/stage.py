@@ -308,8 +308,12 @@ class Stage:
 
     @property
     def standby_knows(self) -> bool:
-        """Whether the standby knows the run that it may have to take over."""
-        return self.standby is not None and self.standby.server.machine.run != NO_RUN
+        """Whether the standby knows the run that it may have to take over, and most members."""
+        if self.standby is None or self.standby.server.machine.run == NO_RUN:
+            return False
+        named = self.standby.server.machine.succession.vouched.digests or {}
+        members = self.master.server.machine.membership.members()
+        return 2 * sum(member.id in named for member in members) > len(members)
 
     def restart_master(self, *, blank: bool) -> None:
         """Start a new master at the address of the killed one. ``blank``: without its data."""

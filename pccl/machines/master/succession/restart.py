@@ -131,13 +131,18 @@ class Succession:
         words = recovery.progress()
         return f"it is a standby: {words}" if self._is_idle else words
 
+    @property
+    def vouched(self) -> Vouched:
+        """The members of the run, as far as this master knows them."""
+        recovery = self._recovery
+        return self._ratification.vouched() if recovery is None else recovery.vouched
+
     def run_is(self, query: msg.RunQuery) -> msg.RunIs:
         """Return the answer to a standby: the run that this master coordinates or coordinated."""
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
         run, term = self._incarnation.run, self._incarnation.term
-        recovery = self._recovery
-        vouched = self._ratification.vouched() if recovery is None else recovery.vouched
+        vouched = self.vouched
         if vouched.digests is None or (query.run, query.version) == (run, vouched.version):
             return msg.RunIs(run, term, not self._is_young)
         return msg.RunIs(run, term, not self._is_young, vouched.version or 0, vouched.proofs())
