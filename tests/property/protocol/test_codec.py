@@ -70,7 +70,7 @@ def _values_of(hint: Any) -> SearchStrategy[Any]:
     if origin is typing.Annotated:
         base, annotation = typing.get_args(hint)
         if base is float:
-            return st.floats(0, annotation.largest)
+            return st.floats(annotation.smallest, annotation.largest)
         if base is int:
             return integers_below(annotation.bound)
         if base is bytes:
@@ -238,7 +238,19 @@ def _fill_samples() -> None:
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, b"t", 0, b"m"],
         msg.Goodbye: [3],
-        msg.Heartbeat: [4, [[op, 1, 2, 1 << 40, [[3, 1, 2]]]], [op], [[1, 0]], True, 7, 2, 5, 6, 8],
+        msg.Heartbeat: [
+            4,
+            [[op, 1, 2, 1 << 40, [[3, 1, 2]]]],
+            [op],
+            [[1, 0]],
+            True,
+            7,
+            2,
+            5,
+            6,
+            -0.5,
+            8,
+        ],
         msg.RoundRequest: [5, [1, 0]],
         msg.OperationRequest: [
             6,
@@ -298,7 +310,7 @@ def _fill_samples() -> None:
         msg.AdmissionWaits: [77, 5, "company"],
         StatusReport: [
             *(82, b"run", 1, 60000, 7),
-            *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", "a barrier", 4, 3, 250]]),
+            *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", "", 4, 3, 250, 2.5]]),
             *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company"]]),
             *(1, [[0, 7, 1, [6, 7]]]),
             [[[1, 0], 5, 1, [1], 1]],
@@ -363,7 +375,9 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),
         (pack(22, [[1, [1, 1]]] * 65), "list has 65 items, over 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0, 0, 0), "list has 65 items, over 64"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0, 0, 0, 0), "list has 65 items, over 64"),
+        (pack(4, [], [], [], False, 0, 0, 0, 0, -1.1e300, 0), r"float from -1e\+300 to 1e\+300"),
+        (pack(4, [], [], [], False, 0, 0, 0, 0, math.nan, 0), "nan is not a float"),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),
