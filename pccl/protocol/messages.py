@@ -349,6 +349,8 @@ class Admitted:
     roster: Roster
     rounds: RoundCounts
     ratified: int = field(default=0, compare=False)
+    expected: Expected = NOTHING_EXPECTED
+    """Expected shared state of its group; a later master may learn it from the newcomer alone."""
 
 
 @dataclass(frozen=True, slots=True)

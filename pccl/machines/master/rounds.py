@@ -16,6 +16,7 @@ from pccl.machines.master.succession.ratification import Ratification
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import SEATED_AT_ONCE_MAX
+from pccl.protocol.shared_state import NOTHING_EXPECTED
 from pccl.protocol.types import AbortCause, PeerId, RoundId, RoundKind
 from pccl.telemetry.ended import EndedCall
 
@@ -162,7 +163,8 @@ class JointRounds:
         """Return the message that tells a newcomer that it is a member."""
         counts = tuple(msg.RoundCount(kind, n) for kind, n in self._counts.items())
         roster = self._membership.roster(peer.group)
-        return msg.Admitted(roster, counts, self._ratification.ratified)
+        expected = self._ballots.expected.get(peer.group, NOTHING_EXPECTED)
+        return msg.Admitted(roster, counts, self._ratification.ratified, expected)
 
     def _renew_outdated(self) -> None:
         """Open a new view of each group whose newest view has a stale algorithm table.

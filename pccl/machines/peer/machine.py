@@ -351,6 +351,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.own.become(Standing.MEMBER)
         self.membership.see(message.roster.version)
         self.rounds.start_from(message.rounds, rejoins=self.own.rejoins)
+        self.synchronizations.expected = message.expected
         call = self.control.end_join()
         assert call is not None
         self.out.return_(call)

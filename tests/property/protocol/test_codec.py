@@ -298,7 +298,7 @@ def _fill_samples() -> None:
         msg.AddressProbed: [25, 1, "connection refused"],
         msg.Resumed: [66, 2, b"m", [["h", 9]]],
         msg.Refused: [67, None, "why", 5, 9],
-        msg.Admitted: [68, roster, [[1, 0]], 7],
+        msg.Admitted: [68, roster, [[1, 0]], 7, [8, lineage]],
         msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
         msg.RoundClosed: [70, *answer],
         msg.OperationStarted: [71, op, [0.0, 2.5]],

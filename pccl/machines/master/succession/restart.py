@@ -141,8 +141,7 @@ class Succession:
         """Return the answer to a standby: the run that this master coordinates or coordinated."""
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
-        run, term = self._incarnation.run, self._incarnation.term
-        vouched = self.vouched
+        run, term, vouched = self._incarnation.run, self._incarnation.term, self.vouched
         if vouched.digests is None or (query.run, query.version) == (run, vouched.version):
             return msg.RunIs(run, term, not self._is_young)
         return msg.RunIs(run, term, not self._is_young, vouched.version or 0, vouched.proofs())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pccl.machines.peer import events as ev
@@ -10,7 +12,8 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake import NO_RUN
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import AbortCause, PeerId, RoundId, RoundKind
+from pccl.protocol.shared_state import Expected, Lineage
+from pccl.protocol.types import SYNC_TAG, AbortCause, PeerId, RoundId, RoundKind
 from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
 
@@ -75,6 +78,14 @@ def test_everything_that_another_master_has_to_know() -> None:
         msg.OperationRequest(op(tag=6), SUM),
         msg.Reported(),
     ]
+
+
+def test_what_a_newcomer_was_told_of_the_shared_state() -> None:
+    expected = Expected(41, Lineage(RUN, op(tag=SYNC_TAG)))
+    peer = PeerStage().registered(MASTER)
+    counts = (msg.RoundCount(UPDATE, 1), msg.RoundCount(PENDING, 0))
+    peer.do(msg.Admitted(roster(1, 1, 1, 2), counts, expected=expected))
+    assert finds_another(peer)[0] == replace(header(1, 1), expected=expected)
 
 
 def test_to_the_same_master_it_only_resumes() -> None:

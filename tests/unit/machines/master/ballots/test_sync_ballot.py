@@ -28,7 +28,7 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, RemovalCause, RoundKind
 from tests.support import offers
 from tests.support.master_stage import NEW_RUN, RUN, SECOND, SUM, MasterStage, closed, sent, told
 from tests.support.scenarios import op
@@ -487,6 +487,19 @@ def test_the_master_expects_what_follows_the_last_synchronization() -> None:
     assert "push_revision()" in outcome.reason
     outcome = sync(master, 2, *(offer(revision=41, lineage=lineage) for _ in range(2)))
     assert outcome.abort is None
+
+
+def test_a_newcomer_is_told_what_is_expected() -> None:
+    """If all others are gone, it is the only one that can tell a later master."""
+    master = MasterStage().new(2)
+    sync(master, 0, offer(revision=40, lineage=None), offer(**NEW))
+    master.register(3)
+    for peer in (1, 2):
+        master.link(3, peer)
+        master.link(peer, 3)
+    admitted = told(master.round(RoundKind.UPDATE_TOPOLOGY, 1, 1, 2), msg.Admitted)
+    expected = Expected(41, Lineage(NEW_RUN, NOW))
+    assert [(peer, message.expected) for peer, message in admitted] == [(3, expected)]
 
 
 def test_the_highest_revision_that_there_is() -> None:
