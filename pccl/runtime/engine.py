@@ -160,7 +160,7 @@ class PeerEngine:
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
-        self._events: deque[PeerEvent] = deque()
+        self._queue: deque[PeerEvent] = deque()
         self._busy = False
         self._closed = False
         self._state = StateService(
@@ -445,13 +445,13 @@ class PeerEngine:
         """Handle an event, after all events that are already queued."""
         if self.calls.bug is not None:
             return
-        self._events.append(event)
+        self._queue.append(event)
         if self._busy:
             return
         self._busy = True
         try:
-            while self._events:
-                self._step(self._events.popleft())
+            while self._queue:
+                self._step(self._queue.popleft())
         except errors.RemoteProtocolError:
             raise  # the code that delivered the bytes closes that connection
         except Exception as error:  # noqa: BLE001 - reported below
@@ -464,7 +464,7 @@ class PeerEngine:
 
         Otherwise the caller or the other members would wait for ever.
         """
-        self._events.clear()
+        self._queue.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
         bug = errors.LocalProtocolError(reason=reason)
         bug.__cause__ = error

@@ -146,7 +146,7 @@ class MasterServer:
         rate, burst = NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES
         self._newcomers = SharedAllowance(rate, burst, clock.now_ns())
         self._last_connection = 0
-        self._events: deque[MasterEvent] = deque()
+        self._queue: deque[MasterEvent] = deque()
         self._busy = False
 
     def _make_machine(
@@ -395,13 +395,13 @@ class MasterServer:
     # -- the machine ---------------------------------------------------------------------------
 
     def _feed(self, event: MasterEvent) -> None:
-        self._events.append(event)
+        self._queue.append(event)
         if self._busy:
             return
         self._busy = True
         try:
-            while self._events:
-                event = self._events.popleft()
+            while self._queue:
+                event = self._queue.popleft()
                 effects = self.machine.handle(event, self._clock.now_ns())
                 if self._store is not None:
                     self._keep_members()
@@ -456,15 +456,14 @@ class MasterServer:
             case ForgetRun():
                 self._keep(None)
                 _log.info("no member is left: the run is over")
-            case Announce(what, peer, name, group, text):
+            case Announce(what, peer, name, group, text, cause):
                 self._names.note(peer, name)
-                removal = self.machine.removals.recent.get(peer) if what == "removed" else None
                 told = RunChanged(
                     what=what,
                     peer_id=peer,
                     name=name,
                     group=group,
-                    cause=removal.cause.name if removal is not None else "",
+                    cause="" if cause is None else cause.name,
                     reason=self._names.explain(text),
                 )
                 self.events.put(told, self._clock.now_ns())

@@ -110,7 +110,8 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
         case tell.RunChanged():
             who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
             level = Level.INFO if event.cause in ("", _LEFT) else Level.WARNING
-            return level, f"{who} {event.what}: {event.reason}"
+            cause = f"{event.cause}: " if event.cause else ""
+            return level, f"{who} {event.what}: {cause}{event.reason}"
         case tell.CallEnded(outcome="ok"):
             return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
         case tell.CallEnded():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import PeerId, RemovalCause
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -127,6 +127,8 @@ class Announce:
     name: str
     group: int
     text: str
+    cause: RemovalCause | None = None
+    """Of a removed peer: the kind of its removal."""
 
 
 @dataclass(frozen=True, slots=True)

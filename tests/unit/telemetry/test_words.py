@@ -101,7 +101,7 @@ def joined(*, rejoined: bool) -> tell.Joined:
                 what="removed", peer_id=3, name="carol", group=1, cause="SILENT", reason="for 9 s"
             ),
             "WARNING",
-            "peer 3 (carol) of group 1 removed: for 9 s",
+            "peer 3 (carol) of group 1 removed: SILENT: for 9 s",
         ),
         (CALL, "DEBUG", "all_reduce ended after 0.250 s"),
     ],
