@@ -97,7 +97,7 @@ class Session:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
-            self.engine.witness = Evidence(self.engine, options, self.callers).give
+            self.engine.evidence = Evidence(self.engine, options, self.callers).give
             if metrics is not None:
                 values = self._io.call(lambda: PeerMetrics(self.engine))
                 served = Served(metrics, options.name, self._io, values.read)

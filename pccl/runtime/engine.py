@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from pccl.machines.batch import may_succeed_again
 from pccl.machines.peer.eager import EagerBudget
@@ -54,7 +54,7 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
-from pccl.protocol.run_messages import EvidenceKind, EvidenceReply
+from pccl.protocol.run_messages import EvidenceReply
 from pccl.protocol.types import SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
@@ -63,6 +63,7 @@ from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.reduce_many import ReduceMany
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.keeper import ControlKeeper
+from pccl.runtime.evidence import EvidenceSource, gathered
 from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
@@ -90,9 +91,6 @@ from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
-
-Witness: TypeAlias = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
-"""Returns what ``EvidenceReply`` holds: the data, and why there is none."""
 
 
 class PeerEngine:
@@ -129,7 +127,7 @@ class PeerEngine:
         """Revision of the shared state that this peer synchronized or compared last."""
         self.ended_lanes = Traffic()
         """Bytes of all lanes that have ended."""
-        self.witness: Witness | None = None
+        self.evidence: EvidenceSource | None = None
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
         self._clock = clock
@@ -545,8 +543,8 @@ class PeerEngine:
 
     async def _give_evidence(self, asked: GiveEvidence) -> None:
         data, refusal = b"", "this peer gives no evidence"
-        if self.witness is not None:
-            data, refusal = await self.witness(asked.kind)
+        if self.evidence is not None:
+            data, refusal = await gathered(self.evidence(asked.kind))
         self._control.send(EvidenceReply(asked.query, data, refusal))
 
     def _post(self, post: Post) -> None:

@@ -70,6 +70,15 @@ class MasterUnanswered:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessInspected:
+    """The shell has done ``InspectProcess``; the fields are those of an ``EvidenceReply``."""
+
+    query: int
+    data: bytes
+    refusal: str
+
+
 MasterEvent = (
     ConnectionOpened
     | ConnectionMessage
@@ -80,6 +89,7 @@ MasterEvent = (
     | MasterUnanswered
     | AddressTried
     | CallerTried
+    | ProcessInspected
 )
 
 # -- effects -----------------------------------------------------------------------------------
@@ -132,15 +142,17 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class AskParent:
+class InspectProcess:
     """Find out what the operating system knows of a peer's process and of its connection.
 
-    The shell answers on the connection with an ``EvidenceReport``, and closes it.
+    ``ProcessInspected`` follows, with the same number ``query``.
     """
 
-    connection: int
-    peers_connection: int | None
+    query: int
+    connection: int | None
+    """The peer's connection; None: it has none."""
     name: str
+    """The peer's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +199,7 @@ MasterEffect = (
     | SendAddress
     | CloseConnection
     | Announce
-    | AskParent
+    | InspectProcess
     | Remember
     | ForgetRun
     | AskMaster
