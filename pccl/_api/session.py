@@ -29,6 +29,7 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.requests import PeerOptions, ReduceInfo, ReduceRequest
+from pccl.telemetry.names import with_name
 from pccl.transports.base import Address
 
 _Request = TypeVar("_Request")
@@ -228,7 +229,8 @@ class Session:
         roster, me = self.engine.roster, self.engine.machine.peer
         if roster is None or me not in roster.ring:
             return f"{where}, not a member"
-        return f"{where}, peer {me}, rank {roster.ring.index(me)} of {len(roster.ring)}"
+        who = with_name(me, self.engine.names.of(me))
+        return f"{where}, peer {who}, rank {roster.ring.index(me)} of {len(roster.ring)}"
 
     def close(self) -> None:
         """Leave the run and free everything; idempotent."""

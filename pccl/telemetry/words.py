@@ -70,12 +70,12 @@ class LogWords:
 def line_of(event: tell.PeerReport) -> tuple[Level, str]:
     """Return the level and the text of an event, whatever came before it."""
     match event:
-        case tell.Joined(rejoined=False):
-            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
-            return Level.INFO, f"joined the run {event.run[:8]} as {who}"
         case tell.Joined():
-            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
-            return Level.WARNING, f"rejoined the run as {who}, after {event.away_s:.1f} s"
+            who = _peer(event.peer_id, event.name)
+            place = f"{who}, rank {event.rank} of {event.world_size}"
+            if not event.rejoined:
+                return Level.INFO, f"joined the run {event.run[:8]} as {place}"
+            return Level.WARNING, f"rejoined the run as {place}, after {event.away_s:.1f} s"
         case tell.MembershipLost(cause="CLOSED"):
             return Level.INFO, "left the run"
         case tell.MembershipLost(cause=cause, reason=reason):
