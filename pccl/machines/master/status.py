@@ -269,7 +269,7 @@ def _slowest(measures: LinkMatrix, count: int) -> Collection[tuple[PeerId, PeerI
     )
     limit = sample[min(4 * count // step, len(sample) - 1)]
     slow = [pair for pair, each in measures.items() if 0 < each.bytes_per_s <= limit]
-    if len(slow) < count:
+    if len(slow) < count and limit < BYTES_PER_S_MAX:
         slow = [pair for pair, each in measures.items() if each.bytes_per_s]
     unknown = (pair for pair, each in measures.items() if not each.bytes_per_s)
     slow += islice(unknown, max(0, count - len(slow)))
