@@ -12,7 +12,14 @@ from pccl._api.listening import reachable_at
 from pccl.addresses import parse_address
 from pccl.checks import check_timeout
 from pccl.config import resolve_advertise, resolve_listen, resolve_masters, resolve_token
-from pccl.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError, named
+from pccl.errors import (
+    LinkError,
+    NotAdmitted,
+    PCCLError,
+    PeerSilent,
+    RemoteProtocolError,
+    named,
+)
 from pccl.protocol.limits import SECONDS_MAX
 from pccl.protocol.run_messages import EvidenceKind, EvidenceRequest
 from pccl.protocol.status_report import (
@@ -112,9 +119,10 @@ def peer_evidence(
         The answer, as :func:`json.loads` returns it. It comes from the peer: check what you use.
 
     Raises:
-        NotAdmitted: the peer did not answer, or refused; the reason says why.
-        LinkError, RemoteProtocolError, TypeError, ValueError: as for ``master_status``. Or the
-            answer is not valid.
+        PeerSilent: the master asked the peer, and the peer did not answer in time.
+        NotAdmitted: the master or the peer refused to answer; the reason says why.
+        RemoteProtocolError: as for ``master_status``, or the answer is not valid.
+        LinkError, TypeError, ValueError: as for ``master_status``.
     """
     masters, secret = resolve_masters(address), resolve_token(token)
     limit_s = check_timeout(timeout_s) or SECONDS_MAX
@@ -133,6 +141,8 @@ def peer_evidence(
                 if not isinstance(failure, NotAdmitted):
                     failure = error
                 continue
+            if report.silent:
+                raise PeerSilent(reason=report.refusal)
             if not report.refusal:
                 return report.data
             if not isinstance(failure, NotAdmitted):

@@ -59,9 +59,9 @@ class MasterNode:
         metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
             ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
             otherwise nowhere.
-        look_at: for a program that has started the peers: returns what the system knows of the
-            process of a peer, by the peer's name, as values for JSON; None: nothing. It is called
-            in a thread of the library, when a person asks (``pccl why``).
+        inspect_process: for a program that has started the peers: returns what the system knows of
+            the process of a peer, by the peer's name, as values for JSON; None: nothing. It is
+            called in a thread of the library, when a person asks (``pccl why``).
 
     Attributes:
         metrics_url: URL of its metrics, once it runs; empty: it serves none.
@@ -80,9 +80,9 @@ class MasterNode:
         standby: str | None = None,
         standby_of: str | None = None,
         metrics: str | None = None,
-        look_at: Callable[[str], object] | None = None,
+        inspect_process: Callable[[str], object] | None = None,
     ) -> None:
-        self._look_at = look_at
+        self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
         self._standbys = () if standby is None else parse_masters(standby)
@@ -139,8 +139,8 @@ class MasterNode:
                 standby_of=self._standby_of,
             )
             log_events(server.events, lambda: "master")
-            if (look_at := self._look_at) is not None:
-                server.parent = lambda name: asyncio.to_thread(look_at, name)
+            if (inspect := self._inspect_process) is not None:
+                server.inspect_process = lambda name: asyncio.to_thread(inspect, name)
             leave = self._leave = partial(io.leave, user, partial(_stop, server))
             io.submit(lambda: server.start(self._listen)).wait()
             if self._metrics is not None:

@@ -22,7 +22,6 @@ from pccl._api.callers import Callers
 from pccl._api.recording import snapshot_of
 from pccl._api.reports import status_of
 from pccl.config import resolve_stacks
-from pccl.protocol.limits import EVIDENCE_BYTES_MAX
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import PeerOptions
@@ -67,8 +66,7 @@ class Evidence:
                 return await self._record()
             case EvidenceKind.PROCESS:
                 return b"", "a peer does not judge its own process"
-        data = await asyncio.to_thread(pack_evidence, found)
-        return (data, "") if len(data) <= EVIDENCE_BYTES_MAX else (b"", "the answer is too long")
+        return await asyncio.to_thread(pack_evidence, found), ""
 
     async def _record(self) -> tuple[bytes, str]:
         if self._records >= RECORDS_MAX:

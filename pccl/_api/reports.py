@@ -13,6 +13,7 @@ from pccl.protocol.types import NS_PER_S, Roster
 from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.engine import PeerEngine
 from pccl.telemetry.events import CallEnded
+from pccl.telemetry.names import with_name
 from pccl.telemetry.stream import EventStream
 from pccl.telemetry.words import line_of
 from pccl.transports.link import Lane
@@ -178,10 +179,11 @@ class Status:
     happened: tuple[Happened, ...]
 
     def __repr__(self) -> str:
-        master = self.master
+        master, own = self.master, self.peer_id
+        name = next((member.name for member in self.members if member.peer_id == own), "")
         contact = f"silent for {master.silent_s:.1f} s" if master.connected else "not connected"
         return (
-            f"<Status: peer {self.peer_id}, {self.standing}, members: {len(self.members)}, "
+            f"<Status: peer {with_name(own, name)}, {self.standing}, members: {len(self.members)}, "
             f"links: {len(self.links)}, open calls: {len(self.calls)}, "
             f"master {master.address} ({contact})>"
         )

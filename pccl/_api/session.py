@@ -29,6 +29,7 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.requests import PeerOptions, ReduceInfo, ReduceRequest
+from pccl.telemetry.names import with_name
 from pccl.transports.base import Address
 
 _Request = TypeVar("_Request")
@@ -97,7 +98,7 @@ class Session:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
-            self.engine.witness = Evidence(self.engine, options, self.callers).give
+            self.engine.evidence = Evidence(self.engine, options, self.callers).give
             if metrics is not None:
                 values = self._io.call(lambda: PeerMetrics(self.engine))
                 served = Served(metrics, options.name, self._io, values.read)
@@ -228,7 +229,8 @@ class Session:
         roster, me = self.engine.roster, self.engine.machine.peer
         if roster is None or me not in roster.ring:
             return f"{where}, not a member"
-        return f"{where}, peer {me}, rank {roster.ring.index(me)} of {len(roster.ring)}"
+        who = with_name(me, self.engine.names.of(me))
+        return f"{where}, peer {who}, rank {roster.ring.index(me)} of {len(roster.ring)}"
 
     def close(self) -> None:
         """Leave the run and free everything; idempotent."""

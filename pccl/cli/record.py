@@ -23,6 +23,7 @@ from pccl.cli.runs.target import Target, find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
+from pccl.observe import summary
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
 
 ASKED_AT_ONCE = 8
@@ -143,8 +144,9 @@ def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
         answers = list(threads.map(ask, members))
+    names = summary.names_of(status)
     unanswered = {
-        f"peer {member.peer} ({member.name})": answer
+        names.explain(f"peer {member.peer}"): answer
         for member, answer in zip(members, answers, strict=True)
         if isinstance(answer, str)
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, cast
 
 import click
@@ -15,8 +16,8 @@ from pccl.checks import shown
 from pccl.cli.command_line import Seconds, check_address, token_option
 from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
-from pccl.errors import PCCLError
-from pccl.inquiry import EvidenceKind, MasterStatus, peer_evidence
+from pccl.errors import PCCLError, PeerSilent
+from pccl.inquiry import EvidenceKind, MasterStatus, MemberStatus, peer_evidence
 from pccl.observe import summary
 from pccl.observe.blame import (
     BlameFinding,
@@ -25,6 +26,7 @@ from pccl.observe.blame import (
     printable_text,
     waits_in_words,
 )
+from pccl.progress import counted
 
 ASKED_AT_ONCE = 8
 
@@ -63,44 +65,59 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
         status = pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
     except PCCLError as error:
         raise click.ClickException(f"no status from {target.masters}: {error.reason}") from error
-    asker = Asker(target.masters, target.token, timeout_s)
-    findings = find_blame(status, asker.clues(status))
-    waits = list(waits_in_words(status))
+    clues = Asker(target.masters, target.token, timeout_s).clues(status)
+    findings = find_blame(status, clues)
+    waits, absent = list(waits_in_words(status)), list(without_evidence(status, clues))
     names = summary.names_of(status)
     with writing():
         if as_json:
-            found = [
-                {
-                    "cause": one.cause.name,
-                    "peers": one.peers,
-                    "text": names.explain(one.text),
-                    "remedy": one.remedy,
-                }
-                for one in findings
-            ]
-            click.echo(json.dumps({"waits": [names.explain(w) for w in waits], "blame": found}))
+            found = {
+                "waits": [names.explain(line) for line in waits],
+                "no_evidence": [names.explain(line) for line in absent],
+                "blame": [
+                    {
+                        "cause": one.cause.name,
+                        "peers": one.peers,
+                        "text": names.explain(one.text),
+                        "remedy": one.remedy,
+                    }
+                    for one in findings
+                ],
+            }
+            click.echo(json.dumps(found))
         else:
-            for line in lines(status, waits, findings):
+            for line in lines(status, waits, absent, findings):
                 click.echo(names.explain(printable_text(line)))
     sys.exit(3 if findings else 4 if waits else 0)
 
 
 def lines(
-    status: MasterStatus, waits: Sequence[str], findings: Sequence[BlameFinding]
+    status: MasterStatus,
+    waits: Sequence[str],
+    absent: Sequence[str],
+    findings: Sequence[BlameFinding],
 ) -> Iterator[str]:
     """Yield the lines of the answer; peers are named by their ids only."""
     count = status.member_count
-    yield f"run {status.run.hex()[:8]}, {count} member{'' if count == 1 else 's'}"
-    if status.waits_for:
-        yield f"the master {status.waits_for}"
+    yield f"run {status.run.hex()[:8]}, {counted(count, 'member')}"
     yield from (f"waiting: {line}" for line in waits)
     if not waits:
-        yield "no call waits for a member"
+        yield f"no call waits for a member{', but the next one may:' * bool(findings)}"
+    yield from (f"no evidence from {line}" for line in absent)
     for number, one in enumerate(findings, 1):
         yield f"{number}. {one.cause.value}: {one.text}"
         yield f"   to do: {one.remedy}"
-    if waits and not findings:
-        yield "the evidence names no member: perhaps all compute"
+    if waits and count and not findings:
+        yield f"the evidence names no member{': perhaps all compute' * (not absent)}"
+
+
+def without_evidence(status: MasterStatus, clues: Mapping[Any, Clues]) -> Iterator[str]:
+    """Yield each member of which nothing is known, not even that it is silent, and why."""
+    for peer, known in clues.items():
+        if known.refusal and not known.silent:
+            yield f"peer {peer}: {known.refusal}"
+    if further := status.member_count - len(clues):
+        yield f"{counted(further, 'further member')}: the command asks at most {ASKED_MAX}"
 
 
 class Asker:
@@ -116,26 +133,37 @@ class Asker:
         self._masters, self._secret, self._timeout_s = masters, secret, timeout_s
 
     def clues(self, status: MasterStatus) -> dict[Any, Clues]:
-        """Return what is known of each member."""
-        asked = [member.peer for member in status.members[:ASKED_MAX]]
+        """Return what is known of the members: first of those for which others wait."""
+        members = sorted(status.members, key=lambda member: member.awaited_ms is None)[:ASKED_MAX]
+        asked = [member.peer for member in members]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            return dict(zip(asked, pool.map(self._clues_of, asked), strict=True))
+            return dict(zip(asked, pool.map(self._clues_of, members), strict=True))
 
-    def _clues_of(self, peer: int) -> Clues:
-        state, refusal = self._ask(peer, EvidenceKind.STATE)
-        if not refusal:
-            threads, _ = self._ask(peer, EvidenceKind.STACKS)
-            return Clues(state=_object(state), threads=_list(threads))
-        seen = _object(self._ask(peer, EvidenceKind.PROCESS)[0])
-        return Clues(refusal, path=_object(seen.get("path")), process=_object(seen.get("process")))
-
-    def _ask(self, peer: int, kind: EvidenceKind) -> tuple[Any, str]:
+    def _clues_of(self, member: MemberStatus) -> Clues:
+        silent, refusal = False, "its answer is no object of JSON"
         try:
-            return peer_evidence(
-                peer, kind, self._masters, token=self._secret, timeout_s=self._timeout_s
-            ), ""
+            state = self._ask(member, EvidenceKind.STATE)
         except PCCLError as error:
-            return None, error.reason or shown(error)
+            state, silent = None, isinstance(error, PeerSilent)
+            refusal = error.reason or shown(error)
+        if isinstance(state, dict):
+            threads = self._ask_further(member, EvidenceKind.STACKS)
+            return Clues(state=cast("dict[str, Any]", state), threads=_list(threads))
+        if not silent and member.connected:
+            return Clues(refusal=refusal)
+        seen = _object(self._ask_further(member, EvidenceKind.PROCESS))
+        path, process = _object(seen.get("path")), _object(seen.get("process"))
+        return Clues(silent, refusal, path=path, process=process)
+
+    def _ask_further(self, member: MemberStatus, kind: EvidenceKind) -> Any:
+        with suppress(PCCLError):
+            return self._ask(member, kind)
+        return None
+
+    def _ask(self, member: MemberStatus, kind: EvidenceKind) -> Any:
+        return peer_evidence(
+            member.peer, kind, self._masters, token=self._secret, timeout_s=self._timeout_s
+        )
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the operating system knows of a process that does not answer, as its parent can see it.
+"""What the operating system knows of a process that does not answer, seen from its machine.
 
 A stopped process, one whose interpreter lock is held, and one behind a dead link look alike from
 afar. Linux tells them apart: ``/proc/PID`` has the state of every thread and its processor time. To
@@ -44,7 +44,7 @@ def dump_stacks_on_request(name: str) -> None:
     """If ``PCCL_STACKS_DIR`` is set, write all stacks there whenever ``STACKS_SIGNAL`` arrives.
 
     Args:
-        name: name of the peer of this process, by which ``look_at_peer`` finds the file.
+        name: name of the peer of this process, by which ``inspect_process`` finds the file.
     """
     global _prepared
     folder = os.environ.get(STACKS_DIR)
@@ -58,7 +58,7 @@ def dump_stacks_on_request(name: str) -> None:
         _prepared = os.getpid()
 
 
-def look_at_peer(name: str, folder: str) -> dict[str, Any] | None:
+def inspect_process(name: str, folder: str) -> dict[str, Any] | None:
     """Return what is known of the process of a peer of this machine. Blocks for up to 1.3 s.
 
     Args:
@@ -76,11 +76,11 @@ def look_at_peer(name: str, folder: str) -> dict[str, Any] | None:
     for path in reversed(paths):
         with path.open("rb") as file:
             if file.readline(256) == header and path.stem.isdigit():
-                return _look_at(int(path.stem), path)
+                return _inspect(int(path.stem), path)
     return None
 
 
-def _look_at(pid: int, stacks: Path) -> dict[str, Any]:
+def _inspect(pid: int, stacks: Path) -> dict[str, Any]:
     before = _cpu_s(pid)
     time.sleep(CPU_WINDOW_S)
     state, after = _state(Path(f"/proc/{pid}/stat")), _cpu_s(pid)

@@ -18,6 +18,7 @@ It is in this package so that every package can use it without importing the API
     │   ├── NotAdmitted        the master refused this process
     │   ├── Evicted            the run continued without this process
     │   └── MasterLost         no master answered within the deadline
+    ├── PeerSilent             a peer did not answer a question about itself in time
     ├── LinkError              a connection could not be made, or broke
     ├── LocalProtocolError     this process broke the protocol: a bug of the library
     └── RemoteProtocolError    another process sent bytes that the protocol forbids
@@ -181,6 +182,12 @@ class MembershipError(PCCLError):
     """This process is not a member of the run."""
 
     default_result = Result.INVALID_USAGE
+
+
+class PeerSilent(PCCLError):
+    """The master passed a question on to a peer, and the peer did not answer in time."""
+
+    default_result = Result.RANK_CONNECTION_LOST
 
 
 class NotAdmitted(MembershipError):

@@ -93,3 +93,5 @@ class EvidenceReport:
     data: Annotated[bytes, AtMost(EVIDENCE_BYTES_MAX)]
     refusal: str = ""
     """Why there is no evidence; empty if there is."""
+    silent: bool = False
+    """Whether the master has asked the peer, and the peer has not answered in time."""

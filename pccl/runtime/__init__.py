@@ -16,6 +16,7 @@
 * ``master_store``: state that a master stores across restarts: its run, last term, own id, and the
   members.
 * ``io_thread``: the one thread per process that runs the loop, and how other threads submit work.
+* ``evidence``: gathers evidence for people: whatever happens, there is an answer.
 * ``lookups``: threads that look up host names, and that do not delay the end of the process.
 
 All modules but ``io_thread`` and ``lookups`` run unchanged in the simulator, so they use only

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from pccl.machines.batch import may_succeed_again
 from pccl.machines.peer.eager import EagerBudget
@@ -54,7 +54,7 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import TryAddress
 from pccl.protocol import errors
-from pccl.protocol.run_messages import EvidenceKind, EvidenceReply
+from pccl.protocol.run_messages import EvidenceReply
 from pccl.protocol.types import SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
@@ -63,6 +63,7 @@ from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.reduce_many import ReduceMany
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.keeper import ControlKeeper
+from pccl.runtime.evidence import EvidenceSource, gathered
 from pccl.runtime.hashing import Hasher, InlineHasher
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
@@ -90,9 +91,6 @@ from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
-
-Witness: TypeAlias = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
-"""Returns what ``EvidenceReply`` holds: the data, and why there is none."""
 
 
 class PeerEngine:
@@ -130,7 +128,7 @@ class PeerEngine:
         """Revision of the shared state that this peer synchronized or compared last."""
         self.ended_lanes = Traffic()
         """Bytes of all lanes that have ended."""
-        self.witness: Witness | None = None
+        self.evidence: EvidenceSource | None = None
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
         self._clock = clock
@@ -161,7 +159,7 @@ class PeerEngine:
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
         self._has_been_member = False
-        self._events: deque[PeerEvent] = deque()
+        self._queue: deque[PeerEvent] = deque()
         self._busy = False
         self._closed = False
         self._state = StateService(
@@ -446,13 +444,13 @@ class PeerEngine:
         """Handle an event, after all events that are already queued."""
         if self.calls.bug is not None:
             return
-        self._events.append(event)
+        self._queue.append(event)
         if self._busy:
             return
         self._busy = True
         try:
-            while self._events:
-                self._step(self._events.popleft())
+            while self._queue:
+                self._step(self._queue.popleft())
         except errors.RemoteProtocolError:
             raise  # the code that delivered the bytes closes that connection
         except Exception as error:  # noqa: BLE001 - reported below
@@ -465,7 +463,7 @@ class PeerEngine:
 
         Otherwise the caller or the other members would wait for ever.
         """
-        self._events.clear()
+        self._queue.clear()
         reason = f"internal error, please report it: {error!r}; connect() again to rejoin"
         bug = errors.LocalProtocolError(reason=reason)
         bug.__cause__ = error
@@ -546,8 +544,8 @@ class PeerEngine:
 
     async def _give_evidence(self, asked: GiveEvidence) -> None:
         data, refusal = b"", "this peer gives no evidence"
-        if self.witness is not None:
-            data, refusal = await self.witness(asked.kind)
+        if self.evidence is not None:
+            data, refusal = await gathered(self.evidence(asked.kind))
         self._control.send(EvidenceReply(asked.query, data, refusal))
 
     def _post(self, post: Post) -> None:

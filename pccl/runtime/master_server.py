@@ -14,18 +14,19 @@ from pccl.machines.master.connections import ANSWERED, REMOVED
 from pccl.machines.master.events import (
     Announce,
     AskMaster,
-    AskParent,
     CloseConnection,
     ConnectionClosed,
     ConnectionMessage,
     ConnectionOpened,
     ConnectionPaused,
     ForgetRun,
+    InspectProcess,
     MasterAnswered,
     MasterEffect,
     MasterEvent,
     MasterTick,
     MasterUnanswered,
+    ProcessInspected,
     Remember,
     SendAddress,
     SendStatus,
@@ -56,6 +57,7 @@ from pccl.runtime.control.question import ask_run
 from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
+from pccl.runtime.evidence import gathered
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
@@ -133,7 +135,7 @@ class MasterServer:
         self.events = EventStream()
         self.traffic = Traffic()
         """Bytes of all control connections, without the handshakes."""
-        self.parent: Callable[[str], Awaitable[object]] | None = None
+        self.inspect_process: Callable[[str], Awaitable[object]] | None = None
         """Returns what the system knows of the process of a peer by name; None: nothing."""
         self._names = Names()
         self._ticker = Ticker(clock, timing.ns(timing.tick_s), self._tick)
@@ -146,7 +148,7 @@ class MasterServer:
         rate, burst = NEWCOMERS_BYTES_PER_S, NEWCOMERS_BURST_BYTES
         self._newcomers = SharedAllowance(rate, burst, clock.now_ns())
         self._last_connection = 0
-        self._events: deque[MasterEvent] = deque()
+        self._queue: deque[MasterEvent] = deque()
         self._busy = False
 
     def _make_machine(
@@ -359,19 +361,18 @@ class MasterServer:
         else:
             self._feed(MasterAnswered(master, answer))
 
-    async def _ask_parent(self, asked: AskParent) -> None:
-        control = self._streams.get(asked.peers_connection or 0)
+    async def _inspect(self, asked: InspectProcess) -> None:
+        data, refusal = await gathered(self._known_of(asked))
+        self._feed(ProcessInspected(asked.query, data, refusal))
+
+    async def _known_of(self, asked: InspectProcess) -> tuple[bytes, str]:
+        control, inspect = self._streams.get(asked.connection or 0), self.inspect_process
         path = control.connection.measure() if control is not None else None
         known = {
             "path": None if path is None else asdict(path),
-            "process": await self.parent(asked.name) if self.parent is not None else None,
+            "process": None if inspect is None else await inspect(asked.name),
         }
-        connection, report = asked.connection, msg.EvidenceReport(pack_evidence(known))
-        stream = self._streams.pop(connection, None)
-        if stream is not None:
-            stream.send(report)
-            stream.close()
-            self._feed(ConnectionClosed(connection, ANSWERED))
+        return pack_evidence(known), ""
 
     async def _probe(self, test: TryAddress) -> None:
         self._feed(await self._tried(test, self._timing.ns(self._timing.dial_s)))
@@ -395,13 +396,13 @@ class MasterServer:
     # -- the machine ---------------------------------------------------------------------------
 
     def _feed(self, event: MasterEvent) -> None:
-        self._events.append(event)
+        self._queue.append(event)
         if self._busy:
             return
         self._busy = True
         try:
-            while self._events:
-                event = self._events.popleft()
+            while self._queue:
+                event = self._queue.popleft()
                 effects = self.machine.handle(event, self._clock.now_ns())
                 if self._store is not None:
                     self._keep_members()
@@ -439,9 +440,9 @@ class MasterServer:
                 self._keep(Remembered(run, term, incumbent, coordinated, vouched))
                 what = "coordinates" if coordinated else "stands by for"
                 _log.info("this master %s the run %s in term %d", what, run.hex(), term)
-            case AskParent():
+            case InspectProcess():
                 assert self._tasks is not None, "not started"
-                self._tasks.create(self._ask_parent(effect))
+                self._tasks.create(self._inspect(effect))
             case AskMaster(master, query):
                 assert self._tasks is not None, "not started"
                 self._tasks.create(self._ask(master, query))
@@ -456,15 +457,14 @@ class MasterServer:
             case ForgetRun():
                 self._keep(None)
                 _log.info("no member is left: the run is over")
-            case Announce(what, peer, name, group, text):
+            case Announce(what, peer, name, group, text, cause):
                 self._names.note(peer, name)
-                removal = self.machine.removals.recent.get(peer) if what == "removed" else None
                 told = RunChanged(
                     what=what,
                     peer_id=peer,
                     name=name,
                     group=group,
-                    cause=removal.cause.name if removal is not None else "",
+                    cause="" if cause is None else cause.name,
                     reason=self._names.explain(text),
                 )
                 self.events.put(told, self._clock.now_ns())

@@ -73,13 +73,15 @@ class Clues:
     """What is known of one member beside the status of its run.
 
     Attributes:
-        refusal: why the member did not answer; empty if it did.
+        silent: whether the master asked it, and it did not answer in time.
+        refusal: why there is no ``state``; empty if there is.
         state: its answer, as ``EvidenceKind.STATE``; empty if it did not answer.
         threads: its threads, as ``EvidenceKind.STACKS``; empty if it gives none.
         path: the master's connection to it, as the kernel measures it; empty if unknown.
-        process: what its parent sees of its process (``observe.process``); empty if unknown.
+        process: what the system knows of its process (``observe.process``); empty if unknown.
     """
 
+    silent: bool = False
     refusal: str = ""
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     threads: Sequence[Any] = ()
@@ -88,7 +90,12 @@ class Clues:
 
 
 def waits_in_words(status: StatusReport) -> Iterator[str]:
-    """Yield a line for each call that waits: who waits, for whom, since when."""
+    """Yield a line for each call that waits: who waits, for whom, since when.
+
+    A master without a run waits, too.
+    """
+    if status.waits_for:
+        yield f"this master coordinates no run: {status.waits_for}"
     for one in status.rounds:
         whom, waited_s = _peers(one.missing), one.waiting_ms / 1000
         call = f"{one.round.kind.call_name} #{one.round.n}"
@@ -131,7 +138,7 @@ class _Situation:
     # -- processes -------------------------------------------------------------------------------
 
     def processes(self) -> Iterator[BlameFinding]:
-        """Yield the members whose process is stopped or gone, as their parent sees."""
+        """Yield the members whose process is stopped or gone, as its system says."""
         for peer in self._members:
             process = self._of(peer).process
             pid, state = process.get("pid"), process.get("state")
@@ -150,7 +157,7 @@ class _Situation:
             clues = self._of(peer)
             if clues.process.get("state") in ("T", "t", "Z", "X", "gone"):
                 continue
-            if member.connected and not (clues.refusal and _is_cut_off(member, clues)):
+            if member.connected and not (clues.silent and _is_cut_off(member, clues)):
                 continue
             reached = [other for other in self._members if self._reaches(other, peer)]
             seen = f"; {_peers(reached)} can still reach it" if reached else ""
@@ -169,14 +176,15 @@ class _Situation:
         for peer, member in self._members.items():
             clues = self._of(peer)
             state = clues.process.get("state")
-            if not clues.refusal or not member.connected or state in ("T", "t", "Z", "X", "gone"):
+            if not clues.silent or not member.connected or state in ("T", "t", "Z", "X", "gone"):
                 continue
             if _is_cut_off(member, clues):
                 continue
             if state is None:
+                alive = ", though its system acknowledges what it receives" * bool(clues.path)
                 text = (
-                    f"peer {peer} at {member.host} does not answer, though its system acknowledges "
-                    "what it receives: its process is stopped, or C code holds its interpreter lock"
+                    f"peer {peer} at {member.host} does not answer{alive}: its process is stopped, "
+                    "or C code holds its interpreter lock"
                 )
                 remedy = (
                     f"on {member.host}, look at the state of the process (ps -o stat) and its "

@@ -32,13 +32,13 @@ def name_flaw(name: str) -> str:
 
 
 def with_name(peer: int, name: str) -> str:
-    """Return ``3 (alice)``; without a name the id; with a long id the name.
+    """Return ``3 (alice)``; without a name the id; with a long id the name."""
+    return f"{peer} ({name})" if name and not is_long(peer) else name or str(peer)
 
-    Ids skip millions when another master continues the run.
-    """
-    if name and peer > TERM_GAP:
-        return name
-    return f"{peer} ({name})" if name else str(peer)
+
+def is_long(peer: int) -> bool:
+    """Whether an id is too long for people: ids skip millions when another master continues."""
+    return peer > TERM_GAP
 
 
 class Names:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import NS_PER_S, SYNC_TAG, OperationId
 from pccl.telemetry.clocks import Alignment, order_shifts
+from pccl.telemetry.names import with_name
 from pccl.telemetry.records import TIME_NS_MAX, Record, RecordedSegment
 
 THREAD = 10_000
@@ -104,7 +105,7 @@ class _Peer:
                 segment=segment,
             )
             name = names.get((record.run, segment.peer), "")
-            other = f"peer {segment.peer}" + (f" ({name})" if name else "")
+            other = f"peer {with_name(segment.peer, name)}"
             thread = f"{to} {other}, lane {segment.lane}"
             key = rank, segment.peer, segment.lane, thread
             self.slices.setdefault(key, []).append(found)

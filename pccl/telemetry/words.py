@@ -70,12 +70,12 @@ class LogWords:
 def line_of(event: tell.PeerReport) -> tuple[Level, str]:
     """Return the level and the text of an event, whatever came before it."""
     match event:
-        case tell.Joined(rejoined=False):
-            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
-            return Level.INFO, f"joined the run {event.run[:8]} as {who}"
         case tell.Joined():
-            who = f"peer {event.peer_id}, rank {event.rank} of {event.world_size}"
-            return Level.WARNING, f"rejoined the run as {who}, after {event.away_s:.1f} s"
+            who = _peer(event.peer_id, event.name)
+            place = f"{who}, rank {event.rank} of {event.world_size}"
+            if not event.rejoined:
+                return Level.INFO, f"joined the run {event.run[:8]} as {place}"
+            return Level.WARNING, f"rejoined the run as {place}, after {event.away_s:.1f} s"
         case tell.MembershipLost(cause="CLOSED"):
             return Level.INFO, "left the run"
         case tell.MembershipLost(cause=cause, reason=reason):
@@ -110,7 +110,8 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
         case tell.RunChanged():
             who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
             level = Level.INFO if event.cause in ("", _LEFT) else Level.WARNING
-            return level, f"{who} {event.what}: {event.reason}"
+            cause = f"{event.cause}: " if event.cause else ""
+            return level, f"{who} {event.what}: {cause}{event.reason}"
         case tell.CallEnded(outcome="ok"):
             return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
         case tell.CallEnded():

@@ -6,32 +6,25 @@ It reports each announcement about a peer to the harness.
 from __future__ import annotations
 
 import argparse
-import logging
 import signal
 import threading
 import time
 from types import FrameType
 
 import pccl
+from pccl.observe.events import PeerReport, RunChanged
 from pccl.stress.chaos.events import Announced, Listens, sample, tell
 from pccl.stress.chaos.peer_process import baseline, settled
 from pccl.stress.chaos.settings import timing_of
 
 SAMPLE_S = 2.0
 
-ANNOUNCEMENT = "peer %d of group %d %s: %s"
-"""Format of the master's log lines about a peer."""
 
-
-class AnnouncementHandler(logging.Handler):
-    """Reports the announcements of the master to the harness."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Report a record of the master's log, if it is an announcement."""
-        if record.msg == ANNOUNCEMENT and isinstance(record.args, tuple):
-            peer, _, what, text = record.args
-            assert isinstance(peer, int)
-            tell(Announced(time.monotonic(), peer, str(what), str(text)))
+def hear(event: PeerReport) -> None:
+    """Report an announcement of the master to the harness."""
+    if isinstance(event, RunChanged):
+        text = f"{event.cause}: {event.reason}" if event.cause else event.reason
+        tell(Announced(time.monotonic(), event.peer_id, event.what, text))
 
 
 def main() -> None:
@@ -50,10 +43,6 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends it
     signal.signal(signal.SIGTERM, stop)
-    log = logging.getLogger("pccl.master")
-    log.setLevel(logging.INFO)
-    log.addHandler(AnnouncementHandler())
-    log.propagate = False
     before = baseline()
     node = pccl.MasterNode(
         given.listen,
@@ -63,6 +52,7 @@ def main() -> None:
         standby_of=given.standby_of,
     )
     with node:
+        node.on_event(hear)
         tell(Listens(time.monotonic(), node.address))
         tell(before)
         while not stopped.wait(SAMPLE_S):

@@ -31,7 +31,7 @@ from pccl.protocol.messages import (
     OperationEnded,
 )
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import OperationId, PeerId, RemovalCause
 from pccl.runtime.clock import Timer
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
@@ -192,7 +192,7 @@ class MasterProcess:
             self.heard_ns[event.connection] = now_ns
         if machine.standbys:
             gone = [e for e in effects if isinstance(e, Announce) and e.what == "removed"]
-            lost = [effect for effect in gone if not effect.text.startswith("GOODBYE")]
+            lost = [effect for effect in gone if effect.cause is not RemovalCause.GOODBYE]
             self._checkers.removed_together(len(lost), len(machine.membership.members()))
         for effect in effects:
             if isinstance(effect, MasterSend) and isinstance(effect.message, HoldingsQuery):
@@ -204,7 +204,8 @@ class MasterProcess:
                 size = len(machine.membership.members())
                 self._checkers.admitted(machine.run, effect.peer, size)
             elif isinstance(effect, Announce) and effect.what == "removed":
-                self._checkers.removed(machine.run, effect.peer, effect.text)
+                assert effect.cause is not None
+                self._checkers.removed(machine.run, effect.peer, effect.cause, effect.text)
             elif isinstance(effect, Announce) and effect.what == "undialable":
                 self._checkers.undialable(machine.run, effect.peer, effect.text)
 

@@ -77,7 +77,7 @@ def test_the_page_shows_the_run(browser: Browser, serve: Serve) -> None:
     text = browser.until("pccl: 4 members")
     for part in (
         'class="peer awaited"',
-        "<b>2 bob</b><span>awaited 3.20 s</span>",
+        "<b>2 (bob)</b><span>awaited 3.20 s</span>",
         "slowest: 2 (bob), last in 3 of 4 calls",
         "update_topology waits for 2 (bob), 4 (dave)",
         '<td class="bad">MEMBER_LOST</td>',

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import pccl
-from pccl.errors import NotAdmitted, RemoteProtocolError
+from pccl.cli.why import why
+from pccl.errors import NotAdmitted, PCCLError, PeerSilent, RemoteProtocolError
 from pccl.inquiry import EvidenceKind, master_status, peer_evidence
 from pccl.observe import events as tell
 from tests.integration.conftest import Run
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
@@ -254,6 +258,49 @@ def test_an_unknown_peer_has_no_evidence(new_run: Callable[..., Run]) -> None:
     run = new_run(1)
     with pytest.raises(NotAdmitted, match="peer 77 is not a member of the run"):
         peer_evidence(77, EvidenceKind.STATE, run.master.address)
+
+
+Source = Callable[[EvidenceKind], Awaitable[tuple[bytes, str]]]
+
+
+async def _hang(kind: EvidenceKind) -> tuple[bytes, str]:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable")
+
+
+async def _fail(kind: EvidenceKind) -> tuple[bytes, str]:
+    raise LookupError("a bug")
+
+
+async def _damage(kind: EvidenceKind) -> tuple[bytes, str]:
+    return b"no evidence", ""
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "reason"),
+    [
+        (_hang, PeerSilent, "peer 2 did not answer within 3 s"),
+        (_fail, NotAdmitted, "gathering evidence failed: LookupError: a bug"),
+        (None, NotAdmitted, "this peer gives no evidence"),
+        (_damage, RemoteProtocolError, "the evidence of the peer is not valid: Error -3"),
+    ],
+)
+def test_only_a_peer_that_does_not_answer_is_silent(
+    new_run: Callable[..., Run], source: Source | None, error: type[PCCLError], reason: str
+) -> None:
+    run = new_run(2)
+    second = run.members[1]
+    engine_of(second).evidence = source
+    with pytest.raises(PCCLError, match=reason) as caught:
+        ask(run, second, EvidenceKind.STATE)
+    assert type(caught.value) is error
+    done = CliRunner().invoke(why, [run.master.address])
+    named = "does not answer" in done.stdout
+    assert named == (error is PeerSilent)
+    assert done.exit_code == (3 if named else 0)
+    members = run.master.status().members
+    assert [one.peer for one in members] == [1, 2]
+    assert (f"no evidence from peer 2 ({members[1].name}): {reason}" in done.stdout) != named
 
 
 def test_a_peer_without_stacks_makes_no_file_for_its_parent(

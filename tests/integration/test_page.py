@@ -110,8 +110,8 @@ def test_the_stream_shows_the_run(page: PageServer) -> None:
     with watching(port_of(page)) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         shown = next(data for kind, data in events(response) if kind == "picture" and data["run"])
-    assert [member["name"] for member in shown["run"]["members"]] == [
-        "alice", "bob", "carol", "dave",
+    assert [member["who"] for member in shown["run"]["members"]] == [
+        "1 (alice)", "2 (bob)", "3 (carol)", "4 (dave)",
     ]  # fmt: skip
 
 

@@ -57,7 +57,8 @@ def test_an_operation_that_waits_is_shown_to_others_and_to_its_caller(
     assert all(one.connected for one in seen.members)
 
     own = first.status()
-    shown = f"<Status: peer {first.peer_id}, member, members: 3, links: 2, open calls: 1, master "
+    who = f"peer {first.peer_id} ({own.members[0].name})"
+    shown = f"<Status: {who}, member, members: 3, links: 2, open calls: 1, master "
     assert repr(own).startswith(f"{shown}{run.master.address} (silent for ")
     assert (own.peer_id, own.standing, own.term) == (first.peer_id, "member", 1)
     assert own.members == first.members()

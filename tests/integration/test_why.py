@@ -90,8 +90,8 @@ class Crew:
 
     def __init__(self, stacks: str) -> None:
         self.stack = contextlib.ExitStack()
-        look_at = partial(look_at_peer, folder=stacks)
-        node = pccl.MasterNode("127.0.0.1:0", token=TOKEN, timing=PATIENT, look_at=look_at)
+        inspect = partial(inspect_process, folder=stacks)
+        node = pccl.MasterNode("127.0.0.1:0", token=TOKEN, timing=PATIENT, inspect_process=inspect)
         self.address = self.stack.enter_context(node).address
         self.peers: list[PeerProcess] = []
 
@@ -148,7 +148,7 @@ else:
 
     from pccl.cli.why import Asker, why
     from pccl.observe.blame import BlameFinding, Cause, find_blame
-    from pccl.observe.process import STACKS_DIR, look_at_peer
+    from pccl.observe.process import STACKS_DIR, inspect_process
     from pccl.stress.emulator import LinkSpec, RelayThread
 
     LARGE = 48 << 20

@@ -170,7 +170,7 @@ class MasterWitness:
                     | me.Warn()
                     | me.SendStatus()
                     | me.SendAddress()
-                    | me.AskParent()
+                    | me.InspectProcess()
                     | TryAddress()
                     | TryCaller()
                 ):
@@ -791,7 +791,11 @@ class World:
                 case me.Announce() | me.Remember() | me.ForgetRun() | me.AskMaster() | me.Warn():
                     pass
                 case (
-                    me.SendStatus() | me.SendAddress() | me.AskParent() | TryAddress() | TryCaller()
+                    me.SendStatus()
+                    | me.SendAddress()
+                    | me.InspectProcess()
+                    | TryAddress()
+                    | TryCaller()
                 ):
                     raise AssertionError("nobody asks for the status, or has an address tested")
 

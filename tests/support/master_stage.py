@@ -324,7 +324,9 @@ def short_effects(effects: Iterable[ev.MasterEffect]) -> Iterator[str]:
 def removals(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, str]]:
     """The peers that were removed, and why."""
     announced = [effect for effect in effects if isinstance(effect, ev.Announce)]
-    return [(one.peer, one.text) for one in announced if one.what == "removed"]
+    return [
+        (one.peer, f"{one.cause.name}: {one.text}") for one in announced if one.cause is not None
+    ]
 
 
 def sent(effects: Iterable[ev.MasterEffect]) -> list[tuple[int, msg.MasterMessage]]:

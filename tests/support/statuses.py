@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pccl.inquiry import (
@@ -16,6 +17,7 @@ from pccl.inquiry import (
     RemovalStatus,
     RoundStatus,
 )
+from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.types import AbortCause, OperationId, PeerId, RoundId, RoundKind
 
 REDUCE = "tag 7 (AVG of 1048576 x float32)"
@@ -117,3 +119,24 @@ SAMPLE = MasterStatus(
     ),
     waits_for="",
 )  # fmt: skip
+
+
+def with_long_ids(status: MasterStatus) -> MasterStatus:
+    """The same run, whose peers have joined after a restart of the master."""
+    gap = TERM_GAP + 7_000_000
+    return replace(
+        status,
+        members=tuple(replace(one, peer=PeerId(one.peer + gap)) for one in status.members),
+        newcomers=tuple(
+            replace(one, peer=PeerId(one.peer + gap), waits_for=f"a link to peer {gap + 1}: none")
+            for one in status.newcomers
+        ),
+        rounds=tuple(replace(one, missing=(PeerId(gap + 2),)) for one in status.rounds),
+        operations=tuple(replace(one, missing=(PeerId(gap + 2),)) for one in status.operations),
+        ended=tuple(replace(one, last=PeerId(one.last + gap)) for one in status.ended),
+        links=tuple(
+            replace(one, peer=PeerId(one.peer + gap), other=PeerId(one.other + gap))
+            for one in status.links
+        ),
+        removals=tuple(replace(one, peer=PeerId(one.peer + gap)) for one in status.removals),
+    )

@@ -40,7 +40,7 @@ from pccl.cli.processes.programs import find_program
 from pccl.cli.runs.run_file import Unusable, run_file
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
-from pccl.observe.process import STACKS_DIR, look_at_peer
+from pccl.observe.process import STACKS_DIR, inspect_process
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -256,8 +256,10 @@ def own_master(
         http: address of the page that shows the run; None: there is none.
     """
     try:
-        look_at = partial(look_at_peer, folder=stacks)
-        node = pccl.MasterNode(f"127.0.0.1:{port}", token=token, look_at=look_at, metrics=metrics)
+        inspect = partial(inspect_process, folder=stacks)
+        node = pccl.MasterNode(
+            f"127.0.0.1:{port}", token=token, inspect_process=inspect, metrics=metrics
+        )
         node.run()
     except (ImportError, OSError) as error:  # of the metrics
         raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error

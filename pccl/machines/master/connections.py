@@ -5,6 +5,7 @@ from __future__ import annotations
 from pccl.machines.master.events import Announce, CloseConnection, MasterEffect, SendTo
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
+from pccl.protocol.types import RemovalCause
 
 ANSWERED, REMOVED = "the query is answered", "the peer is removed"
 """Reasons to close a connection that need no line in a log: another line says what matters."""
@@ -27,9 +28,11 @@ class Outbox:
         if peer.connection is not None:
             self._effects.append(SendTo(peer.connection, message))
 
-    def announce(self, what: str, peer: RegisteredPeer, text: str) -> None:
+    def announce(
+        self, what: str, peer: RegisteredPeer, text: str, cause: RemovalCause | None = None
+    ) -> None:
         """Announce to operators what happened to a peer."""
-        self.add(Announce(what, peer.id, peer.member.name, peer.group, text))
+        self.add(Announce(what, peer.id, peer.member.name, peer.group, text, cause))
 
 
 class Connections:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import PeerId, RemovalCause
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -70,6 +70,15 @@ class MasterUnanswered:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessInspected:
+    """The shell has done ``InspectProcess``; the fields are those of an ``EvidenceReply``."""
+
+    query: int
+    data: bytes
+    refusal: str
+
+
 MasterEvent = (
     ConnectionOpened
     | ConnectionMessage
@@ -80,6 +89,7 @@ MasterEvent = (
     | MasterUnanswered
     | AddressTried
     | CallerTried
+    | ProcessInspected
 )
 
 # -- effects -----------------------------------------------------------------------------------
@@ -127,18 +137,22 @@ class Announce:
     name: str
     group: int
     text: str
+    cause: RemovalCause | None = None
+    """Of a removed peer: the kind of its removal."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskParent:
+class InspectProcess:
     """Find out what the operating system knows of a peer's process and of its connection.
 
-    The shell answers on the connection with an ``EvidenceReport``, and closes it.
+    ``ProcessInspected`` follows, with the same number ``query``.
     """
 
-    connection: int
-    peers_connection: int | None
+    query: int
+    connection: int | None
+    """The peer's connection; None: it has none."""
     name: str
+    """The peer's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +199,7 @@ MasterEffect = (
     | SendAddress
     | CloseConnection
     | Announce
-    | AskParent
+    | InspectProcess
     | Remember
     | ForgetRun
     | AskMaster

@@ -1,6 +1,7 @@
 """Questions of people to peers, which the master passes on, and the answers back.
 
-A question does not change the run. A peer that does not answer is of interest, too.
+A question does not change the run. A peer that does not answer is of interest, too. So a peer is
+called silent only if the master has asked it, its connection is still the same, and the time is up.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 
 from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.connections import ANSWERED, Connections, Outbox
-from pccl.machines.master.events import AskParent
+from pccl.machines.master.events import InspectProcess, ProcessInspected
 from pccl.machines.master.membership import Membership, RegisteredPeer
+from pccl.machines.master.succession.restart import Succession
+from pccl.machines.ticks import Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import INQUIRIES_MAX
 from pccl.protocol.run_messages import EvidenceKind
@@ -20,25 +23,29 @@ ANSWER_S_MAX = 3
 """Time that a peer has to answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Inquiry:
     connection: int
+    """Connection of the person who asks."""
     peer: PeerId
-    kind: EvidenceKind
+    asked_on: int | None
+    """Connection of the peer on which it was asked; None: the shell inspects its process."""
     deadline_ns: int
-
-    @property
-    def is_of_parent(self) -> bool:
-        """Whether the shell answers it, and not the peer."""
-        return self.kind is EvidenceKind.PROCESS
 
 
 class Inquiries:
     """The questions that wait for an answer."""
 
-    def __init__(self, membership: Membership, connections: Connections, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        connections: Connections,
+        succession: Succession,
+        outbox: Outbox,
+    ) -> None:
         self._membership = membership
         self._connections = connections
+        self._succession = succession
         self._outbox = outbox
         self._open: dict[int, _Inquiry] = {}
         """By query, in the order of their deadlines."""
@@ -47,21 +54,24 @@ class Inquiries:
     def ask(self, connection: int, request: msg.EvidenceRequest) -> None:
         """Pass a question on to its peer, or refuse it."""
         peer = self._membership.peers.get(request.peer)
-        if peer is None or not peer.admitted:
+        is_of_process = request.kind is EvidenceKind.PROCESS
+        if refusal := self._without_run():
+            self._end(connection, refusal)
+        elif peer is None or not peer.admitted:
             self._end(connection, f"peer {request.peer} is not a member of the run")
-        elif peer.connection is None and request.kind is not EvidenceKind.PROCESS:
+        elif peer.connection is None and not is_of_process:
             self._end(connection, f"peer {request.peer} has no connection to the master")
         elif len(self._open) >= INQUIRIES_MAX:
             self._end(connection, f"{INQUIRIES_MAX} questions are open; ask again later")
         else:
-            self._last_query = self._last_query % (2**32 - 1) + 1
+            self._last_query = query = self._last_query % (2**32 - 1) + 1
             deadline_ns = self._outbox.now_ns + ANSWER_S_MAX * NS_PER_S
-            inquiry = _Inquiry(connection, peer.id, request.kind, deadline_ns)
-            self._open[self._last_query] = inquiry
-            if request.kind is EvidenceKind.PROCESS:
-                self._outbox.add(AskParent(connection, peer.connection, peer.member.name))
+            asked_on = None if is_of_process else peer.connection
+            self._open[query] = _Inquiry(connection, peer.id, asked_on, deadline_ns)
+            if is_of_process:
+                self._outbox.add(InspectProcess(query, peer.connection, peer.member.name))
             else:
-                self._outbox.send(peer, msg.EvidenceQuery(self._last_query, request.kind))
+                self._outbox.send(peer, msg.EvidenceQuery(query, request.kind))
 
     def waits_on(self, connection: int) -> bool:
         """Whether the question of this connection is open."""
@@ -70,23 +80,49 @@ class Inquiries:
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
         """Pass the answer of a peer back; ignore it if nobody waits for it any more."""
         inquiry = self._open.get(reply.query)
-        if inquiry is not None and inquiry.peer == peer.id and not inquiry.is_of_parent:
+        if inquiry is not None and inquiry.peer == peer.id and inquiry.asked_on is not None:
             del self._open[reply.query]
             self._end(inquiry.connection, reply.refusal, reply.data)
 
-    def look(self) -> None:
-        """End, at a tick, the questions that a peer has not answered in time."""
+    def inspected(self, found: ProcessInspected) -> None:
+        """Pass back what the shell knows of a process; ignore it if nobody waits any more."""
+        inquiry = self._open.get(found.query)
+        if inquiry is not None and inquiry.asked_on is None:
+            del self._open[found.query]
+            self._end(inquiry.connection, found.refusal, found.data)
+
+    def look(self, tick: Wakefulness) -> None:
+        """End, at a tick, the questions that get no answer."""
         for query, inquiry in list(self._open.items()):
-            peer = self._membership.peers.get(inquiry.peer)
-            is_lost = peer is None or peer.connection is None
-            if is_lost and not inquiry.is_of_parent:
-                why = f"peer {inquiry.peer} has lost its connection to the master"
-            elif self._outbox.now_ns >= inquiry.deadline_ns:
-                why = f"peer {inquiry.peer} did not answer within {ANSWER_S_MAX} s"
-            else:
-                continue
-            del self._open[query]
-            self._end(inquiry.connection, why)
+            inquiry.deadline_ns += tick.slept_ns
+            is_late = tick.may_judge and self._outbox.now_ns >= inquiry.deadline_ns
+            refusal, silent = self._why_over(inquiry, is_late=is_late)
+            if refusal:
+                del self._open[query]
+                self._end(inquiry.connection, refusal, silent=silent)
+
+    def _why_over(self, inquiry: _Inquiry, *, is_late: bool) -> tuple[str, bool]:
+        """Return why a question gets no answer, and whether the peer is silent; empty: it may."""
+        peer, who = self._membership.peers.get(inquiry.peer), f"peer {inquiry.peer}"
+        if refusal := self._without_run():
+            return refusal, False
+        if peer is None:
+            return f"{who} is no longer a member of the run", False
+        if inquiry.asked_on is not None and peer.connection is None:
+            return f"{who} has lost its connection to the master", False
+        if not is_late:
+            return "", False
+        if inquiry.asked_on is None:
+            return f"the process of {who} was not inspected within {ANSWER_S_MAX} s", False
+        if peer.connection != inquiry.asked_on:
+            return f"{who} has connected to the master again meanwhile; ask again", False
+        return f"{who} did not answer within {ANSWER_S_MAX} s", True
+
+    def _without_run(self) -> str:
+        """Return why there is no member to ask; empty if this master coordinates a run."""
+        if not self._succession.recovering:
+            return ""
+        return f"this master coordinates no run: {self._succession.waits_for()}"
 
     def closed(self, connection: int) -> None:
         """Forget the question of a connection that was closed by the other side."""
@@ -105,8 +141,10 @@ class Inquiries:
         if len(set(asking)) < len(asking) or not strangers.issuperset(asking):
             raise InvariantViolation("a question has no connection of its own", history)
 
-    def _end(self, connection: int, refusal: str, data: bytes = b"") -> None:
+    def _end(
+        self, connection: int, refusal: str, data: bytes = b"", *, silent: bool = False
+    ) -> None:
         """Answer a question, if the connection is still open."""
         if connection in self._connections.hosts:
-            report = msg.EvidenceReport(data, refusal)
+            report = msg.EvidenceReport(data, refusal, silent)
             self._connections.part_with(connection, report, ANSWERED)

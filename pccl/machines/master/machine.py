@@ -36,6 +36,7 @@ from pccl.machines.master.events import (
     MasterEvent,
     MasterTick,
     MasterUnanswered,
+    ProcessInspected,
     SendAddress,
     SendStatus,
     SendTo,
@@ -55,7 +56,7 @@ from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.master.waits import Waits
 from pccl.machines.reachability import AddressTried, CallerTests, CallerTried, TryCaller
-from pccl.machines.ticks import Ticks
+from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import Trust
@@ -112,7 +113,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
-        self.inquiries = Inquiries(who, self.connections, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
         self.caller_tests = CallerTests(now_ns)
@@ -128,6 +128,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             timing, origin, us, stands_by_for, vouched, who, self.connections,
             self.registration, self.ratification, out,
         )  # fmt: skip
+        self.inquiries = Inquiries(who, self.connections, self.succession, out)
 
     # -- what others may ask -------------------------------------------------------------------
 
@@ -249,6 +250,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case CallerTried(connection, reason):
                 self.caller_tests.ended(connection)
                 self._answer_address(connection, reason, dialled=True)
+            case ProcessInspected():
+                self.inquiries.inspected(event)
         self.succession.settle()
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
@@ -385,8 +388,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             if is_beat:
                 self.succession.beat()
             self._take_up(self.succession.tick(tick))
-            return
-        self.inquiries.look()
+        else:
+            self._tick_in_run(tick, is_beat=is_beat)
+        self.inquiries.look(tick)
+
+    def _tick_in_run(self, tick: Wakefulness, *, is_beat: bool) -> None:
+        """Handle a tick in a run."""
         if is_beat:
             self._beat()
         if tick.slept_ns:

@@ -92,7 +92,7 @@ class Removals:
         """Send a peer the cause of its removal unless it left; disconnect it and keep the cause."""
         if cause is RemovalCause.GOODBYE:
             self._ratification.leave(peer.id)
-        self._outbox.announce("removed", peer, f"{cause.name}: {reason}")
+        self._outbox.announce("removed", peer, reason, cause)
         now_ns = self._outbox.now_ns
         removal = Removal(peer.id, peer.group, cause, reason, now_ns, peer.member.name)
         self.recent[peer.id] = removal

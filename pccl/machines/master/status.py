@@ -6,7 +6,7 @@ and costs the master little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -46,6 +46,9 @@ TEXT_CHARACTERS_MAX = 120
 """The limit for a member's calls, an operation's call, and what a newcomer waits for."""
 REASON_CHARACTERS_MAX = 400
 """These limits keep the largest report below ``CONTROL_MESSAGE_BYTES_MAX``, as a test shows."""
+
+LINKS_SAMPLED = 4096
+"""At most so many links are sorted to find a limit for the slowest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,17 +250,31 @@ def _ended(call: EndedCall, now_ns: int) -> EndedStatus:
 
 def _links(measures: LinkMatrix) -> tuple[LinkSpeed, ...]:
     """Return all links, or if there are too many, the slowest ones."""
-    pairs: Iterable[tuple[PeerId, PeerId]] = measures  # maybe a million: each must cost little
-    if len(measures) > LINKS_SHOWN_MAX:
-        pairs = nsmallest(
-            LINKS_SHOWN_MAX,
-            measures,
-            key=lambda pair: (measures[pair].bytes_per_s or BYTES_PER_S_MAX, pair),
-        )
     return tuple(
         LinkSpeed(*pair, measures[pair].rtt_ns // NS_PER_US, measures[pair].bytes_per_s)
-        for pair in sorted(pairs)
+        for pair in sorted(_slowest(measures, LINKS_SHOWN_MAX))
     )
+
+
+def _slowest(measures: LinkMatrix, count: int) -> Collection[tuple[PeerId, PeerId]]:
+    """Return the ``count`` slowest links, or all; a link of unknown speed counts as fast.
+
+    There may be millions, and a sort of them takes a second. So a sample says which ones may be
+    among the slowest: more than enough, or if the sample misleads, all.
+    """
+    if len(measures) <= count:
+        return measures.keys()
+    step = len(measures) // LINKS_SAMPLED + 1
+    sample = sorted(
+        each.bytes_per_s or BYTES_PER_S_MAX for each in islice(measures.values(), 0, None, step)
+    )
+    limit = sample[min(4 * count // step, len(sample) - 1)]
+    slow = [pair for pair, each in measures.items() if 0 < each.bytes_per_s <= limit]
+    if len(slow) < count and limit < BYTES_PER_S_MAX:
+        slow = [pair for pair, each in measures.items() if each.bytes_per_s]
+    unknown = (pair for pair, each in measures.items() if not each.bytes_per_s)
+    slow += islice(unknown, max(0, count - len(slow)))
+    return nsmallest(count, slow, lambda pair: measures[pair].bytes_per_s or BYTES_PER_S_MAX)
 
 
 def _removal(removal: Removal, now_ns: int) -> RemovalStatus:

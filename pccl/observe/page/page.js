@@ -46,7 +46,7 @@ function showRun(run) {
     ...run.waits.map((wait) => row(wait.time, `${wait.what} waits for ${wait.whom}`)),
   );
   at("ended").replaceChildren(...run.ended.slice(0, 12).map(endedRow));
-  showLinks(run.links, new Map(run.members.map((member) => [member.peer, member.name])));
+  showLinks(run.links);
 }
 
 function peerCard(member) {
@@ -54,7 +54,7 @@ function peerCard(member) {
   card.title = member.where;
   card.style.setProperty("--curve", colourOf(member.peer));
   card.append(
-    made("b", `${member.peer} ${member.name}`),
+    made("b", member.who),
     made("span", member.awaited ? `${member.state} ${member.awaited}` : member.state),
     made("span", member.progress, "faint"),
     made("span", member.call || `last: ${member.last_call || "no call"}`, "faint"),
@@ -67,12 +67,12 @@ function endedRow(call) {
   return row(`${call.ago} ago`, call.took, outcome, `last ${call.last} +${call.late}`, call.what);
 }
 
-function showLinks(links, names) {
+function showLinks(links) {
   const speeds = new Map(links.pairs.map(([from, to, speed, rtt]) => [`${from} ${to}`, [speed, rtt]]));
   const top = Math.max(1, ...links.pairs.map((pair) => pair[2]));
-  const rows = links.peers.map((from) => {
-    const head = made("th", from);
-    head.title = names.get(from) || "";
+  const rows = links.peers.map((from, place) => {
+    const head = made("th", links.heads[place]);
+    head.title = links.who[place];
     const cells = links.peers.map((to) => {
       const [speed, rtt] = speeds.get(`${from} ${to}`) || [0, 0];
       const cell = made("td", speed ? mega(speed) : "");
@@ -85,7 +85,7 @@ function showLinks(links, names) {
     });
     return row(head, ...cells);
   });
-  at("links").replaceChildren(row(made("th", ""), ...links.peers.map((to) => made("th", to))), ...rows);
+  at("links").replaceChildren(row(made("th", ""), ...links.heads.map((head) => made("th", head))), ...rows);
 }
 
 // Draws lines; each is a list of [x, y] and a colour. The lowest y is at the bottom, or 0.

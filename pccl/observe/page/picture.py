@@ -10,6 +10,7 @@ from typing import Any
 from pccl.observe import summary
 from pccl.observe.summary import Names, duration, who
 from pccl.protocol.status_report import MemberStatus, StatusReport
+from pccl.telemetry.names import is_long
 
 US_PER_MS = 1000
 
@@ -30,7 +31,7 @@ def picture(status: StatusReport) -> dict[str, Any]:
         "newcomer_count": status.newcomer_count,
         "removal_count": status.removal_count,
         "slowest": slow and {**slow._asdict(), "who": who(names, slow.peer)},
-        "members": [_member(member) for member in status.members],
+        "members": [_member(member, names) for member in status.members],
         "waits": _waits(status, names),
         "ended": [
             {
@@ -43,7 +44,7 @@ def picture(status: StatusReport) -> dict[str, Any]:
             }
             for call in status.ended
         ],
-        "links": _links(status),
+        "links": _links(status, names),
     }
 
 
@@ -72,10 +73,10 @@ def point(before: StatusReport, now: StatusReport, passed_s: float) -> dict[str,
     }
 
 
-def _member(member: MemberStatus) -> dict[str, Any]:
+def _member(member: MemberStatus, names: Names) -> dict[str, Any]:
     return {
         "peer": member.peer,
-        "name": member.name,
+        "who": who(names, member.peer),
         "where": f"group {member.group}, rank {member.rank}, {member.host}:{member.port}",
         "state": summary.state(member),
         "awaited": "" if member.awaited_ms is None else duration(member.awaited_ms * US_PER_MS),
@@ -102,11 +103,13 @@ def _waits(status: StatusReport, names: Names) -> list[dict[str, str]]:
     return found[:ROWS_MAX]
 
 
-def _links(status: StatusReport) -> dict[str, Any]:
-    """Return the matrix of links: the peers, and the measured pairs among them."""
+def _links(status: StatusReport, names: Names) -> dict[str, Any]:
+    """Return the matrix of links: the peers, their headings, and the measured pairs among them."""
     peers = sorted({peer for link in status.links for peer in (link.peer, link.other)})[:ROWS_MAX]
     return {
         "peers": peers,
+        "heads": [who(names, peer) if is_long(peer) else str(peer) for peer in peers],
+        "who": [who(names, peer) for peer in peers],
         "pairs": [
             [link.peer, link.other, link.bytes_per_s, link.rtt_us]
             for link in status.links

@@ -317,13 +317,12 @@ class Checkers:
                 f"{seen}; {gone} have gone since"
             )
 
-    def removed(self, run: bytes, peer: PeerId, why: str) -> None:
+    def removed(self, run: bytes, peer: PeerId, cause: RemovalCause, why: str) -> None:
         """Check that faults explain a removal by the master of a run."""
         self._gone[run] += 1
         address = self._addresses[run, peer]
         if self.believes(address) != (run, peer):
             return  # it was killed, has left, or has another id by now: it lost no place
-        cause = RemovalCause[why.split(":")[0]]
         waits = self.waits(address) or self._excuses.masters_divided
         if cause is RemovalCause.SILENT and "awaited" in why and not waits:
             raise Violation(f"peer {peer} ({address.host}) was removed, but no peer waited: {why}")

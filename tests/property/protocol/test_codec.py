@@ -286,7 +286,7 @@ def _fill_samples() -> None:
         msg.EvidenceRequest: [26, 1, 2],
         msg.EvidenceReply: [27, 7, b"data", ""],
         msg.EvidenceQuery: [88, 7, 3],
-        msg.EvidenceReport: [89, b"", "no"],
+        msg.EvidenceReport: [89, b"", "no", True],
         msg.RunQuery: [23, b"run", 9],
         msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
         msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],

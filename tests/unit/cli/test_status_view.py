@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from pccl.cli.status_view import KINDS, lines
 from pccl.inquiry import LinkSpeed
+from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.types import PeerId
-from tests.support.statuses import REDUCE, SAMPLE, ended
+from tests.support.statuses import REDUCE, SAMPLE, ended, with_long_ids
 
 
 def test_each_line_names_peers_and_what_they_do() -> None:
@@ -30,6 +32,15 @@ def test_each_line_names_peers_and_what_they_do() -> None:
         "removed peer 9 (ivan) of group 0 65.0 s ago: SILENT, silent for 10.0 s",
     ):
         assert line in told
+
+
+def test_no_long_id_is_shown_of_a_peer_with_a_name() -> None:
+    """Ids are long after a restart of the master."""
+    shown = "\n".join(lines(with_long_ids(SAMPLE)))
+    assert "waits for a link to peer alice: none" in shown
+    assert "link bob to alice" in shown
+    rest = shown.partition("\n")[2]  # the headline has the id of the run
+    assert max(map(int, re.findall(r"\b\d+\b", rest))) <= TERM_GAP
 
 
 def test_the_slowest_links_and_the_newest_calls_are_shown() -> None:

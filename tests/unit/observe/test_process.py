@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl.observe.process import look_at_peer
+from pccl.observe.process import inspect_process
 from tests.support.commands import environment_with
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ def test_only_a_process_that_has_asked_for_the_signal_gets_it(
             process.stdout.readline()
         else:
             until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "cat\n")
-        seen = look_at_peer("p0", str(tmp_path))
+        seen = inspect_process("p0", str(tmp_path))
         assert seen is not None
         assert bool(seen["stacks"]) is has_stacks
         process.stdin.close()

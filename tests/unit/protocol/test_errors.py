@@ -54,7 +54,7 @@ def documented_tree() -> dict[str, str]:
 
 def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
     drawn = documented_tree()
-    assert len(drawn) == 18
+    assert len(drawn) == 19
     assert drawn["Evicted"] == "MembershipError"
     assert {kind.__name__ for kind in TYPES} == {*drawn, "PCCLError"}
     for kind in TYPES:
@@ -80,6 +80,7 @@ DEFAULTS = {
     "StateUnavailable": 4,
     "PendingOperations": 10,
     "NotConnected": 4,
+    "PeerSilent": 8,
     "MembershipError": 4,
     "NotAdmitted": 6,
     "Evicted": 8,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 
 import pytest
@@ -20,12 +20,14 @@ from pccl.protocol.limits import (
     TURN_BYTES_MAX,
     Timing,
 )
+from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import NS_PER_S, PeerId, RoundId, RoundKind
 from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import UNSENT_BYTES_MAX, ControlStream
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.stress.sim.loop import VirtualLoop
+from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
@@ -273,3 +275,48 @@ def test_members_of_a_run_are_stored_with_that_run() -> None:
 def members(disk: Disk) -> list[int]:
     assert disk.held is not None
     return sorted(int(peer) for peer in disk.held.vouched.digests or ())
+
+
+# -- evidence ------------------------------------------------------------------------------------
+
+
+def processes(world: World, inspect: Callable[[str], Awaitable[object]]) -> msg.EvidenceReport:
+    """What the master answers when a person asks for the process of a peer."""
+    world.register("peer")
+    world.server.inspect_process = inspect
+    person = Client(world, "person")
+    person.say(msg.EvidenceRequest(PeerId(1), EvidenceKind.PROCESS))
+    world.run(0.5)
+    (report,) = person.heard
+    assert isinstance(report, msg.EvidenceReport)
+    assert not report.silent
+    assert person.lost
+    return report
+
+
+def test_the_program_that_started_a_peer_says_what_it_knows(world: World) -> None:
+    async def inspect(name: str) -> object:
+        return {"pid": 7}
+
+    report = processes(world, inspect)
+    assert report.refusal == ""
+    found = unpack_evidence(report.data)
+    assert found["process"] == {"pid": 7}
+    assert found["path"]["unacknowledged"] == 0
+
+
+@pytest.mark.parametrize("found", [LookupError("no such process"), object()])
+def test_an_error_in_an_inspection_is_an_answer(world: World, found: object) -> None:
+    seen: list[object] = []
+    world.loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
+
+    async def inspect(name: str) -> object:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    report = processes(world, inspect)
+    assert report.data == b""
+    words = "LookupError: no such process" if seen == [found] else "TypeError: Object of type obj"
+    assert report.refusal.startswith(f"gathering evidence failed: {words}")
+    assert len(seen) == 1

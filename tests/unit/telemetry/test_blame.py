@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,8 +55,6 @@ def status(
 WAITING = status(member(1, "tag 0"), member(2), member(3, "tag 0"), operations=(operation(0, TWO),))
 """Peers 1 and 3 wait for a call of peer 2."""
 
-SILENT = "peer 2 did not answer within 3 s"
-
 
 def path(peer: int, **measured: Any) -> dict[str, Any]:
     return {"peer_id": peer, "lane": 0, "bytes_per_s": 100_000_000, **measured}
@@ -72,17 +71,23 @@ DUMP = 'Thread 0x1 (most recent call first):\n  File a\n\nCurrent thread 0x2 (x)
 @pytest.mark.parametrize(
     ("clues", "cause", "words"),
     [
-        (Clues(SILENT, process=process("T")), Cause.STOPPED, "process 77 is stopped (SIGSTOP"),
-        (Clues(SILENT, process=process("t")), Cause.STOPPED, "by a debugger"),
-        (Clues(SILENT, process=process("gone")), Cause.GONE, "process 77 has ended"),
-        (Clues(SILENT), Cause.UNKNOWN, "stopped, or C code holds its interpreter lock"),
+        (Clues(silent=True, process=process("T")), Cause.STOPPED, "process 77 is stopped (SIGSTOP"),
+        (Clues(silent=True, process=process("t")), Cause.STOPPED, "by a debugger"),
+        (Clues(silent=True, process=process("gone")), Cause.GONE, "process 77 has ended"),
         (
-            Clues(SILENT, process=process("S", "nanosleep", "futex_do_wait", stacks=DUMP)),
+            Clues(silent=True, path={"unacknowledged": 0}),
+            Cause.UNKNOWN,
+            "does not answer, though its system acknowledges what it receives: its process is "
+            "stopped, or C code holds its interpreter lock",
+        ),
+        (Clues(silent=True), Cause.UNKNOWN, "does not answer: its process is stopped, or C code"),
+        (
+            Clues(silent=True, process=process("S", "nanosleep", "futex_do_wait", stacks=DUMP)),
             Cause.LOCK_HELD,
             'held by C code that waits at File "b.py"',
         ),
         (
-            Clues(SILENT, process=process("R", "0", "futex_do_wait", busy=0.98)),
+            Clues(silent=True, process=process("R", "0", "futex_do_wait", busy=0.98)),
             Cause.LOCK_HELD,
             "held by C code that computes",
         ),
@@ -110,6 +115,21 @@ def test_a_member_whose_call_is_missing(clues: Clues, cause: Cause, words: str) 
     assert words in found.text
 
 
+BUSY = "64 questions are open; ask again later"
+
+
+def test_a_member_without_evidence_is_not_blamed_for_that() -> None:
+    """The master was busy, say. It is no less blamed for a call that it has not made."""
+    members = (member(1, "tag 0"), member(2, "tag 0", silent_ms=4000), member(3))
+    case = status(*members, operations=(operation(0, THREE),))
+    dead: Any = {"retransmits": 4, "ack_ago_ms": 4000}
+    (found,) = find_blame(case, {TWO: Clues(refusal=BUSY, path=dead)})
+    assert (found.cause, found.peers) == (Cause.NO_CALL, (3,))
+    (found,) = find_blame(WAITING, {TWO: Clues(refusal=BUSY)})
+    assert (found.cause, found.peers) == (Cause.NO_CALL, (2,))
+    assert find_blame(status(member(1), member(2)), {TWO: Clues(refusal=BUSY)}) == []
+
+
 def test_a_member_that_has_lost_its_connection_while_others_reach_it() -> None:
     members = (member(1, "tag 0"), member(2, connected=False, silent_ms=5000), member(3, "tag 0"))
     case = status(*members, operations=(operation(0, TWO),))
@@ -123,8 +143,8 @@ def test_a_member_that_has_lost_its_connection_while_others_reach_it() -> None:
 @pytest.mark.parametrize(
     "clues",
     [
-        Clues(SILENT, path={"retransmits": 4, "ack_ago_ms": 4000}),
-        Clues(SILENT, process=process("S", "futex_do_wait", "do_epoll_wait")),
+        Clues(silent=True, path={"retransmits": 4, "ack_ago_ms": 4000}),
+        Clues(silent=True, process=process("S", "futex_do_wait", "do_epoll_wait")),
     ],
     ids=["the kernel gets no acknowledgements", "its I/O thread waits for messages"],
 )
@@ -173,7 +193,7 @@ def test_a_link_that_takes_nothing_is_dead_and_one_that_takes_little_is_slow() -
 
 def test_links_are_not_blamed_for_a_member_that_is_stopped() -> None:
     full = {"paths": [path(1, backlog_bytes=9, probes=3)]}
-    clues = {ONE: Clues(SILENT, process=process("T")), TWO: Clues(state=full)}
+    clues = {ONE: Clues(silent=True, process=process("T")), TWO: Clues(state=full)}
     (found,) = find_blame(STILL, clues)
     assert found.cause is Cause.STOPPED
 
@@ -192,6 +212,10 @@ def test_what_waits_is_said_in_words() -> None:
     assert list(waits_in_words(case)) == [
         "update_topology #4: 1 member waits for peer 2, for 3.0 s",
         "tag 0 (SUM of 8 x float32): waits for the calls of peers 2, 3, nothing for 0.1 s",
+    ]
+    idle = replace(status(), waits_for="no member has returned to it")
+    assert list(waits_in_words(idle)) == [
+        "this master coordinates no run: no member has returned to it"
     ]
     assert summary.names_of(case).explain("peers 1, 2") == "peers 1 (p0), 2 (p1)"
 
@@ -217,7 +241,7 @@ def test_a_number_beyond_all_reason_is_none(number: float) -> None:
 
 @given(
     case=st.sampled_from([WAITING, MOVING, STILL]),
-    refusal=st.sampled_from(["", SILENT]),
+    silent=st.booleans(),
     state=OBJECTS,
     threads=st.lists(JSON, max_size=3),
     master_path=OBJECTS,
@@ -225,13 +249,13 @@ def test_a_number_beyond_all_reason_is_none(number: float) -> None:
 )
 def test_no_answer_of_a_peer_breaks_the_conclusions(
     case: Status,
-    refusal: str,
+    silent: bool,
     state: dict[str, Any],
     threads: list[Any],
     master_path: dict[str, Any],
     seen: dict[str, Any],
 ) -> None:
-    clues = Clues(refusal, state, threads, master_path, seen)
+    clues = Clues(silent, "", state, threads, master_path, seen)
     for found in find_blame(case, dict.fromkeys((ONE, TWO, THREE), clues)):
         assert found.text
         assert set(found.peers) <= {1, 2, 3}

@@ -7,11 +7,14 @@ from itertools import pairwise
 
 import pytest
 
+from pccl.protocol.limits import TERM_GAP
 from pccl.telemetry import events as tell
 from pccl.telemetry.stream import Stamped
 from pccl.telemetry.words import Level, LogWords, line_of
 
 SECOND = 1_000_000_000
+LONG = TERM_GAP + 7_000_003
+"""The id of a peer that joined after a restart of the master."""
 WAITING = tell.Waiting(call="barrier", waits_for="peer 3 (carol)", waited_s=2)
 ENDED = tell.WaitingEnded(call="barrier", waited_s=1.25)
 LOST = tell.MemberLost(peer_id=3, name="carol", cause="", reason="", world_size=1)
@@ -21,9 +24,9 @@ CALL = tell.CallEnded(
 )  # fmt: skip
 
 
-def joined(*, rejoined: bool) -> tell.Joined:
+def joined(*, rejoined: bool, peer_id: int = 4) -> tell.Joined:
     return tell.Joined(
-        peer_id=4, name="me", run="0123456789abcdef" * 2, rank=0, world_size=2,
+        peer_id=peer_id, name="me", run="0123456789abcdef" * 2, rank=0, world_size=2,
         rejoined=rejoined, away_s=2.25 * rejoined,
     )  # fmt: skip
 
@@ -31,8 +34,17 @@ def joined(*, rejoined: bool) -> tell.Joined:
 @pytest.mark.parametrize(
     ("event", "level", "text"),
     [
-        (joined(rejoined=False), "INFO", "joined the run 01234567 as peer 4, rank 0 of 2"),
-        (joined(rejoined=True), "WARNING", "rejoined the run as peer 4, rank 0 of 2, after 2.2 s"),
+        (joined(rejoined=False), "INFO", "joined the run 01234567 as peer 4 (me), rank 0 of 2"),
+        (
+            joined(rejoined=False, peer_id=LONG),
+            "INFO",
+            "joined the run 01234567 as peer me, rank 0 of 2",
+        ),
+        (
+            joined(rejoined=True),
+            "WARNING",
+            "rejoined the run as peer 4 (me), rank 0 of 2, after 2.2 s",
+        ),
         (
             tell.MembershipLost(cause="SILENT", reason="silent for 10.0 s"),
             "WARNING",
@@ -101,7 +113,7 @@ def joined(*, rejoined: bool) -> tell.Joined:
                 what="removed", peer_id=3, name="carol", group=1, cause="SILENT", reason="for 9 s"
             ),
             "WARNING",
-            "peer 3 (carol) of group 1 removed: for 9 s",
+            "peer 3 (carol) of group 1 removed: SILENT: for 9 s",
         ),
         (CALL, "DEBUG", "all_reduce ended after 0.250 s"),
     ],

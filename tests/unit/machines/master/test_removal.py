@@ -84,4 +84,5 @@ def test_operators_learn_the_name(name: str) -> None:
     master = MasterStage().new(1)
     master.register(2, name=name)
     announced = [one for one in expel(master, 2) if isinstance(one, Announce)]
-    assert announced == [Announce("removed", TWO, name, 0, f"SILENT: {WHY}")]
+    cause = RemovalCause.SILENT
+    assert announced == [Announce("removed", TWO, name, 0, WHY, cause)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from random import Random
 
 import pytest
 
@@ -202,6 +203,29 @@ def test_links_are_shown_by_peers_and_the_slowest_if_there_are_too_many(
     assert (found.link_count, [link.bytes_per_s for link in found.links]) == (4, [50, 70])
     master.hear(1, msg.Goodbye())
     assert ask(master).links == ()
+
+
+@pytest.mark.parametrize("known", [0, 3, 20, 132])
+@pytest.mark.parametrize("sampled", [1, 5, 4096])
+def test_of_many_links_the_slowest_are_shown_whatever_the_sample_says(
+    monkeypatch: pytest.MonkeyPatch, known: int, sampled: int
+) -> None:
+    monkeypatch.setattr(status, "LINKS_SHOWN_MAX", 10)
+    monkeypatch.setattr(status, "LINKS_SAMPLED", sampled)
+    master, size = new(12), 12
+    speeds = [*range(1, known + 1), *[0] * (size * (size - 1) - known)]
+    Random(1).shuffle(speeds)
+    left = iter(speeds)
+    for peer in range(1, size + 1):
+        others = (PeerId(other) for other in range(1, size + 1) if other != peer)
+        links = tuple(MeasuredLink(other, LinkMeasure(1, next(left))) for other in others)
+        master.hear(peer, msg.LinksMeasured(links))
+    found = [link.bytes_per_s for link in ask(master).links]
+    shown = min(known, 10)
+    assert sorted(found, key=lambda speed: speed or BYTES_PER_S_MAX) == [
+        *range(1, shown + 1),
+        *[0] * (10 - shown),
+    ]
 
 
 def test_newcomers_and_what_each_waits_for() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pccl.inquiry import LinkSpeed
 from pccl.observe.page.picture import ROWS_MAX, picture, point
 from pccl.protocol.types import AbortCause, PeerId
-from tests.support.statuses import REDUCE, SAMPLE, SPEEDS, ended
+from tests.support.statuses import REDUCE, SAMPLE, SPEEDS, ended, with_long_ids
 
 LOSSES = {1: 2.5, 2: 2.5, 3: 2.5}
 
@@ -16,7 +16,7 @@ LOSSES = {1: 2.5, 2: 2.5, 3: 2.5}
 def test_members_waits_calls_and_links() -> None:
     shown = json.loads(json.dumps(picture(SAMPLE)))
     bob = shown["members"][1]
-    assert (bob["peer"], bob["name"], bob["state"]) == (2, "bob", "awaited")
+    assert (bob["peer"], bob["who"], bob["state"]) == (2, "2 (bob)", "awaited")
     assert (bob["awaited"], bob["progress"]) == ("3.20 s", "step 1196, loss 2.5, 1.92 steps/s")
     assert shown["slowest"]["who"] == "2 (bob)"
     assert shown["waits"] == [
@@ -26,8 +26,16 @@ def test_members_waits_calls_and_links() -> None:
     ]
     assert [call["outcome"] for call in shown["ended"]] == ["ok", "ok", "MEMBER_LOST", "ok"]
     assert shown["links"]["peers"] == [1, 2, 3]
+    assert shown["links"]["heads"] == ["1", "2", "3"]
+    assert shown["links"]["who"] == ["1 (alice)", "2 (bob)", "3 (carol)"]
     pairs = {(peer, other): speed for peer, other, speed, _ in shown["links"]["pairs"]}
     assert pairs == SPEEDS
+
+
+def test_a_peer_with_a_long_id_is_shown_by_its_name() -> None:
+    shown = picture(with_long_ids(SAMPLE))
+    assert [member["who"] for member in shown["members"]] == ["alice", "bob", "carol", "dave"]
+    assert shown["links"]["heads"] == shown["links"]["who"] == ["alice", "bob", "carol"]
 
 
 def test_the_matrix_and_the_list_of_waits_are_bounded() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp, RemovalCause
 from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
 from pccl.stress.sim.checkers.training import Contents, TrainingCheckers
@@ -24,7 +24,7 @@ from pccl.transports.base import Address
 FIRST, SECOND = b"the first run...", b"the second run.."
 ONE, TWO = PeerId(1), PeerId(2)
 HERE, THERE = Address("p0", 1), Address("p1", 1)
-LEFT = "GOODBYE: it left"
+LEFT = (RemovalCause.GOODBYE, "it left")
 OPERATION = OperationId(1, 0, 1, 5, 0)
 SLOT = Slot(5, 2, DataType.INT32, ReduceOp.SUM)
 
@@ -40,9 +40,9 @@ def checkers() -> Checkers:
 
 def test_a_removal_concerns_the_peer_of_its_own_run(checkers: Checkers) -> None:
     checkers.believes = {THERE: (SECOND, ONE)}.get
-    checkers.removed(FIRST, ONE, LEFT)  # he is gone
+    checkers.removed(FIRST, ONE, *LEFT)  # he is gone
     with pytest.raises(Violation, match=r"peer 1 \(p1\) was removed without a cause"):
-        checkers.removed(SECOND, ONE, LEFT)
+        checkers.removed(SECOND, ONE, *LEFT)
 
 
 def test_inputs_of_one_run_are_not_those_of_another(checkers: Checkers) -> None:
@@ -73,12 +73,12 @@ def test_an_attempt_that_begins_with_what_another_one_has_left_is_seen(checkers:
 def test_a_gang_is_as_large_as_it_wanted_unless_somebody_has_gone(
     checkers: Checkers, world_size: int, gone: int, seen: int, fine: bool
 ) -> None:
-    checkers.removed(FIRST, ONE, LEFT)  # before, and in the other run: that excuses nothing
+    checkers.removed(FIRST, ONE, *LEFT)  # before, and in the other run: that excuses nothing
     checkers.registered(FIRST, TWO, "p2", 1)
     checkers.admitted(FIRST, TWO, world_size)
-    checkers.removed(SECOND, ONE, LEFT)
+    checkers.removed(SECOND, ONE, *LEFT)
     for _ in range(gone):
-        checkers.removed(FIRST, ONE, LEFT)
+        checkers.removed(FIRST, ONE, *LEFT)
     if fine:
         checkers.joined("p2", FIRST, TWO, seen, 5)
     else:
