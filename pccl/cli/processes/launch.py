@@ -267,7 +267,7 @@ def own_master(
     if node.metrics_url:
         click.echo(f"pccl launch: metrics of the master: {node.metrics_url}", err=True)
     try:
-        with page_of(node, http, token.encode(), token) as words:
+        with page_of(node, http, secured=True) as words:
             for line in words:
                 click.echo(line, err=True)
             yield node.address
