@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,6 +49,12 @@ PEERS_MAX = 256
 
 GRACE_S_MAX = 86400.0
 
+ALARM_S = 0.5
+"""Time between two alarms."""
+
+LAST_OUTPUT_S = 1.0
+"""Time for the last output after the peers are killed. The reader may be paused."""
+
 PEER_INDEX = "PCCL_PEER_INDEX"
 PEERS = "PCCL_PEERS"
 
@@ -76,6 +84,8 @@ class LaunchedRun:
         self._stopping = 0
         self._interrupted = 0
         self._killed = False
+        self._kill_at_s = math.inf
+        self._mute_at_s = 0.0
         self._first_failure = 0
 
     @property
@@ -110,15 +120,26 @@ class LaunchedRun:
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """Pass the first signal to all peers; kill them at the second one."""
+        # No call in this line, so no other signal interrupts it.
+        is_first, self._stopping = not self._stopping, self._stopping or signum
         self._interrupted = self._interrupted or signum
-        if self._stopping:
-            self._kill()
-        else:
+        if is_first:
             self._stop(signum)
+        else:
+            self._kill()
 
     def on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        """Kill the peers that are still running when the grace period ends."""
-        self._kill()
+        """Kill the peers when the grace period ends. Later, drop output that no process reads.
+
+        Alarms come all the time, because a write to a paused terminal or a full pipe may block
+        just after a signal has come. The next alarm interrupts the write, and runs its handler.
+        """
+        now_s = time.monotonic()
+        if not self._killed:
+            if now_s >= self._kill_at_s:
+                self._kill()
+        elif now_s >= self._mute_at_s:
+            self._output.mute()  # the interrupted write goes on, to the null device
 
     def _tell(self) -> None:
         """Wait for output or ends of peers, print the output, and handle the ends."""
@@ -155,18 +176,17 @@ class LaunchedRun:
             self._stop(signal.SIGTERM)
 
     def _stop(self, signum: int) -> None:
-        """Send ``signum`` to all peers, and start the grace period, after which they are killed.
-
-        An alarm ends the period, because a write to a paused terminal may block this process.
-        """
+        """Send ``signum`` to all peers, and start the grace period, after which they are killed."""
         self._stopping = signum
         self._children.send(signum)
-        if self._grace_s > 0:
-            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        self._kill_at_s = time.monotonic() + self._grace_s
+        if self._grace_s:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s % ALARM_S or ALARM_S, ALARM_S)
         else:
             self._kill()
 
     def _kill(self) -> None:
+        self._mute_at_s = time.monotonic() + LAST_OUTPUT_S
         self._killed = True
         self._children.send(signal.SIGKILL)
 
@@ -183,6 +203,7 @@ def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
     wanted[signal.SIGALRM] = launch.on_alarm
     before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
     try:
+        signal.setitimer(signal.ITIMER_REAL, ALARM_S, ALARM_S)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
