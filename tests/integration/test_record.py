@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -196,6 +197,24 @@ def test_sigquit_writes_a_record_while_the_main_thread_is_in_c(
     (path, _) = sorted(tmp_path.iterdir())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.name.startswith(f"pccl-p0-{pid}-")
+
+
+def test_a_handler_that_the_program_installs_later_stays(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, signal, sys, time, pccl
+folder = pathlib.Path(os.environ["PCCL_RECORD"])
+for count in (1, 2):
+    with pccl.Communicator("127.0.0.1:1"):
+        os.kill(os.getpid(), signal.SIGQUIT)
+        while len(list(folder.glob("pccl-*.json"))) < count:
+            time.sleep(0.001)
+        signal.signal(signal.SIGQUIT, lambda *_: print("mine"))
+    os.kill(os.getpid(), signal.SIGQUIT)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+"""
+    environment = environment_with(PCCL_RECORD=str(tmp_path))
+    done = run_to_end(sys.executable, "-c", program, env=environment, limit_s=LIMIT_S)
+    assert (done.returncode, done.stdout) == (0, "mine\nmine\n"), done.stderr
 
 
 def test_without_a_folder_sigquit_does_what_it_did(crew: Crew) -> None:
