@@ -112,6 +112,7 @@ def test_environment(start: type[Launched]) -> None:
         PCCL_TOKEN_FILE="/no/such/file",
         PCCL_LANES="4",
         PCCL_LOG="",
+        PCCL_STACKS_DIR="of an outer launch",
     )
     told: dict[int, dict[str, str]] = {}
     stacks: set[str] = set()
@@ -145,6 +146,14 @@ def test_environment(start: type[Launched]) -> None:
         }
         for peer in range(3)
     }
+
+
+def test_a_name_that_is_too_long_for_numbers(start: type[Launched]) -> None:
+    source = "import os, pccl; print(len(os.environ['PCCL_NAME']), pccl.Communicator('x:1') and 1)"
+    launch = start("-n", "1", "--", *PYTHON, source, PCCL_NAME="é" * 32)
+    cut = "é" * 31 + "-0"
+    told = f"pccl launch: PCCL_NAME is too long for numbers after it: {cut} and so on\n"
+    assert launch.finish() == (0, f"[{cut}] 33 1\n", told)
 
 
 def test_another_master(start: type[Launched]) -> None:

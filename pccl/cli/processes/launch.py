@@ -12,7 +12,6 @@ import math
 import os
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -40,9 +39,10 @@ from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
 from pccl.cli.runs.run_file import Unusable, run_file
+from pccl.cli.runs.stacks import stacks_folder
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
-from pccl.observe.process import STACKS_DIR, look_at_peer
+from pccl.observe.process import look_at_peer
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -238,13 +238,15 @@ def peer_environments(
 def peer_names(count: int, *, is_ours: bool) -> list[str]:
     """Return the names of the peers: ``p0``, ``p1``; with ``PCCL_NAME``: ``NAME-0``, ``NAME-1``.
 
+    A ``NAME`` that is too long for a number is cut.
+
     Args:
         count: number of peers.
         is_ours: whether all peers of the run are children of this process. Otherwise the name of
             this host comes first.
     """
     if given := os.environ.get(config.NAME):
-        return [f"{given}-{peer}" for peer in range(count)]
+        return [config.numbered_name(given, f"-{peer}") for peer in range(count)]
     host = "" if is_ours else f"{os.uname().nodename[:40]}-"
     return [f"{host}p{peer}" for peer in range(count)]
 
@@ -388,7 +390,7 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
+            stacks = stack.enter_context(stacks_folder())
             address = stack.enter_context(own_master(port or 0, token, stacks, metrics, http))
             try:
                 stack.enter_context(run_file(address, token, (name, *arguments)))
@@ -397,9 +399,11 @@ def launch(
                 started.say(f"`pccl status` will not find this run: {error}")
             environments = peer_environments(names, address, token, group, min_peers)
             for environment in environments:
-                environment.setdefault(STACKS_DIR, stacks)
+                environment[config.STACKS_DIR] = stacks
         else:
             environments = peer_environments(names, master, None, group, min_peers)
+        if (given := os.environ.get(config.NAME)) and not names[-1].startswith(f"{given}-"):
+            started.say(f"{config.NAME} is too long for numbers after it: {names[-1]} and so on")
         for environment, where in zip(environments, their_metrics, strict=False):
             environment[config.METRICS] = where
         started.run(command, environments)
