@@ -100,6 +100,8 @@ def check_switches() -> None:
         config.resolve_progress()
         config.resolve_name(None)
         config.resolve_record()
+        config.resolve_stacks()
+        config.resolve_local()
         resolve_level()
         resolve_local_time()
     except ValueError as error:

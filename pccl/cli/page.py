@@ -67,7 +67,8 @@ def page_of(
     except OSError as error:
         leave()
         reason = error.strerror or str(error)
-        raise click.BadParameter(f"cannot use {http}: {reason}", param_hint=HINT) from error
+        remedy = f"choose another address with {HINT}, or `auto`"
+        raise click.ClickException(f"cannot use {http}: {reason}; {remedy}") from error
     try:
         yield [f"page at {page.url}"]
     finally:

@@ -256,7 +256,7 @@ def test_wrong_addresses_of_the_page(arguments: list[str], status: int, says: st
 def test_an_address_of_the_page_that_is_in_use(page: PageServer) -> None:
     command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", str(port_of(page)))
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot use 127.0.0.1:{port_of(page)}" in done.stderr
 
 
