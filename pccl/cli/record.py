@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 import pccl
+from pccl.addresses import parse_masters
 from pccl.cli.command_line import (
     F,
     Seconds,
@@ -20,7 +21,6 @@ from pccl.cli.command_line import (
     token_option,
 )
 from pccl.cli.runs.target import Target, find_target
-from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
@@ -78,8 +78,7 @@ def record(
     """
     found = _gather(find_target(master, token), peer, timeout_s)
     _write(output, {"records": found.values, "unanswered": found.unanswered})
-    with writing():
-        click.echo(f"wrote {output}: records of {_count(found.records)}")
+    click.echo(f"wrote {output}: records of {_count(found.records)}", err=True)
 
 
 @click.command()
@@ -104,17 +103,21 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
         except ValueError as error:
             raise click.ClickException(str(error)) from error
     else:
-        context = click.get_current_context()
-        address = check_address(context, context.command.params[0], next(iter(sources), None))
+        address = next(iter(sources), None)
+        try:
+            if address is not None:
+                parse_masters(address)
+        except ValueError as error:
+            message = f"{address!r} is neither a file nor an address, HOST:PORT"
+            raise click.UsageError(message) from error
         found = _gather(find_target(address, token), None, timeout_s)
         records, unanswered = found.records, found.unanswered
     merged = merge(records, unanswered)
     _write(output, merged)
     error_us = merged["otherData"]["clock_error_us"]
     clocks = "unknown" if error_us is None else f"at most {error_us / 1000:.3f} ms"
-    with writing():
-        click.echo(f"wrote {output}: {_count(records)}; error of their clocks: {clocks}")
-        click.echo("open it at https://ui.perfetto.dev")
+    said = f"wrote {output}: {_count(records)}; error of their clocks: {clocks}"
+    click.echo(f"{said}\nopen it at https://ui.perfetto.dev", err=True)
 
 
 def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:

@@ -131,7 +131,7 @@ def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) ->
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
-    assert "records of 2 peers" in command("record", where, "-o", str(saved)).stdout
+    assert "records of 2 peers" in command("record", where, "-o", str(saved)).stderr
     command("record", where, "--peer", "p1", "-o", str(one))
     records, unanswered = read_records([one])
     assert ([record.name for record in records], unanswered) == (["p1"], {})
@@ -140,8 +140,11 @@ def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) ->
     assert "no peer 'p9'" in missing.stderr
 
     from_peers = command("trace", where, "-o", str(trace))
-    assert "2 peers; error of their clocks: at most" in from_peers.stdout
+    assert "2 peers; error of their clocks: at most" in from_peers.stderr
     check_trace(json.loads(trace.read_text()))
+    assert json.loads(command("trace", str(saved), "-o", "/dev/stdout").stdout)
+    absent = command("trace", str(tmp_path / "absent.json"), status=2).stderr
+    assert "absent.json' is neither a file nor an address, HOST:PORT" in absent
     command("trace", str(saved), "-o", str(trace))
     merged = json.loads(trace.read_text())
     check_trace(merged)
