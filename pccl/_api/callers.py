@@ -1,9 +1,9 @@
 """The callers of a communicator, and whether all of them wait in joint calls.
 
-A caller is a thread or an asyncio task that has made a joint call and is still alive. It counts while
-it is idle, too, because it may call again. If all callers are inside joint calls, this process
-cannot start another one. Members that all report this, and that wait for different calls, would
-wait forever.
+A caller is a thread or an asyncio task that has made a joint call and is still alive. It counts
+while it is idle, too, because it may call again. If all callers are inside joint calls, this
+process cannot start another one. Members that all report this, and that wait for different calls,
+would wait forever.
 
 Callers register on their own threads, and the I/O thread asks. Each step is one operation on a
 dict, which the interpreter lock makes atomic, so this module needs no locks.

@@ -13,29 +13,13 @@ import click
 
 import pccl
 from pccl.addresses import parse_masters
-from pccl.cli.command_line import (
-    F,
-    Seconds,
-    check_address,
-    check_file,
-    token_option,
-)
+from pccl.cli.command_line import F, check_file, master_options, timeout_option, token_option
 from pccl.cli.runs.target import Target, find_target
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
 
 ASKED_AT_ONCE = 8
-
-_timeout = click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="How long to wait for the answer of a peer.",
-)
 
 
 def _output(name: str, words: str) -> Callable[[F], F]:
@@ -59,11 +43,10 @@ class _Gathered(NamedTuple):
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--peer", metavar="N|NAME", help="Ask only this peer, by id or name.")
 @_output("record.json", "Where to write the records.")
-@_timeout
+@timeout_option()
 def record(
     master: str | None, token: str | None, peer: str | None, output: Path, timeout_s: float
 ) -> None:
@@ -85,7 +68,7 @@ def record(
 @click.argument("sources", metavar="[HOST:PORT | FILE...]", nargs=-1)
 @token_option()
 @_output("trace.json", "Where to write the trace.")
-@_timeout
+@timeout_option()
 def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: float) -> None:
     """Show what all peers did last, on one clock: a trace for https://ui.perfetto.dev.
 

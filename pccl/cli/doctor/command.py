@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from pccl import config
-from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.command_line import master_options, read_secret, timeout_option
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import PathFacts, TokenFacts
@@ -22,18 +22,9 @@ NO_MASTER = Finding(
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="How long to wait for each answer.",
-)
+@timeout_option()
 @click.pass_context
 def doctor(
     ctx: click.Context, master: str | None, token: str | None, as_json: bool, timeout_s: float
