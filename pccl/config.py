@@ -15,6 +15,7 @@
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
+| ``PCCL_STACKS_DIR`` | folder for stacks (:mod:`pccl.observe.process`); ``pccl launch`` sets it |
 | ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
@@ -51,6 +52,13 @@ STACKS = "PCCL_STACKS"
 RECORD = "PCCL_RECORD"
 PROGRESS = "PCCL_PROGRESS"
 METRICS = "PCCL_METRICS"
+STACKS_DIR = "PCCL_STACKS_DIR"
+
+OF_A_PEER = (
+    *(MASTER, GROUP, LANES, MIN_PEERS, ADVERTISE, LISTEN, TOKEN, TOKEN_FILE),
+    *(NAME, RECORD, METRICS, STACKS_DIR),
+)
+"""Variables that describe a peer and its run. The others are settings, for any run."""
 
 SECRET_BYTES_MIN = 16
 """Shorter secrets are too easy to guess, whatever characters they have (``guessing``)."""
@@ -126,11 +134,15 @@ def resolve_name(name: str | None) -> str:
     given = os.environ.get(NAME) if name is None else name
     if not given and name is None:
         host = "".join(filter(str.isprintable, os.uname().nodename)) or "host"
-        pid = f":{os.getpid()}"
-        return host.encode()[: NAME_BYTES_MAX - len(pid)].decode("utf-8", "ignore") + pid
+        return numbered_name(host, f":{os.getpid()}")
     if flaw := name_flaw(given or ""):
         raise ValueError(f"{NAME if name is None else 'name'}: {flaw}")
     return given or ""
+
+
+def numbered_name(name: str, number: str) -> str:
+    """Return a name and an ASCII number after it; the name is cut if both are too long."""
+    return name.encode()[: NAME_BYTES_MAX - len(number)].decode("utf-8", "ignore") + number
 
 
 def resolve_drain() -> bool:

@@ -147,6 +147,7 @@ class QuitSignal:
         os.set_blocking(reader, False)
         os.set_blocking(writer, False)  # the handler must not wait for the I/O thread
         loop.add_reader(reader, cls._read)
+        faulthandler.unregister(signal.SIGQUIT)  # if `abandon` left it; else nothing happens
         faulthandler.register(signal.SIGQUIT, file=writer, all_threads=True)
         cls._askers.append(ask)
 
@@ -163,9 +164,13 @@ class QuitSignal:
 
     @classmethod
     def abandon(cls) -> None:
-        """Restore the default action, and close the pipe. Also in a forked child."""
+        """Restore the default action, and close the pipe. Also in a forked child.
+
+        A handler that the program has installed meanwhile stays.
+        """
         if cls._pipe is not None:
-            faulthandler.unregister(signal.SIGQUIT)
+            if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+                faulthandler.unregister(signal.SIGQUIT)
             for end in cls._pipe:
                 os.close(end)
         cls._askers.clear()

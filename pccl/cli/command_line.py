@@ -16,6 +16,8 @@ from pccl.observe.logs import resolve_level, resolve_local_time
 
 F = TypeVar("F", bound=Callable[..., object])
 
+INTERVAL_S_MIN = 0.1
+
 
 class Seconds(click.FloatRange):
     """The type of an option that takes a finite number of seconds."""
@@ -100,6 +102,8 @@ def check_switches() -> None:
         config.resolve_progress()
         config.resolve_name(None)
         config.resolve_record()
+        config.resolve_stacks()
+        config.resolve_local()
         resolve_level()
         resolve_local_time()
     except ValueError as error:
@@ -136,6 +140,40 @@ def token_option(
         type=click.Path(exists=True, dir_okay=False, readable=True),
         help=text,
     )
+
+
+def timeout_option(default_s: float = 5.0) -> Callable[[F], F]:
+    """Return a decorator that adds ``--timeout SECONDS``, for a command that asks a run."""
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        metavar="SECONDS",
+        type=Seconds(0.0, min_open=True),
+        default=default_s,
+        show_default=True,
+        help="How long to wait for each answer.",
+    )
+
+
+def interval_option(text: str) -> Callable[[F], F]:
+    """Return a decorator that adds ``--interval SECONDS`` with ``text`` as its help."""
+    return click.option(
+        "--interval",
+        "interval_s",
+        metavar="SECONDS",
+        type=Seconds(INTERVAL_S_MIN),
+        default=1.0,
+        show_default=True,
+        help=text,
+    )
+
+
+def master_options(command: F) -> F:
+    """Add ``[HOST:PORT]`` and ``--token``: which run a command asks."""
+    argument = click.argument(
+        "master", metavar="[HOST:PORT]", required=False, callback=check_address
+    )
+    return argument(token_option()(command))
 
 
 def read_secret(file: str | None) -> bytes | None:

@@ -212,7 +212,7 @@ def master(
         )
         if node.metrics_url:
             words.insert(-1, f"  metrics: {node.metrics_url}")
-        with page_of(node, http, secret, new_token) as more:
+        with page_of(node, http, secured=secret is not None) as more:
             click.echo("\n".join([*words, *more]))
             while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
                 pass

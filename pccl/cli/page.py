@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import click
 
 import pccl
-from pccl.addresses import parse_address
+from pccl.addresses import is_loopback, parse_address
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -26,7 +25,8 @@ def http_option() -> Callable[[F], F]:
         metavar="[HOST:]PORT|auto",
         callback=_check,
         help="Serve a page that shows the run, at this address. HOST: 127.0.0.1 by default; auto: "
-        "a free port. Beyond loopback, the page needs the run's token. Needs pccl[page].",
+        "a free port. Beyond loopback, the run needs a token, and the page gets a code of its own. "
+        "Needs pccl[page].",
     )
 
 
@@ -45,15 +45,14 @@ def _check(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 
 @contextlib.contextmanager
 def page_of(
-    node: pccl.MasterNode, http: str | None, token: bytes | None, new_token: str | None
+    node: pccl.MasterNode, http: str | None, *, secured: bool
 ) -> Generator[list[str], None, None]:
     """Serve the page of a master that runs; yield the lines that say where it is.
 
     Args:
         node: the master.
         http: address of the page; None: there is none.
-        token: the secret of the run.
-        new_token: its text, if the user does not know it yet.
+        secured: whether the run has a token.
 
     Raises:
         click.ClickException: the page cannot be served; the message says what to do.
@@ -61,32 +60,34 @@ def page_of(
     if http is None:
         yield []
         return
-    page = _page(node, http, token)
+    page = _page(node, http, secured)
     leave = node.on_event(page.put)
     try:
         page.start()
     except OSError as error:
         leave()
         reason = error.strerror or str(error)
-        raise click.BadParameter(f"cannot use {http}: {reason}", param_hint=HINT) from error
+        remedy = f"choose another address with {HINT}, or `auto`"
+        raise click.ClickException(f"cannot use {http}: {reason}; {remedy}") from error
     try:
-        is_open = page.access.is_open
-        login = f"?token={quote(new_token, safe='')}" if new_token and not is_open else ""
-        yield [f"page at {page.url}{login}"]
+        yield [f"page at {page.url}"]
     finally:
         leave()
         page.close()
 
 
-def _page(node: pccl.MasterNode, http: str, token: bytes | None) -> Any:
+def _page(node: pccl.MasterNode, http: str, secured: bool) -> Any:
+    host, _, port = http.rpartition(":")
+    if not secured and not is_loopback(host):
+        raise click.BadParameter(
+            f"other machines can reach the page at {host}, so the run needs a token: give the "
+            "master one, or serve the page on 127.0.0.1",
+            param_hint=HINT,
+        )
     try:
         from pccl.observe.page.server import PageServer
     except ImportError as error:
         raise click.ClickException(
             f"the page needs Starlette and Uvicorn ({error}): pip install 'pccl[page]'"
         ) from error
-    host, _, port = http.rpartition(":")
-    try:
-        return PageServer(host, int(port), node.status, token)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=HINT) from error
+    return PageServer(host, int(port), node.status)

@@ -12,31 +12,15 @@ from typing import Any, NamedTuple
 import click
 
 import pccl
-from pccl.cli.command_line import (
-    F,
-    Seconds,
-    check_address,
-    check_file,
-    token_option,
-)
+from pccl.addresses import parse_masters
+from pccl.cli.command_line import F, check_file, master_options, timeout_option, token_option
 from pccl.cli.runs.target import Target, find_target
-from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import EvidenceKind, MemberStatus, peer_evidence
 from pccl.observe import summary
 from pccl.observe.records import Record, check_record, merge, read_records, write_json
 
 ASKED_AT_ONCE = 8
-
-_timeout = click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="How long to wait for the answer of a peer.",
-)
 
 
 def _output(name: str, words: str) -> Callable[[F], F]:
@@ -60,11 +44,10 @@ class _Gathered(NamedTuple):
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--peer", metavar="N|NAME", help="Ask only this peer, by id or name.")
 @_output("record.json", "Where to write the records.")
-@_timeout
+@timeout_option()
 def record(
     master: str | None, token: str | None, peer: str | None, output: Path, timeout_s: float
 ) -> None:
@@ -79,15 +62,14 @@ def record(
     """
     found = _gather(find_target(master, token), peer, timeout_s)
     _write(output, {"records": found.values, "unanswered": found.unanswered})
-    with writing():
-        click.echo(f"wrote {output}: records of {_count(found.records)}")
+    click.echo(f"wrote {output}: records of {_count(found.records)}", err=True)
 
 
 @click.command()
 @click.argument("sources", metavar="[HOST:PORT | FILE...]", nargs=-1)
 @token_option()
 @_output("trace.json", "Where to write the trace.")
-@_timeout
+@timeout_option()
 def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: float) -> None:
     """Show what all peers did last, on one clock: a trace for https://ui.perfetto.dev.
 
@@ -105,17 +87,21 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
         except ValueError as error:
             raise click.ClickException(str(error)) from error
     else:
-        context = click.get_current_context()
-        address = check_address(context, context.command.params[0], next(iter(sources), None))
+        address = next(iter(sources), None)
+        try:
+            if address is not None:
+                parse_masters(address)
+        except ValueError as error:
+            message = f"{address!r} is neither a file nor an address, HOST:PORT"
+            raise click.UsageError(message) from error
         found = _gather(find_target(address, token), None, timeout_s)
         records, unanswered = found.records, found.unanswered
     merged = merge(records, unanswered)
     _write(output, merged)
     error_us = merged["otherData"]["clock_error_us"]
     clocks = "unknown" if error_us is None else f"at most {error_us / 1000:.3f} ms"
-    with writing():
-        click.echo(f"wrote {output}: {_count(records)}; error of their clocks: {clocks}")
-        click.echo("open it at https://ui.perfetto.dev")
+    said = f"wrote {output}: {_count(records)}; error of their clocks: {clocks}"
+    click.echo(f"{said}\nopen it at https://ui.perfetto.dev", err=True)
 
 
 def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:

@@ -8,39 +8,20 @@ import time
 import click
 
 import pccl
-from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.command_line import interval_option, master_options, timeout_option
 from pccl.cli.runs.target import Target, find_target
 from pccl.cli.status_view import PlainView, TableView
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError
 from pccl.inquiry import MasterStatus
 
-INTERVAL_S_MIN = 0.1
-
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option(
-    "--interval",
-    "interval_s",
-    metavar="SECONDS",
-    type=Seconds(INTERVAL_S_MIN),
-    default=1.0,
-    show_default=True,
-    help="Time between two requests of --watch.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="How long to wait for an answer.",
-)
+@interval_option("Time between two requests of --watch.")
+@timeout_option()
 def status(
     master: str | None,
     token: str | None,

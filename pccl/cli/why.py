@@ -13,7 +13,7 @@ import click
 
 import pccl
 from pccl.checks import shown
-from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.command_line import master_options, timeout_option
 from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError, PeerSilent
@@ -35,18 +35,9 @@ ASKED_MAX = 256
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=10.0,
-    show_default=True,
-    help="How long to wait for each answer.",
-)
+@timeout_option(10.0)
 def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) -> None:
     """Say which member holds up the run of the master at HOST:PORT, and why.
 

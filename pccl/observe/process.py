@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-STACKS_DIR = "PCCL_STACKS_DIR"
-"""Directory for the stacks of this process, private to its user; ``pccl launch`` sets it."""
+from pccl.config import STACKS_DIR
 
 STACKS_SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else 0
 """A signal that programs hardly use; 0: the system has none. It is only sent to processes that
@@ -33,29 +32,39 @@ STACKS_BYTES_MAX = 64 << 10
 STACKS_FILE_BYTES_MAX = 1 << 20
 """A longer file of stacks begins anew."""
 
+NAMES_MAX = 1000
+NAMES_BYTES_MAX = 1 << 17
+"""Bounds on the names of one process's peers."""
+
 THREADS_MAX = 64
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_prepared = 0
-"""The process that writes its stacks on request; a forked child does not yet."""
+_known: set[tuple[int, str]] = set()
+"""Processes that write their stacks on request, and their peers. A forked child does not yet."""
 
 
 def dump_stacks_on_request(name: str) -> None:
     """If ``PCCL_STACKS_DIR`` is set, write all stacks there whenever ``STACKS_SIGNAL`` arrives.
 
     Args:
-        name: name of the peer of this process, by which ``inspect_process`` finds the file.
+        name: name of a peer of this process, by which ``inspect_process`` finds the file.
     """
-    global _prepared
-    folder = os.environ.get(STACKS_DIR)
-    if not folder or not STACKS_SIGNAL or _prepared == os.getpid():
+    folder, pid = os.environ.get(STACKS_DIR), os.getpid()
+    if not folder or not STACKS_SIGNAL or (pid, name) in _known or len(_known) >= NAMES_MAX:
         return
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # a help, never a reason to fail
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        descriptor = os.open(os.path.join(folder, f"{os.getpid()}.stacks"), flags, 0o600)
-        os.write(descriptor, f"{name}\n".encode(errors="replace"))
-        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
-        _prepared = os.getpid()
+        names = _opened(folder, f"{pid}.names")
+        os.write(names, f"{name}\n".encode(errors="replace"))
+        os.close(names)
+        if not any(process == pid for process, _ in _known):
+            file = _opened(folder, f"{pid}.stacks")
+            faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+        _known.add((pid, name))
+
+
+def _opened(folder: str, name: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    return os.open(os.path.join(folder, name), flags, 0o600)
 
 
 def inspect_process(name: str, folder: str) -> dict[str, Any] | None:
@@ -71,12 +80,12 @@ def inspect_process(name: str, folder: str) -> dict[str, Any] | None:
         1.0 for one; ``threads``: name, state and ``waits_in`` (the kernel's function) of each;
         ``stacks``: the text of faulthandler, or empty.
     """
-    header = f"{name}\n".encode(errors="replace")
-    paths = sorted(Path(folder).glob("*.stacks"), key=lambda path: path.stat().st_mtime_ns)
+    wanted = f"{name}\n".encode(errors="replace")
+    paths = sorted(Path(folder).glob("*.names"), key=lambda path: path.stat().st_mtime_ns)
     for path in reversed(paths):
         with path.open("rb") as file:
-            if file.readline(256) == header and path.stem.isdigit():
-                return _inspect(int(path.stem), path)
+            if path.stem.isdigit() and wanted in file.readlines(NAMES_BYTES_MAX):
+                return _inspect(int(path.stem), path.with_suffix(".stacks"))
     return None
 
 
@@ -131,8 +140,7 @@ def _stacks(pid: int, path: Path) -> str:
             return ""
         size = path.stat().st_size
         if size > STACKS_FILE_BYTES_MAX:
-            with path.open("rb") as file:
-                size = len(file.readline(256))  # the name of the peer
+            size = 0
             os.truncate(path, size)
         os.kill(pid, STACKS_SIGNAL)
         deadline_s = time.monotonic() + DUMP_S_MAX

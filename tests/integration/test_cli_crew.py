@@ -11,7 +11,7 @@ import pytest
 
 from pccl import config
 from pccl.cli.processes import crew as module
-from pccl.cli.processes.crew import OURS, Crew, ProcessDied
+from pccl.cli.processes.crew import Crew, ProcessDied
 from pccl.cli.processes.reports import Doing, Failed, WorkerReport, encode
 
 ENDS = "__import__('os')._exit({})"
@@ -82,13 +82,15 @@ def test_a_first_line_that_never_comes(crew: Crew) -> None:
 
 
 def test_environment(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in OURS:
+    for name in config.OF_A_PEER:
         monkeypatch.setenv(name, "of another run")
     monkeypatch.setenv("SOMETHING", "else")
     script = "print(__import__('json').dumps(dict(__import__('os').environ)))"
     crew.start("one", "timeit", ["-n1", "-r1", script], {config.TOKEN: "ours"})
     found = json.loads(hear_all(crew, "one")[0])
-    assert {name: found.get(name) for name in OURS if name in found} == {config.TOKEN: "ours"}
+    assert {name: found.get(name) for name in config.OF_A_PEER if name in found} == {
+        config.TOKEN: "ours"
+    }
     assert found["SOMETHING"] == "else"
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["PATH"] == os.environ["PATH"]

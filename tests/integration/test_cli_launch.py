@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -10,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -21,6 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.processes import assert_gone
 from tests.support.screens import everything_from
+from tests.support.waiting import until
 
 PCCL_LAUNCH = (*PCCL, "launch")
 PYTHON = (sys.executable, "-c")
@@ -108,6 +112,7 @@ def test_environment(start: type[Launched]) -> None:
         PCCL_TOKEN_FILE="/no/such/file",
         PCCL_LANES="4",
         PCCL_LOG="",
+        PCCL_STACKS_DIR="of an outer launch",
     )
     told: dict[int, dict[str, str]] = {}
     stacks: set[str] = set()
@@ -141,6 +146,14 @@ def test_environment(start: type[Launched]) -> None:
         }
         for peer in range(3)
     }
+
+
+def test_a_name_that_is_too_long_for_numbers(start: type[Launched]) -> None:
+    source = "import os, pccl; print(len(os.environ['PCCL_NAME']), pccl.Communicator('x:1') and 1)"
+    launch = start("-n", "1", "--", *PYTHON, source, PCCL_NAME="é" * 32)
+    cut = "é" * 31 + "-0"
+    told = f"pccl launch: PCCL_NAME is too long for numbers after it: {cut} and so on\n"
+    assert launch.finish() == (0, f"[{cut}] 33 1\n", told)
 
 
 def test_another_master(start: type[Launched]) -> None:
@@ -239,6 +252,14 @@ def test_colours(environment: dict[str, str], coloured: bool) -> None:
         )
     else:
         assert lines == [b"[p0] \x1b[1mbold", b"[p1] \x1b[1mbold"]
+
+
+def unread_bytes(pipe: IO[str]) -> int:
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+FULL_BYTES = 32 << 10
+"""The writer of a pipe with so many bytes will block soon."""
 
 
 # -- how it ends -----------------------------------------------------------------------------------
@@ -382,18 +403,27 @@ def test_reader_gone(start: type[Launched]) -> None:
     assert_gone(pids)
 
 
-def test_paused_reader_delays_no_signal(start: type[Launched]) -> None:
-    """Our stdout is full and nobody reads it: the grace runs all the same."""
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("grace_s", "signals"), [(0.2, [signal.SIGTERM]), (LIMIT_S, [signal.SIGTERM, signal.SIGINT])]
+)
+def test_paused_reader_delays_no_signal(
+    stream: str, grace_s: float, signals: list[signal.Signals], start: type[Launched]
+) -> None:
+    """Our output is full and nobody reads it: peers and launch end all the same."""
     source = (
         ME
-        + "print('pid', os.getpid())\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        + "while True: print('more' * 1000)"
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('pid', os.getpid())\n"
+        + f"while True: print('more' * 1000, file=sys.{stream})"
     )
-    launch = start("-n", "1", "--grace", "0.2", "--", *PYTHON, source)
+    launch = start("-n", "1", "--grace", str(grace_s), "--", *PYTHON, source)
     pids = launch.pids(1)
-    launch.process.terminate()
+    out = launch.out if stream == "stdout" else launch.err
+    until(lambda: unread_bytes(out) >= FULL_BYTES)
+    for wanted in signals:
+        launch.process.send_signal(wanted)
     assert_gone(pids)
-    assert launch.finish()[0] == 143
+    assert launch.process.wait(LIMIT_S) in (128 + wanted for wanted in signals)
 
 
 def test_nohup_stays_in_force(start: type[Launched], tmp_path: Path) -> None:

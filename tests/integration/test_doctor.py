@@ -134,7 +134,6 @@ def test_no_master_and_no_name(doctor: Doctor) -> None:
     [
         (["nowhere"], {}, "is not an address"),
         ([], {"PCCL_MASTER": "nowhere"}, "PCCL_MASTER: 'nowhere' is not an address"),
-        ([], {"PCCL_LISTEN": "a:b:c"}, "PCCL_LISTEN: 'a:b:c' is not an address"),
         (["--token", "/no/such/file"], {}, "does not exist"),
         (["--timeout", "0"], {}, "not in the range"),
     ],
@@ -146,6 +145,36 @@ def test_mistakes_are_one_line(
     assert (ended.returncode, ended.stdout) == (2, "")
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("PCCL_LISTEN", "a:b:c", "PCCL_LISTEN: 'a:b:c' is not an address"),
+        ("PCCL_ADVERTISE", ":0", "PCCL_ADVERTISE: ':0' is not an address"),
+        ("PCCL_LISTEN", "no.such.host.invalid:7", "'no.such.host.invalid:7': "),
+        ("PCCL_ADVERTISE", "no.such.host.invalid", "'no.such.host.invalid': "),
+        ("PCCL_LISTEN", "192.0.2.77", "'192.0.2.77': cannot assign requested address"),
+    ],
+)
+def test_an_address_of_this_machine_that_is_none(
+    variable: str, text: str, says: str, doctor: Doctor
+) -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        for arguments in ([], [master.address]):
+            found = findings(doctor("--json", *arguments, **{variable: text}))
+            assert found[variable]["level"] == "fail"
+            assert found[variable]["found"].startswith(says)
+            assert found[variable]["remedy"].startswith(f"correct {variable}")
+            assert "handshake" not in found
+
+
+def test_addresses_of_this_machine(doctor: Doctor) -> None:
+    given = {"PCCL_LISTEN": "localhost:7", "PCCL_ADVERTISE": ":48200-48299"}
+    found = findings(doctor("--json", **given))
+    assert {name: (found[name]["level"], found[name]["found"]) for name in given} == {
+        name: ("ok", text) for name, text in given.items()
+    }
 
 
 def test_a_launched_run_needs_no_address(doctor: Doctor, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page over HTTP: headers, the token, hosts, the stream of events, bounds, and its commands."""
+"""The page over HTTP: headers, the code, hosts, the stream of events, bounds, and its commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from pccl.observe.page import server as server_module
 from pccl.observe.page.app import HEADERS
 from pccl.observe.page.feed import CLIENTS_MAX
 from pccl.observe.page.server import CONNECTIONS_MAX, PageServer
+from pccl.transports import tcp_socket
 from tests.support.commands import PCCL, environment_with, run_to_end, running
 from tests.support.patience import LIMIT_S
 from tests.support.statuses import SAMPLE
 from tests.support.waiting import until
-
-TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 
 class Answer:
@@ -38,7 +37,7 @@ class Answer:
 
 
 def port_of(page: PageServer) -> int:
-    return int(page.url.rpartition(":")[2].rstrip("/"))
+    return int(re.findall(r":(\d+)/", page.url)[0])
 
 
 def ask(page: PageServer, path: str, method: str = "GET", body: str = "", **headers: str) -> Answer:
@@ -71,7 +70,7 @@ def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def page() -> Generator[PageServer]:
-    server = PageServer("127.0.0.1", 0, lambda: SAMPLE, None)
+    server = PageServer("127.0.0.1", 0, lambda: SAMPLE)
     server.start()
     yield server
     server.close()
@@ -80,7 +79,7 @@ def page() -> Generator[PageServer]:
 @pytest.fixture
 def guarded() -> Generator[PageServer]:
     """A page that other machines can reach."""
-    server = PageServer("0.0.0.0", 0, lambda: SAMPLE, TOKEN.encode())
+    server = PageServer("0.0.0.0", 0, lambda: SAMPLE)
     server.start()
     yield server
     server.close()
@@ -89,7 +88,7 @@ def guarded() -> Generator[PageServer]:
 # -- on loopback -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/login", "/page.css", "/page.js", "/nothing"])
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/nothing"])
 def test_every_answer_has_the_strict_headers(page: PageServer, path: str) -> None:
     answer = ask(page, path)
     assert answer.status == (404 if path == "/nothing" else 200)
@@ -137,20 +136,38 @@ def test_browsers_are_bounded(page: PageServer) -> None:
     until(lambda: ask(page, "/events", "HEAD").status == 200)
 
 
+def test_browsers_that_hang_lose_their_places(
+    page: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_socket, "SILENCE_MAX_S", 1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(CLIENTS_MAX):
+            hanging = stack.enter_context(socket.socket())
+            hanging.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # full after few messages
+            hanging.connect(("127.0.0.1", port_of(page)))
+            hanging.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert hanging.recv(1) == b"H"
+        until(lambda: ask(page, "/events", "HEAD").status == 200)
+
+
 def test_strangers_that_say_nothing_are_bounded(
     page: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "REQUEST_S_MAX", 0.5)
+    monkeypatch.setattr(server_module, "REQUEST_S_MAX", 2 * LIMIT_S)
     with contextlib.ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(page)), LIMIT_S))
-            for _ in range(2 * CONNECTIONS_MAX)
-        ]
-        for slow in silent[:4]:
-            with contextlib.suppress(OSError):
-                slow.sendall(
-                    b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-                )
+
+        def stranger() -> socket.socket:
+            return stack.enter_context(
+                socket.create_connection(("127.0.0.1", port_of(page)), LIMIT_S)
+            )
+
+        silent = [stranger() for _ in range(CONNECTIONS_MAX)]
+        silent[0].sendall(b"GET / HTTP/1.1\r\n")
+        assert ask(page, "/").status == 200
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b"", "the oldest one"
+        monkeypatch.setattr(server_module, "REQUEST_S_MAX", 0.5)
+        silent = [stranger() for _ in range(CONNECTIONS_MAX)]
         for one in silent:
             with contextlib.suppress(ConnectionResetError):
                 assert one.recv(1) == b""
@@ -158,7 +175,7 @@ def test_strangers_that_say_nothing_are_bounded(
 
 
 def test_an_address_in_use_is_an_error(page: PageServer) -> None:
-    second = PageServer("127.0.0.1", port_of(page), lambda: SAMPLE, None)
+    second = PageServer("127.0.0.1", port_of(page), lambda: SAMPLE)
     with pytest.raises(OSError, match="in use"):
         second.start()
     second.close()
@@ -175,26 +192,19 @@ def cookie_of(answer: Answer) -> str:
     return cookie
 
 
-def test_without_the_token_there_is_only_the_form(guarded: PageServer) -> None:
-    for path in ("/", "/?token=wrong"):
-        answer = ask(guarded, path)
-        assert (answer.status, answer.headers["location"]) == (303, "/login")
-    assert ask(guarded, "/events").status == 401
-    assert ask(guarded, "/events", Cookie="pccl_page=x").status == 401
-    assert 'type="password"' in ask(guarded, "/login").text
-    assert ask(guarded, "/login", "POST", "token=wrong").status == 403
-    assert ask(guarded, "/login", "POST", "token=" + "x" * 100_000).status == 413
+def test_without_the_code_there_is_nothing(guarded: PageServer) -> None:
+    for path in ("/", "/?code=", "/?code=wrong", "/events"):
+        answer = ask(guarded, path, Cookie="pccl_page=x")
+        assert (answer.status, answer.headers["set-cookie"]) == (403, None)
+        assert "?code=" in answer.text
 
 
-def test_the_token_is_exchanged_for_a_cookie(guarded: PageServer) -> None:
-    by_link = cookie_of(ask(guarded, f"/?token={TOKEN}"))
-    by_form = cookie_of(ask(guarded, "/login", "POST", f"token={TOKEN}"))
-    assert by_link == by_form
-    assert TOKEN not in by_link
-    assert ask(guarded, "/", Cookie=by_form).status == 200
-    again = ask(guarded, "/?token=", Cookie=by_form)
-    assert (again.status, again.headers["location"]) == (303, "/")
-    with watching(port_of(guarded), Cookie=by_link) as response:
+def test_the_code_is_exchanged_for_a_cookie(guarded: PageServer) -> None:
+    code = guarded.url.partition("/?code=")[2]
+    assert len(code) >= 43
+    cookie = cookie_of(ask(guarded, f"/?code={code}"))
+    assert ask(guarded, "/", Cookie=cookie).status == 200
+    with watching(port_of(guarded), Cookie=cookie) as response:
         assert response.status == 200
         assert next(events(response))[0] == "past"
 
@@ -225,7 +235,7 @@ def test_launch_says_where_the_page_is(tmp_path: Path) -> None:
     command = (*PCCL, "launch", "-n", "1", "--http", "0.0.0.0:0", "--", sys.executable, str(script))
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
     assert done.returncode == 0
-    assert re.search(r"^page at http://0\.0\.0\.0:\d+/\?token=\S{20,}$", done.stderr, re.MULTILINE)
+    assert re.search(r"^page at http://0\.0\.0\.0:\d+/\?code=\S{43}$", done.stderr, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +256,7 @@ def test_wrong_addresses_of_the_page(arguments: list[str], status: int, says: st
 def test_an_address_of_the_page_that_is_in_use(page: PageServer) -> None:
     command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", str(port_of(page)))
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot use 127.0.0.1:{port_of(page)}" in done.stderr
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,7 +131,7 @@ def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) ->
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
-    assert "records of 2 peers" in command("record", where, "-o", str(saved)).stdout
+    assert "records of 2 peers" in command("record", where, "-o", str(saved)).stderr
     command("record", where, "--peer", "p1", "-o", str(one))
     records, unanswered = read_records([one])
     assert ([record.name for record in records], unanswered) == (["p1"], {})
@@ -139,8 +140,11 @@ def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) ->
     assert "no peer 'p9'" in missing.stderr
 
     from_peers = command("trace", where, "-o", str(trace))
-    assert "2 peers; error of their clocks: at most" in from_peers.stdout
+    assert "2 peers; error of their clocks: at most" in from_peers.stderr
     check_trace(json.loads(trace.read_text()))
+    assert json.loads(command("trace", str(saved), "-o", "/dev/stdout").stdout)
+    absent = command("trace", str(tmp_path / "absent.json"), status=2).stderr
+    assert "absent.json' is neither a file nor an address, HOST:PORT" in absent
     command("trace", str(saved), "-o", str(trace))
     merged = json.loads(trace.read_text())
     check_trace(merged)
@@ -196,6 +200,24 @@ def test_sigquit_writes_a_record_while_the_main_thread_is_in_c(
     (path, _) = sorted(tmp_path.iterdir())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.name.startswith(f"pccl-p0-{pid}-")
+
+
+def test_a_handler_that_the_program_installs_later_stays(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, signal, sys, time, pccl
+folder = pathlib.Path(os.environ["PCCL_RECORD"])
+for count in (1, 2):
+    with pccl.Communicator("127.0.0.1:1"):
+        os.kill(os.getpid(), signal.SIGQUIT)
+        while len(list(folder.glob("pccl-*.json"))) < count:
+            time.sleep(0.001)
+        signal.signal(signal.SIGQUIT, lambda *_: print("mine"))
+    os.kill(os.getpid(), signal.SIGQUIT)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+"""
+    environment = environment_with(PCCL_RECORD=str(tmp_path))
+    done = run_to_end(sys.executable, "-c", program, env=environment, limit_s=LIMIT_S)
+    assert (done.returncode, done.stdout) == (0, "mine\nmine\n"), done.stderr
 
 
 def test_without_a_folder_sigquit_does_what_it_did(crew: Crew) -> None:

@@ -148,7 +148,7 @@ else:
 
     from pccl.cli.why import Asker, why
     from pccl.observe.blame import BlameFinding, Cause, find_blame
-    from pccl.observe.process import STACKS_DIR, inspect_process
+    from pccl.observe.process import inspect_process
     from pccl.stress.emulator import LinkSpec, RelayThread
 
     LARGE = 48 << 20
@@ -156,7 +156,7 @@ else:
 
     @pytest.fixture
     def crew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-        monkeypatch.setenv(STACKS_DIR, str(tmp_path))
+        monkeypatch.setenv("PCCL_STACKS_DIR", str(tmp_path))
         monkeypatch.setenv("PCCL_LOCAL", "tcp")
         crew = Crew(str(tmp_path))
         with crew.stack:

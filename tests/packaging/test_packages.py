@@ -19,7 +19,7 @@ STUDIES = "pccl.stress.studies"
 """Commands for a checkout, which are not installed."""
 
 
-PAGE = ("page.html", "page.css", "page.js", "login.html")
+PAGE = ("page.html", "page.css", "page.js")
 """Files of the page that a master serves."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pccl import config
 from pccl.addresses import Advertised, parse_address, parse_advertised
 from pccl.config import (
     resolve_advertise,
@@ -148,6 +149,14 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_name("alice") == "alice"
     assert resolve_advertise(":7") == Advertised("", (7, 7))
     assert resolve_token(SECRET) == SECRET.encode()
+
+
+def test_each_variable_is_of_a_peer_or_a_setting() -> None:
+    settings = {"PCCL_DRAIN", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
+    known = {value for name, value in vars(config).items() if name.isupper()} - {config.OF_A_PEER}
+    texts = {value for value in known if isinstance(value, str)}
+    assert texts - set(config.OF_A_PEER) == settings
+    assert all(f"| ``{name}`` |" in (config.__doc__ or "") for name in texts)
 
 
 def test_lanes_have_two_names() -> None:

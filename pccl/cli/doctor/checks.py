@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 
 from pccl.addresses import is_loopback
-from pccl.cli.doctor.facts import MachineFacts, PathFacts, RunFacts, TokenFacts
+from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts, TokenFacts
 from pccl.inquiry import Examination
 
 REQUIRED = (
@@ -99,6 +99,14 @@ def token_finding(token: TokenFacts, host: str) -> Finding:
     found = "none: every process that can reach the master can join the run"
     remedy = "start the master with --token auto, and give the token to each peer"
     return Finding("token", Severity.WARN, found, remedy)
+
+
+def address_finding(address: AddressFacts) -> Finding:
+    """Judge a variable with an address of this machine."""
+    if not address.flaw:
+        return Finding(address.variable, Severity.OK, address.value)
+    remedy = f"correct {address.variable}, or unset it: peers of this machine fail with it"
+    return Finding(address.variable, Severity.FAIL, address.flaw, remedy)
 
 
 def path_findings(path: PathFacts) -> Iterator[Finding]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from pccl import config
-from pccl.cli.command_line import Seconds, check_address, read_secret, token_option
+from pccl.cli.command_line import master_options, read_secret, timeout_option
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import PathFacts, TokenFacts
 from pccl.cli.doctor.findings_view import FindingsView
-from pccl.cli.doctor.gather import machine_facts, path_facts, run_facts
+from pccl.cli.doctor.gather import address_facts, machine_facts, path_facts, run_facts
 from pccl.cli.runs.target import NoRun, Target, find_target
 
 NO_MASTER = Finding(
@@ -22,18 +22,9 @@ NO_MASTER = Finding(
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
+@master_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="SECONDS",
-    type=Seconds(0.0, min_open=True),
-    default=5.0,
-    show_default=True,
-    help="How long to wait for each answer.",
-)
+@timeout_option()
 @click.pass_context
 def doctor(
     ctx: click.Context, master: str | None, token: str | None, as_json: bool, timeout_s: float
@@ -48,11 +39,6 @@ def doctor(
     """
     view = FindingsView(as_json=as_json)
     try:
-        config.resolve_advertise(None)
-        config.resolve_listen(None)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    try:
         _examine(view, master, token, timeout_s)
     except KeyboardInterrupt:
         raise click.Abort from None
@@ -65,6 +51,8 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     target = _target(master, token) if not flaw else None
     machine = machine_facts()
     view.show(checks.machine_findings(machine))
+    own = list(address_facts(timeout_s))
+    view.show(map(checks.address_finding, own))
     if target is None:
         view.show([checks.outward_finding(machine)])
         known = TokenFacts(None if secret is None else len(secret), flaw)
@@ -79,13 +67,8 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     good = next((path for path in paths if not path.trouble), None)
     known = TokenFacts(None if target.token is None else len(target.token))
     view.show([checks.token_finding(known, "" if good is None else good.host)])
-    if good is None:
-        return
-    try:
-        run = run_facts(good, target.token, timeout_s)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    view.show(checks.run_findings(run))
+    if good is not None and not any(address.flaw for address in own):
+        view.show(checks.run_findings(run_facts(good, target.token, timeout_s)))
 
 
 def _token(file: str | None) -> tuple[bytes | None, str]:

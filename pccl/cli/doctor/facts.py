@@ -56,6 +56,21 @@ class TokenFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class AddressFacts:
+    """A variable with an address of this machine.
+
+    Attributes:
+        variable: its name.
+        value: the address.
+        flaw: why no peer can use it; empty: one can.
+    """
+
+    variable: str
+    value: str
+    flaw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PathFacts:
     """The path to one master.
 

@@ -6,14 +6,15 @@ import importlib.metadata
 import os
 import platform
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
-from pccl import inquiry
+from pccl import config, inquiry
 from pccl.addresses import parse_address
 from pccl.cli.bench.machine import congestion_default
 from pccl.cli.doctor import network
 from pccl.cli.doctor.checks import ASKED
-from pccl.cli.doctor.facts import MachineFacts, PathFacts, RunFacts
+from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts
 from pccl.errors import PCCLError, RemoteProtocolError
 
 CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -40,6 +41,31 @@ def machine_facts() -> MachineFacts:
         interface=interface,
         interface_mtu=network.mtu_of(interface),
     )
+
+
+def address_facts(timeout_s: float) -> Iterator[AddressFacts]:
+    """Look at ``PCCL_LISTEN`` and ``PCCL_ADVERTISE``, if they are set.
+
+    Args:
+        timeout_s: longest look-up of a name.
+    """
+    for variable, resolve in (
+        (config.LISTEN, config.resolve_listen),
+        (config.ADVERTISE, config.resolve_advertise),
+    ):
+        if not (text := os.environ.get(variable)):
+            continue
+        flaw = ""
+        try:
+            found = resolve(None)
+            hosts = network.resolve(found.host, 0, timeout_s) if found and found.host else []
+            for host in hosts if variable == config.LISTEN else []:
+                network.check_own(host)
+        except ValueError as error:
+            flaw = str(error)
+        except OSError as error:
+            flaw = f"{text!r}: {_reason(error)}"
+        yield AddressFacts(variable, text, flaw)
 
 
 def path_facts(master: str, timeout_s: float) -> PathFacts:
@@ -84,9 +110,6 @@ def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFact
         path: the path to the master.
         token: the secret of the run; None: as in the environment.
         timeout_s: limit for each answer of the master.
-
-    Raises:
-        ValueError: ``PCCL_LISTEN`` or ``PCCL_ADVERTISE`` is malformed.
     """
     try:
         made = inquiry.examine_master(path.address, token=token, timeout_s=timeout_s)

@@ -76,6 +76,17 @@ def resolve(host: str, port: int, timeout_s: float) -> list[str]:
     return found[0]
 
 
+def check_own(host: str) -> None:
+    """Check that a process can listen on a numeric address.
+
+    Raises:
+        OSError: it is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+
+
 def connect(host: str, port: int, timeout_s: float) -> Connected:
     """Connect several times to a numeric address, send nothing, and return what the kernel knows.
 

@@ -16,19 +16,6 @@ from pccl import config
 from pccl.cli.processes.children import STDOUT, Children, Ended
 from pccl.cli.processes.reports import Failed, WorkerReport, decode
 
-OURS = (
-    config.MASTER,
-    config.TOKEN,
-    config.TOKEN_FILE,
-    config.GROUP,
-    config.LANES,
-    config.MIN_PEERS,
-    config.ADVERTISE,
-    config.LISTEN,
-    config.METRICS,
-)
-"""Environment variables that workers do not inherit, because they describe another run."""
-
 SAID_LINES_MAX = 20
 """Number of last stderr lines that are kept for each process."""
 
@@ -104,7 +91,7 @@ class Crew:
         Raises:
             OSError: the system has no more processes.
         """
-        inherited = {key: value for key, value in os.environ.items() if key not in OURS}
+        inherited = {key: value for key, value in os.environ.items() if key not in config.OF_A_PEER}
         command = [sys.executable, sys.executable, "-m", module, *arguments]
         variables = {**inherited, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._dismissed.discard(name)

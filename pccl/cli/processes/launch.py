@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
-import tempfile
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -38,14 +39,21 @@ from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
 from pccl.cli.runs.run_file import Unusable, run_file
+from pccl.cli.runs.stacks import stacks_folder
 from pccl.errors import LinkError
 from pccl.observe.logs import LEVEL
-from pccl.observe.process import STACKS_DIR, inspect_process
+from pccl.observe.process import inspect_process
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
 
 GRACE_S_MAX = 86400.0
+
+ALARM_S = 0.5
+"""Time between two alarms."""
+
+LAST_OUTPUT_S = 1.0
+"""Time for the last output after the peers are killed. The reader may be paused."""
 
 PEER_INDEX = "PCCL_PEER_INDEX"
 PEERS = "PCCL_PEERS"
@@ -76,6 +84,8 @@ class LaunchedRun:
         self._stopping = 0
         self._interrupted = 0
         self._killed = False
+        self._kill_at_s = math.inf
+        self._mute_at_s = 0.0
         self._first_failure = 0
 
     @property
@@ -110,15 +120,26 @@ class LaunchedRun:
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
         """Pass the first signal to all peers; kill them at the second one."""
+        # No call in this line, so no other signal interrupts it.
+        is_first, self._stopping = not self._stopping, self._stopping or signum
         self._interrupted = self._interrupted or signum
-        if self._stopping:
-            self._kill()
-        else:
+        if is_first:
             self._stop(signum)
+        else:
+            self._kill()
 
     def on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        """Kill the peers that are still running when the grace period ends."""
-        self._kill()
+        """Kill the peers when the grace period ends. Later, drop output that no process reads.
+
+        Alarms come all the time, because a write to a paused terminal or a full pipe may block
+        just after a signal has come. The next alarm interrupts the write, and runs its handler.
+        """
+        now_s = time.monotonic()
+        if not self._killed:
+            if now_s >= self._kill_at_s:
+                self._kill()
+        elif now_s >= self._mute_at_s:
+            self._output.mute()  # the interrupted write goes on, to the null device
 
     def _tell(self) -> None:
         """Wait for output or ends of peers, print the output, and handle the ends."""
@@ -155,18 +176,17 @@ class LaunchedRun:
             self._stop(signal.SIGTERM)
 
     def _stop(self, signum: int) -> None:
-        """Send ``signum`` to all peers, and start the grace period, after which they are killed.
-
-        An alarm ends the period, because a write to a paused terminal may block this process.
-        """
+        """Send ``signum`` to all peers, and start the grace period, after which they are killed."""
         self._stopping = signum
         self._children.send(signum)
-        if self._grace_s > 0:
-            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
+        self._kill_at_s = time.monotonic() + self._grace_s
+        if self._grace_s:
+            signal.setitimer(signal.ITIMER_REAL, self._grace_s % ALARM_S or ALARM_S, ALARM_S)
         else:
             self._kill()
 
     def _kill(self) -> None:
+        self._mute_at_s = time.monotonic() + LAST_OUTPUT_S
         self._killed = True
         self._children.send(signal.SIGKILL)
 
@@ -183,6 +203,7 @@ def signals_for(launch: LaunchedRun) -> Generator[None, None, None]:
     wanted[signal.SIGALRM] = launch.on_alarm
     before = {signum: signal.signal(signum, handler) for signum, handler in wanted.items()}
     try:
+        signal.setitimer(signal.ITIMER_REAL, ALARM_S, ALARM_S)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -217,13 +238,15 @@ def peer_environments(
 def peer_names(count: int, *, is_ours: bool) -> list[str]:
     """Return the names of the peers: ``p0``, ``p1``; with ``PCCL_NAME``: ``NAME-0``, ``NAME-1``.
 
+    A ``NAME`` that is too long for a number is cut.
+
     Args:
         count: number of peers.
         is_ours: whether all peers of the run are children of this process. Otherwise the name of
             this host comes first.
     """
     if given := os.environ.get(config.NAME):
-        return [f"{given}-{peer}" for peer in range(count)]
+        return [config.numbered_name(given, f"-{peer}") for peer in range(count)]
     host = "" if is_ours else f"{os.uname().nodename[:40]}-"
     return [f"{host}p{peer}" for peer in range(count)]
 
@@ -269,7 +292,7 @@ def own_master(
     if node.metrics_url:
         click.echo(f"pccl launch: metrics of the master: {node.metrics_url}", err=True)
     try:
-        with page_of(node, http, token.encode(), token) as words:
+        with page_of(node, http, secured=True) as words:
             for line in words:
                 click.echo(line, err=True)
             yield node.address
@@ -369,7 +392,7 @@ def launch(
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
-            stacks = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-"))
+            stacks = stack.enter_context(stacks_folder())
             address = stack.enter_context(own_master(port or 0, token, stacks, metrics, http))
             try:
                 stack.enter_context(run_file(address, token, (name, *arguments)))
@@ -378,9 +401,11 @@ def launch(
                 started.say(f"`pccl status` will not find this run: {error}")
             environments = peer_environments(names, address, token, group, min_peers)
             for environment in environments:
-                environment.setdefault(STACKS_DIR, stacks)
+                environment[config.STACKS_DIR] = stacks
         else:
             environments = peer_environments(names, master, None, group, min_peers)
+        if (given := os.environ.get(config.NAME)) and not names[-1].startswith(f"{given}-"):
+            started.say(f"{config.NAME} is too long for numbers after it: {names[-1]} and so on")
         for environment, where in zip(environments, their_metrics, strict=False):
             environment[config.METRICS] = where
         started.run(command, environments)

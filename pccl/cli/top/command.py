@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import click
 
-from pccl.cli.command_line import Seconds, check_address, token_option
+from pccl.cli.command_line import interval_option, master_options
 from pccl.cli.runs.target import find_target
 from pccl.cli.status import ask
 from pccl.cli.top.keys import keys
@@ -22,7 +22,6 @@ from pccl.cli.top.terminal import Terminal
 from pccl.cli.top.view import lines
 from pccl.inquiry import MasterStatus
 
-INTERVAL_S_MIN = 0.1
 TIMEOUT_S = 5.0
 REDRAW_S = 1.0
 """Longest time between two pictures; the age of an old status grows."""
@@ -70,17 +69,8 @@ class StatusAsker:
 
 
 @click.command()
-@click.argument("master", metavar="[HOST:PORT]", required=False, callback=check_address)
-@token_option()
-@click.option(
-    "--interval",
-    "interval_s",
-    metavar="SECONDS",
-    type=Seconds(INTERVAL_S_MIN),
-    default=1.0,
-    show_default=True,
-    help="Time between two questions to the master.",
-)
+@master_options
+@interval_option("Time between two questions to the master.")
 def top(master: str | None, token: str | None, interval_s: float) -> None:
     """Watch the run of the master at HOST:PORT in the terminal.
 

@@ -7,5 +7,5 @@ It needs the extra ``pccl[page]`` (Starlette and Uvicorn), which only ``app`` an
 * ``access``: who may see the page.
 * ``app``: the routes, and the headers of every answer.
 * ``server``: serves them in a thread of its own, with bounds.
-* ``page.html``, ``page.css``, ``page.js``, ``login.html``: the page itself, written by hand.
+* ``page.html``, ``page.css``, ``page.js``: the page itself, written by hand.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,12 +11,12 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pccl.observe.page.access import COOKIE, TOKEN_CHARACTERS_MAX, Access
+from pccl.observe.page.access import COOKIE, Access
 from pccl.observe.page.feed import CLIENTS_MAX, Feed
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -27,7 +26,7 @@ HEADERS = {
 }
 """The browser loads nothing from elsewhere, runs no inline script, and shows no frame."""
 
-FORM_BYTES_MAX = 3 * TOKEN_CHARACTERS_MAX + 64
+REFUSAL = "open the address that the command with --http has printed: it ends with ?code=...\n"
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
@@ -65,39 +64,20 @@ def make_app(feed: Feed, access: Access) -> ASGIApp:
         access: who may see the page.
     """
 
-    def may_see(request: Request) -> bool:
-        return access.accepts_cookie(request.cookies.get(COOKIE))
-
-    def let_in() -> Response:
-        answer = RedirectResponse("/", 303)
+    async def page(request: Request) -> Response:
+        code = request.query_params.get("code")
+        if not access.accepts(code or request.cookies.get(COOKIE)):
+            return PlainTextResponse(REFUSAL, 403)
+        if code is None:
+            return _file("page.html")
+        answer = RedirectResponse("/", 303)  # takes the code out of the address
         # Not "strict": then the redirect of a link in a chat would come without the cookie.
-        answer.set_cookie(COOKIE, access.cookie, httponly=True, samesite="lax")
+        answer.set_cookie(COOKIE, access.code, httponly=True, samesite="lax")
         return answer
 
-    async def page(request: Request) -> Response:
-        token = request.query_params.get("token")
-        if token is not None and access.accepts_token(token):
-            return let_in()
-        if not may_see(request):
-            return RedirectResponse("/login", 303)
-        return RedirectResponse("/", 303) if token is not None else _file("page.html")
-
-    async def login(request: Request) -> Response:
-        if request.method == "GET":
-            return _file("login.html")
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > FORM_BYTES_MAX:
-                return PlainTextResponse("the form is too long\n", 413)
-        (token, *_) = parse_qs(body.decode(errors="replace")).get("token", [""])
-        if access.accepts_token(token):
-            return let_in()
-        return PlainTextResponse("this is not the token of the run\n", 403)
-
     async def events(request: Request) -> Response:
-        if not may_see(request):
-            return PlainTextResponse("log in first\n", 401)
+        if not access.accepts(request.cookies.get(COOKIE)):
+            return PlainTextResponse(REFUSAL, 403)
         if feed.clients >= CLIENTS_MAX:
             return PlainTextResponse(f"{CLIENTS_MAX} browsers watch already\n", 503)
         last = request.headers.get("last-event-id", "")
@@ -109,7 +89,6 @@ def make_app(feed: Feed, access: Access) -> ASGIApp:
 
     routes = [
         Route("/", page),
-        Route("/login", login, methods=["GET", "POST"]),
         Route("/events", events),
         Route("/page.css", asset),
         Route("/page.js", asset),

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +21,7 @@ from pccl.observe.page.app import make_app
 from pccl.observe.page.feed import CLIENTS_MAX, Feed
 from pccl.protocol.status_report import StatusReport
 from pccl.telemetry.events import PeerReport
+from pccl.transports.tcp_socket import set_options
 
 CONNECTIONS_MAX = 4 * CLIENTS_MAX
 
@@ -36,14 +37,22 @@ class BoundedProtocol(H11Protocol):
     """HTTP for one connection, within the bounds of this module."""
 
     _patience: asyncio.TimerHandle | None = None
+    _began_s: float = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse a connection that is too many; give the others time for their request."""
+        """Give the connection time for its request. If it is too many, end the oldest without one.
+
+        The kernel ends a connection whose other side takes no data.
+        """
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-        else:
-            self._patience = self.loop.call_later(REQUEST_S_MAX, self._expect_request)
+        set_options(transport.get_extra_info("socket"))
+        self._began_s = self.loop.time()
+        self._patience = self.loop.call_later(REQUEST_S_MAX, self._expect_request)
+        known = cast("set[BoundedProtocol]", self.connections)
+        there = [one for one in known if not one.transport.is_closing()]
+        if len(there) > CONNECTIONS_MAX:
+            silent = (one for one in there if not one._has_request())
+            min(silent, key=lambda one: one._began_s).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the time for the request."""
@@ -51,9 +60,12 @@ class BoundedProtocol(H11Protocol):
             self._patience.cancel()
         super().connection_lost(exc)
 
+    def _has_request(self) -> bool:
+        cycle: Any = self.cycle  # None before the head of the request has come; no route reads more
+        return cycle is not None
+
     def _expect_request(self) -> None:
-        cycle: Any = self.cycle  # None before the head of the request has come
-        if cycle is None or cycle.more_body:
+        if not self._has_request():
             self.transport.abort()
 
 
@@ -88,19 +100,10 @@ class PageServer:
         host: host to listen on.
         port: port to listen on; 0: a free one.
         status: returns the status of the run; it may block.
-        token: the secret of the run.
-
-    Attributes:
-        access: who may see the page.
-
-    Raises:
-        ValueError: other machines can reach ``host``, and there is no token.
     """
 
-    def __init__(
-        self, host: str, port: int, status: Callable[[], StatusReport], token: bytes | None
-    ) -> None:
-        self.access = Access(host, token)
+    def __init__(self, host: str, port: int, status: Callable[[], StatusReport]) -> None:
+        self._access = Access(host)
         self._feed = Feed(status)
         self._host, self._port = host, port
         self._ready = threading.Event()
@@ -111,8 +114,9 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """The address of the page, with the actual port once it runs."""
-        return f"http://{self._host}:{self._port}/"
+        """The address of the page, with the actual port once it runs, and with its code."""
+        code = self._access.code
+        return f"http://{self._host}:{self._port}/{f'?code={code}' if code else ''}"
 
     def put(self, event: PeerReport) -> None:
         """Add an event to the log of the page. Any thread may call this."""
@@ -151,7 +155,7 @@ class PageServer:
     async def _serve(self) -> None:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # strangers cannot fill the log
         config = uvicorn.Config(
-            make_app(self._feed, self.access),
+            make_app(self._feed, self._access),
             self._host.strip("[]"),
             self._port,
             loop="asyncio",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from pccl._api.callers import Callers
 from tests.support.members import Call
+from tests.support.waiting import until
 
 
 @types.coroutine
@@ -110,6 +112,24 @@ def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], C
     ended.clear()
     gc.collect()
     assert len(callers) == 1
+
+
+def test_threads_of_c_code_that_have_ended_do_not_count(
+    with_open_calls: Callable[[int], Callers],
+) -> None:
+    callers, me, go_on = with_open_calls(9), threading.current_thread(), threading.Lock()
+
+    def call() -> None:
+        callers.note(threading.current_thread())
+        with go_on:
+            pass
+
+    with callers.inside(me):
+        with go_on:
+            _thread.start_new_thread(call, ())
+            until(lambda: len(callers) == 2)
+            assert not callers.all_blocked()
+        until(callers.all_blocked)
 
 
 async def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:

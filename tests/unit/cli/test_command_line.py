@@ -62,7 +62,7 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("command", ["launch", "join host:1"])
-@pytest.mark.parametrize("variable", ["PCCL_PROGRESS", "PCCL_DRAIN"])
+@pytest.mark.parametrize("variable", ["PCCL_PROGRESS", "PCCL_DRAIN", "PCCL_STACKS"])
 def test_a_switch_that_is_wrong_is_refused_before_anything_starts(
     command: str, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

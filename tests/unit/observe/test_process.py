@@ -19,6 +19,7 @@ PROGRAM = """
 import os, sys
 from pccl.observe.process import dump_stacks_on_request
 dump_stacks_on_request("p0")
+dump_stacks_on_request("another")
 """
 THEN_WAIT = "print(flush=True); sys.stdin.read()"
 THEN_BECOME_CAT = "os.execvp('cat', ['cat'])"
@@ -41,8 +42,10 @@ def test_only_a_process_that_has_asked_for_the_signal_gets_it(
             process.stdout.readline()
         else:
             until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "cat\n")
-        seen = inspect_process("p0", str(tmp_path))
-        assert seen is not None
-        assert bool(seen["stacks"]) is has_stacks
+        for name in ("p0", "another"):
+            seen = inspect_process(name, str(tmp_path))
+            assert seen is not None
+            assert bool(seen["stacks"]) is has_stacks
+        assert inspect_process("p", str(tmp_path)) is None
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0
