@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -39,11 +40,24 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 def host(
-    tmp_path: Path, master: str, *options: str, stderr: int | IO[str] = subprocess.PIPE
+    tmp_path: Path,
+    master: str,
+    *options: str,
+    pccl: tuple[str, ...] = PCCL,
+    stderr: int | IO[str] = subprocess.PIPE,
 ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
     """One host's process; it is gone afterwards."""
     where = ("--master", master, "--token", str(tmp_path / "token"))
-    return running(*PCCL, "bench", *where, *options, env=environment_with(), stderr=stderr)
+    return running(*pccl, "bench", *where, *options, env=environment_with(), stderr=stderr)
+
+
+Host = Callable[..., contextlib.AbstractContextManager[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def ready_host(ready_pccl: tuple[str, ...], tmp_path: Path) -> Host:
+    """One host's process, a fork."""
+    return partial(host, tmp_path, pccl=ready_pccl)
 
 
 def line_with(process: subprocess.Popen[str], words: str) -> str:
@@ -57,11 +71,11 @@ def line_with(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"never said {words!r}, but {heard}")
 
 
-def test_two_hosts(tmp_path: Path, master: str) -> None:
+def test_two_hosts(ready_host: Host, master: str) -> None:
     quantized = ("--algorithm", "mesh", "--quantize", "none,int8")
     with (
-        host(tmp_path, master, "--json", "--peers", "2", *SMALL, *quantized) as one,
-        host(tmp_path, master, "--json", "--peers", "2", *SMALL, *quantized) as other,
+        ready_host(master, "--json", "--peers", "2", *SMALL, *quantized) as one,
+        ready_host(master, "--json", "--peers", "2", *SMALL, *quantized) as other,
     ):
         ends = [process.communicate(timeout=LONG_LIMIT_S) for process in (one, other)]
     assert [one.returncode, other.returncode] == [0, 0], ends
@@ -90,10 +104,10 @@ def test_two_hosts(tmp_path: Path, master: str) -> None:
     ]
 
 
-def test_hosts_that_were_asked_for_different_things_agree(tmp_path: Path, master: str) -> None:
-    with host(tmp_path, master, "--peers", "2", "--size", "4KiB", "--rounds", "1") as one:
+def test_hosts_that_were_asked_for_different_things_agree(ready_host: Host, master: str) -> None:
+    with ready_host(master, "--peers", "2", "--size", "4KiB", "--rounds", "1") as one:
         line_with(one, "waiting until 2 peers")
-        with host(tmp_path, master, "--peers", "2", "--size", "8KiB", "--rounds", "2") as other:
+        with ready_host(master, "--peers", "2", "--size", "8KiB", "--rounds", "2") as other:
             ends = [process.communicate(timeout=LONG_LIMIT_S)[0] for process in (one, other)]
     assert [one.returncode, other.returncode] == [0, 0]
     [table] = [end for end in ends if end]
@@ -125,8 +139,8 @@ def test_ctrl_c_while_waiting(tmp_path: Path, master: str, for_whom: str) -> Non
     assert "Traceback" not in said
 
 
-def test_too_few_peers(tmp_path: Path, master: str) -> None:
-    with host(tmp_path, master, "--peers", "3", "--timeout", "1") as alone:
+def test_too_few_peers(ready_host: Host, master: str) -> None:
+    with ready_host(master, "--peers", "3", "--timeout", "1") as alone:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
     assert said.splitlines()[1:] == [
@@ -135,18 +149,18 @@ def test_too_few_peers(tmp_path: Path, master: str) -> None:
     ]
 
 
-def test_no_master(tmp_path: Path) -> None:
+def test_no_master(ready_host: Host, tmp_path: Path) -> None:
     keep(tmp_path / "token", SECRET)
-    with host(tmp_path, NOWHERE, "--timeout", "0.1") as alone:
+    with ready_host(NOWHERE, "--timeout", "0.1") as alone:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
     assert said.startswith(f"pccl bench: waiting for a master at {NOWHERE} (connection refused)\n")
     assert f"Error: no master answered at {NOWHERE} within 0.1 s" in said
 
 
-def test_a_wrong_token(tmp_path: Path, master: str) -> None:
+def test_a_wrong_token(ready_host: Host, tmp_path: Path, master: str) -> None:
     keep(tmp_path / "token", "another secret that it is not")
-    with host(tmp_path, master) as alone:
+    with ready_host(master) as alone:
         out, said = alone.communicate(timeout=LONG_LIMIT_S)
     assert (alone.returncode, out) == (1, "")
     assert "Error: " in said

@@ -24,14 +24,14 @@ TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def doctor(
+    ready_pccl: tuple[str, ...], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command, which sees no run file of other tests."""
 
     def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        own = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-        return run_to_end(
-            *PCCL, "doctor", *arguments, env=environment_with(**own, **more), limit_s=LIMIT_S
-        )
+        settings = environment_with(XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path), **more)
+        return run_to_end(*ready_pccl, "doctor", *arguments, env=settings, limit_s=LIMIT_S)
 
     return run
 

@@ -120,14 +120,16 @@ def test_clocks_seconds_apart_show_no_receipt_before_its_sending(crew: Crew) -> 
     assert compared >= len(arrows) > 100
 
 
-def test_the_commands_save_records_and_merge_them(crew: Crew, tmp_path: Path) -> None:
+def test_the_commands_save_records_and_merge_them(
+    crew: Crew, ready_pccl: tuple[str, ...], tmp_path: Path
+) -> None:
     crew.start((0, 0), (0, 0))
     crew.ask("reduce", 1000, 5)
     saved, one, trace = tmp_path / "r.json", tmp_path / "one.json", tmp_path / "t.json"
     where = crew.master.address
 
     def command(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = run_to_end(*PCCL, *arguments, env=environment_with(), limit_s=LIMIT_S)
+        done = run_to_end(*ready_pccl, *arguments, env=environment_with(), limit_s=LIMIT_S)
         assert done.returncode == status, done.stdout + done.stderr
         return done
 
