@@ -203,10 +203,10 @@ def test_jitter_is_between_nothing_and_its_bound() -> None:
     assert max(seen) > 8.8 * MS
 
 
-@pytest.mark.parametrize("portion", [1, 100, 1448, 65_536])
-def test_a_share_of_packets_has_a_flipped_bit(portion: int) -> None:
-    link = Shaper(LinkSpec.parse("corrupt=10%"), Random(7))
-    total = 1448 * 10_000
+@pytest.mark.parametrize(("portion", "percent"), [(1, 100), (100, 10), (1448, 10), (65_536, 10)])
+def test_a_share_of_packets_has_a_flipped_bit(portion: int, percent: int) -> None:
+    link = Shaper(LinkSpec.parse(f"corrupt={percent}%"), Random(7))
+    total = 1448 * 100_000 // percent
     found: list[int] = []
     sizes = [*[portion] * (total // portion), total % portion]
     for number, bits in enumerate(map(link.flips, sizes)):
