@@ -83,7 +83,7 @@ CAUGHT_BY = {
     "only_the_younger_dials": 1774,
     "no_restore_after_completion": 37,
     "nothing_for_others_after_leaving": 704,
-    "outcome_not_kept": 34,
+    "outcome_not_kept": 93,
     "lease_not_revoked": 5701,
     "outdated_elected": 18,
     "partial_taken_for_final": 896,
