@@ -24,7 +24,7 @@ from pccl.protocol.codec import encode
 from pccl.protocol.handshake import Channel, Opening
 from pccl.protocol.messages import StatusRequest
 from tests.integration.conftest import Run
-from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.commands import environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
 from tests.support.waiting import until
@@ -32,9 +32,18 @@ from tests.support.waiting import until
 TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 
 
-def pccl_status(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    settings = environment_with(**environment, PYTHONDONTWRITEBYTECODE="1")
-    return run_to_end(*PCCL, "status", *arguments, env=settings, limit_s=LIMIT_S)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def pccl_status(ready_pccl: tuple[str, ...]) -> Command:
+    """The command, with these arguments and variables."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        settings = environment_with(**environment)
+        return run_to_end(*ready_pccl, "status", *arguments, env=settings, limit_s=LIMIT_S)
+
+    return run
 
 
 # -- what programs are told ------------------------------------------------------------------------
@@ -194,7 +203,9 @@ def test_a_peer_is_no_master(new_run: Callable[..., Run]) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_in_lines_and_as_json(new_run: Callable[..., Run], tmp_path: Path) -> None:
+def test_the_command_in_lines_and_as_json(
+    new_run: Callable[..., Run], pccl_status: Command
+) -> None:
     run = new_run(2)
     first, second = run.members
     shown = pccl_status(run.master.address)
@@ -229,7 +240,7 @@ def test_the_command_in_lines_and_as_json(new_run: Callable[..., Run], tmp_path:
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], status: int, says: str, tmp_path: Path
+    arguments: list[str], status: int, says: str, pccl_status: Command, tmp_path: Path
 ) -> None:
     ended = pccl_status(*arguments, XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
     assert (ended.returncode, ended.stdout) == (status, "")
@@ -237,7 +248,7 @@ def test_mistakes_are_one_line(
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_wrong_token_is_one_line_too(tmp_path: Path) -> None:
+def test_a_wrong_token_is_one_line_too(pccl_status: Command, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     keep(secret, TOKEN)
     with pccl.MasterNode("127.0.0.1:0", token=TOKEN) as master:
