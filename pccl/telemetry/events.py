@@ -124,11 +124,13 @@ class Waiting:
         call: the call, as the program knows it.
         waits_for: the members, what each does, and how far behind it is.
         waited_s: seconds since all others have made the call.
+        others: number of other calls that wait for the same members.
     """
 
     call: str
     waits_for: str
     waited_s: int
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,8 +93,8 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             return Level.WARNING, f"{text}, start it again at the same address"
         case tell.MasterReconnected(away_s=away_s, term=term):
             return Level.WARNING, f"the master is back after {away_s:.1f} s (term {term})"
-        case tell.Waiting(call=call, waits_for=waits_for, waited_s=waited_s):
-            return Level.WARNING, f"{call} {_have(call)} waited {waited_s} s for {waits_for}"
+        case tell.Waiting(call=call, waits_for=whom, waited_s=waited_s, others=others):
+            return Level.WARNING, f"{call} {_have(others)} waited {waited_s} s for {whom}"
         case tell.WaitingEnded(call=call, waited_s=waited_s):
             return Level.WARNING, f"{call} waits no longer, after {waited_s:.1f} s"
         case tell.LinkLost():
@@ -132,6 +132,6 @@ def _members(count: int) -> str:
     return f"the group has {count} member{'' if count == 1 else 's'}"
 
 
-def _have(call: str) -> str:
+def _have(others: int) -> str:
     """Return the verb for a call, or for one and several others."""
-    return "have" if call.endswith((" other", " others")) else "has"
+    return f"and {others} other{'s' * (others > 1)} have" if others else "has"

@@ -405,6 +405,8 @@ class ReportWait:
     whom: str
     """The members, in words."""
     waited_s: int
+    others: int = 0
+    """How many other calls wait for the same members."""
 
 
 @dataclass(frozen=True, slots=True)

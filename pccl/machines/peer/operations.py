@@ -221,9 +221,8 @@ class OpenOperations:
         what = f"tag {known.id.tag} ({known.descriptor})"
         if known.offer is not None:
             what = known.offer.purpose.call_name
-        if message.alike_count:
-            what += f" and {message.alike_count} other{'s' if message.alike_count > 1 else ''}"
-        yield ev.ReportWait(known.call, what, message.whom, message.waited_s)
+        count = message.alike_count
+        yield ev.ReportWait(known.call, what, message.whom, message.waited_s, count)
 
     def enter(self, operation: OpenOperation, phase: Phase) -> None:
         """Change the phase of an operation.

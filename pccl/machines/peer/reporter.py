@@ -102,12 +102,12 @@ class PeerReporter:
                     what, since_ns = self._waiting.pop(call)
                     waited_s = (now_ns - since_ns) / NS_PER_S
                     self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
-                case ReportWait(call, what, whom, waited_s):
-                    # The words stay those of the first report, so that a listener knows the end.
-                    since_ns = now_ns - waited_s * NS_PER_S
-                    what, _ = self._waiting.setdefault(call, (what, since_ns))
+                case ReportWait(call, what, whom, waited_s, others):
+                    self._waiting.setdefault(call, (what, now_ns - waited_s * NS_PER_S))
                     whom = self._names.explain(whom)
-                    waiting = tell.Waiting(call=what, waits_for=whom, waited_s=waited_s)
+                    waiting = tell.Waiting(
+                        call=what, waits_for=whom, waited_s=waited_s, others=others
+                    )
                     self._stream.put(waiting, now_ns)
                 case Post(_, operation, descriptor):
                     self._phases.append((now_ns, Phase.REQUESTED, operation, descriptor))

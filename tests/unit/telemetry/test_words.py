@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -89,6 +90,16 @@ def joined(*, rejoined: bool, peer_id: int = 4) -> tell.Joined:
             "the master is back after 3.2 s (term 2)",
         ),
         (WAITING, "WARNING", "barrier has waited 2 s for peer 3 (carol)"),
+        (
+            replace(WAITING, others=1),
+            "WARNING",
+            "barrier and 1 other have waited 2 s for peer 3 (carol)",
+        ),
+        (
+            replace(WAITING, others=2),
+            "WARNING",
+            "barrier and 2 others have waited 2 s for peer 3 (carol)",
+        ),
         (ENDED, "WARNING", "barrier waits no longer, after 1.2 s"),
         (
             tell.LinkLost(peer_id=3, name="carol", reason="reset"),

@@ -348,7 +348,8 @@ def test_a_wait_is_reported_until_its_call_ends() -> None:
         waits += peer.new()
     call = "tag 5 (SUM of 8 x float32)"  # a listener knows by it which wait ends
     assert waits == [
-        tell.Waiting(call=call, waits_for=named, waited_s=waited_s) for waited_s in (2, 4, 8)
+        tell.Waiting(call=call, waits_for=named, waited_s=waited_s, others=others)
+        for waited_s, others in ((2, 0), (4, 3), (8, 1))
     ]
     peer.do(msg.RosterChanged(members(2, 1, ME, view=2)))
     peer.new()
