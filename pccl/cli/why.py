@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import click
 import pccl
 from pccl.checks import shown
 from pccl.cli.command_line import master_options, timeout_option
+from pccl.cli.runs.run_file import Unusable, private_folder
 from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
 from pccl.errors import PCCLError, PeerSilent
@@ -26,6 +28,7 @@ from pccl.observe.blame import (
     printable_text,
     waits_in_words,
 )
+from pccl.observe.process import inspect_process
 from pccl.progress import counted
 
 ASKED_AT_ONCE = 8
@@ -45,7 +48,8 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
 
     Asks the master and, through it, every member: the calls that it has made, what its threads do,
     what the kernel knows of its connections and, if it does not answer, of its process. The last
-    needs that the master runs in the `pccl launch` that started the peer. For the stacks of such a
+    needs that the master runs in the `pccl launch` that started the peer, or that `pccl join` has
+    started the peer on this machine, for the same user. For the stacks of such a
     process it sends a signal, which may interrupt a system call. Nothing in the run changes.
 
     The exit code is 0 if nothing waits and nothing is wrong, 3 if the command names a member or
@@ -143,7 +147,8 @@ class Asker:
         if not silent and member.connected:
             return Clues(refusal=refusal)
         seen = _object(self._ask_further(member, EvidenceKind.PROCESS))
-        path, process = _object(seen.get("path")), _object(seen.get("process"))
+        path = _object(seen.get("path"))
+        process = _object(seen.get("process")) or _seen_here(member)
         return Clues(silent, refusal, path=path, process=process)
 
     def _ask_further(self, member: MemberStatus, kind: EvidenceKind) -> Any:
@@ -155,6 +160,24 @@ class Asker:
         return peer_evidence(
             member.peer, kind, self._masters, token=self._secret, timeout_s=self._timeout_s
         )
+
+
+def _seen_here(member: MemberStatus) -> dict[str, Any]:
+    """Return what this machine knows of the process of a member that ``pccl join`` started here."""
+    if _is_of_this_machine(member.host):
+        with suppress(Unusable, OSError):
+            return inspect_process(member.name, str(private_folder())) or {}
+    return {}
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -187,8 +187,8 @@ class _Situation:
                     "or C code holds its interpreter lock"
                 )
                 remedy = (
-                    f"on {member.host}, look at the state of the process (ps -o stat) and its "
-                    "stacks (py-spy dump)"
+                    f"on {member.host}, run pccl why (for a peer of pccl join), or look at the "
+                    "state of the process (ps -o stat) and its stacks (py-spy dump)"
                 )
                 yield BlameFinding(Cause.UNKNOWN, (peer,), text, remedy)
                 continue

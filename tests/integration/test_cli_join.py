@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import pccl
 from tests.support import commands
-from tests.support.commands import PCCL, environment_with
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.secret_files import keep
@@ -68,6 +69,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
         PCCL_TOKEN="another secret, which must not come first",
         PCCL_LOG="",
+        XDG_RUNTIME_DIR=str(tmp_path),
     )
     assert join.stderr is not None
     assert join.stderr.readline() == (
@@ -89,6 +91,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_DRAIN": "1",
         "PCCL_PROGRESS": "1",
         "PCCL_LOG": "info",
+        "PCCL_STACKS_DIR": str(tmp_path / "pccl"),
     }
 
 
@@ -97,7 +100,7 @@ def test_says_nothing_when_the_master_is_there(port: tuple[socket.socket, str]) 
     listener, address = port
     listener.listen()
     given = {"PCCL_TOKEN": SECRET, "PCCL_GROUP": "9", "PCCL_DRAIN": "0", "PCCL_PROGRESS": "0"}
-    given["PCCL_LOG"] = "off"
+    given |= {"PCCL_LOG": "off", "PCCL_STACKS_DIR": "/of/a/launch"}
     join = start(address, "--", sys.executable, "-c", SHOW, **given)
     out, err = finish(join)
     assert (join.returncode, err) == (0, "")
@@ -166,3 +169,41 @@ def test_a_missing_command_is_told_before_waiting(closed: str) -> None:
     join = start(closed, "--", "no-such-command")
     assert finish(join) == ("", "Error: command not found: no-such-command\n")
     assert join.returncode == 127
+
+
+# -- why -------------------------------------------------------------------------------------------
+
+STOPS = """
+import os, signal, pccl
+with pccl.Communicator() as comm:
+    comm.connect(min_peers=1)
+    print("joined", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_why_inspects_a_joined_peer_of_its_own_machine(tmp_path: Path) -> None:
+    """The master is no parent of the peer, and cannot know of its process."""
+    (tmp_path / "pccl").mkdir(mode=0o700)
+    left = tmp_path / "pccl" / f"{2**22 + 1}.stacks"  # above the largest process id of Linux
+    left.touch(mode=0o600)
+    node = pccl.MasterNode("127.0.0.1:0")
+    node.run()
+    known = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    program = ("--", sys.executable, "-c", STOPS)
+    join = start("--name", "alice", node.address, *program, **known)
+    try:
+        assert join.stdout is not None
+        assert join.stdout.readline() == "joined\n"
+        why = run_to_end(*PCCL, "why", node.address, env=environment_with(**known), limit_s=LIMIT_S)
+        assert f"1. the process is stopped: peer 1 (alice): its process {join.pid}" in why.stdout
+        assert why.returncode == 3
+        assert not left.exists()
+        elsewhere = environment_with(XDG_RUNTIME_DIR=str(tmp_path / "pccl"))
+        why = run_to_end(*PCCL, "why", node.address, env=elsewhere, limit_s=LIMIT_S)
+        assert "its process is stopped, or C code holds its interpreter lock" in why.stdout
+        assert "run pccl why (for a peer of pccl join)" in why.stdout
+    finally:
+        join.kill()
+        finish(join)
+        node.interrupt()

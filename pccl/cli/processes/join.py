@@ -30,6 +30,8 @@ from pccl.cli.command_line import (
 )
 from pccl.cli.processes.guard import become
 from pccl.cli.processes.programs import find_program
+from pccl.cli.runs.run_file import Unusable
+from pccl.cli.runs.stacks import joined_folder
 from pccl.observe.logs import LEVEL
 
 FIRST_PAUSE_S = 0.1
@@ -187,6 +189,8 @@ def join(
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
     environment |= {name: str(value) for name, value in given.items() if value is not None}
+    with contextlib.suppress(Unusable):  # a help for ``pccl why``, never a reason to fail
+        environment.setdefault(config.STACKS_DIR, joined_folder())
     if token is not None:
         read_secret(token)
         environment[config.TOKEN_FILE] = os.path.abspath(token)

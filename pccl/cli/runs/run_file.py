@@ -80,7 +80,7 @@ def run_file(master: str, token: str, command: Sequence[str]) -> Generator[None,
         Unusable: no folder is safe, or the file cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(_folder_to_write())
+        folder = stack.enter_context(_opened(private_folder()))
         words = {
             "version": VERSION,
             "pid": os.getpid(),
@@ -132,23 +132,23 @@ def _folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir(), f"pccl-{os.geteuid()}")
 
 
-@contextlib.contextmanager
-def _folder_to_write() -> Generator[int, None, None]:
-    """Make and open the first folder that works; yield its descriptor."""
+def private_folder() -> Path:
+    """Return the first folder for files of this user that works; make it if it does not exist.
+
+    Raises:
+        Unusable: no folder is safe.
+    """
     reasons: list[str] = []
-    with contextlib.ExitStack() as stack:
-        for path in _folders():
-            try:
-                with contextlib.suppress(FileExistsError):
-                    path.mkdir(mode=0o700)
-                folder = stack.enter_context(_opened(path))
-            except OSError as error:
-                reasons.append(f"{path}: {error.strerror}")
-            except Unusable as error:
-                reasons.append(str(error))
-            else:
-                yield folder
-                return
+    for path in _folders():
+        try:
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            with _opened(path):
+                return path
+        except OSError as error:
+            reasons.append(f"{path}: {error.strerror}")
+        except Unusable as error:
+            reasons.append(str(error))
     raise Unusable("; ".join(reasons))
 
 

@@ -1,6 +1,7 @@
-"""The folder in which the peers of a ``pccl launch`` put their stacks for ``pccl why``.
+"""The folders in which peers put their stacks for ``pccl why``.
 
-The launch holds a lock on its folder, and the system releases the lock when the process ends,
+Peers of ``pccl join`` share the private folder of their user. Each ``pccl launch`` has a folder of
+its own. The launch holds a lock on it, and the system releases the lock when the process ends,
 whatever ends it. So the next launch can remove the folder of a launch that was killed.
 """
 
@@ -9,18 +10,34 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
 
-from pccl.cli.runs.run_file import objection_to
+from pccl.cli.runs.run_file import objection_to, private_folder
 
 PREFIX = "pccl-stacks-"
 
 NEW_S = 60.0
 """A folder of this age, or younger, may be one that a launch has made and not locked yet."""
+
+
+def joined_folder() -> str:
+    """Return the folder for peers of ``pccl join``; remove the files of processes that have ended.
+
+    Raises:
+        Unusable: no folder is safe.
+    """
+    folder = private_folder()
+    for path in folder.iterdir():
+        pid, _, ending = path.name.partition(".")
+        is_ours = ending in ("names", "stacks") and re.fullmatch(r"\d{1,10}", pid)
+        if is_ours and not os.path.isdir(f"/proc/{pid}"):
+            path.unlink(missing_ok=True)
+    return str(folder)
 
 
 @contextlib.contextmanager
