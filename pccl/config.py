@@ -15,7 +15,7 @@
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
-| ``PCCL_STACKS_DIR`` | folder for stacks (:mod:`pccl.observe.process`); ``launch`` and ``join`` set it |
+| ``PCCL_STACKS_DIR`` | folder for stacks (:mod:`pccl.observe.process`); commands set it |
 | ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
 
