@@ -40,7 +40,6 @@ from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
-from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.parts import RunParts
@@ -166,7 +165,6 @@ class MasterProcess:
             store,
             standbys,
             others if standby else (),
-            curves=QuickCurves(),
         )
 
     async def start(self) -> None:
@@ -263,8 +261,7 @@ class PeerProcess:
         loop, group = parts.loop, index % parts.scenario.groups
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
-        listen, curves = Address("", port), QuickCurves()
-        options = replace(options, random_bytes=random_bytes, curves=curves, listen=listen)
+        options = replace(options, random_bytes=random_bytes, listen=Address("", port))
         self.engine = _RecordingEngine(
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
