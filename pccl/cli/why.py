@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import click
 import pccl
 from pccl.checks import shown
 from pccl.cli.command_line import master_options, timeout_option
+from pccl.cli.doctor.network import check_own, resolve
 from pccl.cli.runs.run_file import Unusable, private_folder
 from pccl.cli.runs.target import find_target
 from pccl.cli.streams import writing
@@ -35,6 +35,9 @@ ASKED_AT_ONCE = 8
 
 ASKED_MAX = 256
 """Members that one command asks."""
+
+LOOK_UP_S_MAX = 1.0
+"""Time to look up the host of a member that does not answer."""
 
 
 @click.command()
@@ -172,9 +175,8 @@ def _seen_here(member: MemberStatus) -> dict[str, Any]:
 
 def _is_of_this_machine(host: str) -> bool:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.bind(address)
+        for address in resolve(host, 0, LOOK_UP_S_MAX):
+            check_own(address)
     except OSError:
         return False
     return True
