@@ -150,7 +150,11 @@ def test_the_picture_of_the_documentation(
     def status() -> StatusReport:
         turns = int(4 * (time.monotonic() - began_s))
         took = (replace(call, took_us=call.took_us + turns % 7 * 1000) for call in SAMPLE.ended)
-        return replace(SAMPLE, ended=tuple(took), ended_count=1281 + turns)
+        members = tuple(
+            replace(one, loss=one.loss and 2 + (2 + one.rank) / (1 + turns / 8))
+            for one in SAMPLE.members
+        )
+        return replace(SAMPLE, members=members, ended=tuple(took), ended_count=1281 + turns)
 
     page = serve(status)
     for one in SAMPLE.members:
