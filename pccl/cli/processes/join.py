@@ -189,7 +189,7 @@ def join(
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
     environment |= {name: str(value) for name, value in given.items() if value is not None}
-    with contextlib.suppress(Unusable):  # a help for ``pccl why``, never a reason to fail
+    with contextlib.suppress(Unusable, OSError):  # a help for ``pccl why``, never a reason to fail
         environment.setdefault(config.STACKS_DIR, joined_folder())
     if token is not None:
         read_secret(token)
