@@ -62,6 +62,7 @@ class Excuses:
         self._troubles: list[_Trouble] = []
         self._flips: list[_Trouble] = []
         self._lags_ns: Counter[str] = Counter()
+        self._dozed_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
         """Host -> longest time for which one fault made its links slow."""
         self._shut: set[str] = set()
@@ -103,6 +104,10 @@ class Excuses:
     def slowed(self, host: str, lag_ns: int) -> None:
         """Record that the process on ``host`` does everything up to ``lag_ns`` late."""
         self._lags_ns[host] += lag_ns
+
+    def dozed(self, host: str, duration_ns: int) -> None:
+        """Record that the process on ``host`` sleeps again and again, which extends its waits."""
+        self._dozed_ns[host] += duration_ns
 
     def shut(self, host: str) -> None:
         """Record that no host can dial ``host``; two such hosts never have a link."""
@@ -208,12 +213,16 @@ class Excuses:
     def lost_master(self, host: str) -> bool:
         """Whether faults explain that the process on ``host`` reports a lost master.
 
-        A restarted master waits for members to return before it answers for the run.
+        A restarted master waits for members to return before it answers for the run, and does not
+        count the time that it sleeps meanwhile.
         """
         if self.master_blank or self.may_stay_without_master:
             return True
         timing = self._timing
-        recovery_s = timing.recovery_s if self.was_master_restarted else 0.0
+        recovery_s = 0.0
+        if self.was_master_restarted:
+            dozed_ns = sum(self._dozed_ns[name] for name in MASTERS)
+            recovery_s = timing.recovery_s + dozed_ns / NS_PER_S
         return self._stood_still(host, MASTER_NAME, timing.master_lost_s - recovery_s)
 
     def was_cut_off(self, host: str) -> bool:

@@ -114,6 +114,7 @@ class Slow(TimedFault, kind="slow", calm=True, keeps_majority=True):
         if host.alive:
             stage.struck(self)
             stage.excuses.slowed(host.name, self.lag_ns)
+            stage.excuses.dozed(host.name, self.duration_ns)
             host.run_queue.set_lag(self.lag_ns)
             yield self.duration_ns
             host.run_queue.set_lag(0)

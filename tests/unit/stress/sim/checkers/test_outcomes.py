@@ -132,3 +132,18 @@ def test_of_a_steady_member_only_an_opened_round_is_taken_back(
     else:
         with pytest.raises(Violation, match="changed the contents of steady peer 1"):
             checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected)
+
+
+@pytest.mark.parametrize(
+    ("sleeper", "restarted", "is_explained"),
+    [("master", True, True), ("master", False, False), ("p1", True, False)],
+)
+def test_a_restarted_master_that_sleeps_again_and_again_recovers_late(
+    sleeper: str, restarted: bool, is_explained: bool
+) -> None:
+    timing = Timing(recovery_s=5, master_lost_s=12)
+    excuses = Excuses(timing, 1, lambda: timing.ns(20))
+    excuses.master_restarted = restarted
+    assert not excuses.lost_master("p0")
+    excuses.dozed(sleeper, timing.ns(10))
+    assert excuses.lost_master("p0") is is_explained
