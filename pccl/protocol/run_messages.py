@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated
 
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import EVIDENCE_BYTES_MAX, PEERS_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import AtMost, Below, PeerId
 

@@ -139,7 +139,7 @@ class PeerEngine:
         self._make_link = make_link
         self._tasks = Tasks(loop)
         self._listener: Listener | None = None
-        self._credentials = Credentials(options.token, options.random_bytes)
+        self._credentials = Credentials(options.token, options.random_bytes, options.curves)
         self._control = ControlKeeper(
             clock,
             transport,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 from pccl.machines.master.connections import ANSWERED, REMOVED
@@ -41,7 +41,9 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
 from pccl.protocol.guards.source_shares import SourceShares, source_of
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES, Channel, Handshake, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.keys import CURVE25519, Curves
+from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
     NEWCOMERS_BURST_BYTES,
@@ -80,7 +82,8 @@ class MasterServer:
         clock: gives the time.
         transport: the network.
         timing: deadlines.
-        random_bytes: source of the run id, nonces and resume tokens.
+        random_bytes: source of the run id, secrets and resume tokens.
+        curves: computes with keys.
         observer: called with each event and its effects after they were carried out (traces).
         token: secret that every process of the run must know; None: any process may join.
         store: stores the state of the master across restarts; None: the master stores nothing.
@@ -104,6 +107,7 @@ class MasterServer:
         standbys: tuple[MasterAddress, ...] = (),
         standby_of: Sequence[Address] = (),
         *,
+        curves: Curves = CURVE25519,
         tests_addresses: bool = True,
     ) -> None:
         self._tests_addresses = tests_addresses
@@ -120,7 +124,7 @@ class MasterServer:
         """Error of the last attempt to write; empty if it succeeded."""
         self._standby_of = tuple(standby_of)
         self.machine = self._make_machine(random_bytes, standbys)
-        self._credentials = Credentials(token, random_bytes)
+        self._credentials = Credentials(token, random_bytes, curves)
         self._tasks: Tasks | None = None
         """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
@@ -259,7 +263,7 @@ class MasterServer:
     # -- connections ---------------------------------------------------------------------------
 
     def _identify(self) -> Opening:
-        return self._credentials.masters_opening(self.machine.shown_run, self.machine.shown_term)
+        return Opening(Channel.CONTROL, self.machine.shown_run, self.machine.shown_term)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
@@ -381,9 +385,10 @@ class MasterServer:
         machine, credentials = self.machine, self._credentials
 
         def greet() -> Handshake:
-            opening = credentials.masters_opening(machine.run, machine.term)
             target = test.member.peer
-            return credentials.dial(replace(opening, channel=Channel.PROBE, target=target))
+            return credentials.dial(
+                Opening(Channel.PROBE, machine.run, machine.term, target=target)
+            )
 
         return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
 

@@ -16,7 +16,7 @@ import msgpack
 
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX, TOKEN_DIGEST_BYTES
 from pccl.protocol.types import PeerId
 

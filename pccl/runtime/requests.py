@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pccl.collectives.residual import Residual
 from pccl.collectives.weighting import total_weight
 from pccl.machines.peer.events import ReduceCall, ReduceResult, SyncResult
+from pccl.protocol.handshake.keys import CURVE25519, Curves
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import RoundKind
 from pccl.runtime.collective.operand import Operand
@@ -49,7 +50,9 @@ class PeerOptions:
     callers_blocked: Callable[[], bool] | None = None
     """Whether every caller of this peer is inside a call; None: whenever a call is open."""
     random_bytes: Callable[[int], bytes] = os.urandom
-    """Source of nonces; must be unpredictable outside simulation."""
+    """Source of secrets; must be unpredictable outside simulation."""
+    curves: Curves = CURVE25519
+    """Computes with keys."""
 
 
 @dataclass(frozen=True, slots=True)

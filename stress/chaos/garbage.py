@@ -7,7 +7,7 @@ from contextlib import suppress
 from random import Random
 
 from pccl.addresses import parse_address
-from pccl.protocol.handshake import OPENING_BYTES
+from pccl.protocol.handshake.opening import OPENING_BYTES
 
 HOLD_S_MAX = 3.0
 BYTES_MAX = 64 << 10

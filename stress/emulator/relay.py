@@ -20,7 +20,7 @@ from functools import partial
 from random import Random
 
 from pccl.addresses import parse_address
-from pccl.protocol.handshake import OPENING_BYTES
+from pccl.protocol.handshake.opening import OPENING_BYTES
 from pccl.stress.emulator.alarm import Alarm
 from pccl.stress.emulator.connection import FlowStatus, RelayedConnection, RelayEnd, RelayPipe, Side
 from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper

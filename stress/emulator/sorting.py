@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 
 LinkOf = Callable[[bytes], Hashable]
 """A function from the first bytes to the key of the link; it must not raise."""

@@ -4,6 +4,7 @@
   waiting.
 * ``trace``: the trace of a run: a hash of all events, and the last events as text.
 * ``links``: links that send some frames twice and corrupt some shared state.
+* ``curves``: keys for simulated processes, in little time.
 * ``process``: simulated processes: the production classes with a simulated clock and host.
 * ``scenarios``: what a seed draws, and how a scenario is stored, replayed and reduced.
 * ``workloads``: the applications that simulated processes run.

@@ -40,6 +40,7 @@ from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.outcomes import InRun, Violation
 from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
+from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.parts import RunParts
@@ -165,6 +166,7 @@ class MasterProcess:
             store,
             standbys,
             others if standby else (),
+            curves=QuickCurves(),
         )
 
     async def start(self) -> None:
@@ -261,7 +263,8 @@ class PeerProcess:
         loop, group = parts.loop, index % parts.scenario.groups
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
-        options = replace(options, random_bytes=random_bytes, listen=Address("", port))
+        listen, curves = Address("", port), QuickCurves()
+        options = replace(options, random_bytes=random_bytes, curves=curves, listen=listen)
         self.engine = _RecordingEngine(
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )

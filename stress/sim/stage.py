@@ -23,7 +23,7 @@ from pccl.machines.peer.events import (
 )
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.errors import LinkError
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.messages import Withdraw
 from pccl.protocol.operation import Eager
 from pccl.protocol.types import PeerId, Roster

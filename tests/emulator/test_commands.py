@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pccl.protocol.handshake import OPENING_BYTES
+from pccl.protocol.handshake.opening import OPENING_BYTES
 from pccl.stress.commands import main
 from pccl.stress.emulator.verify import StreamMeasured
 from tests.support.patience import LIMIT_S

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol.handshake import OPENING_BYTES
+from pccl.protocol.handshake.opening import OPENING_BYTES
 from pccl.stress.emulator import Direction, LinkSpec, RelayThread, Side
 from tests.emulator.conftest import BenchMaker
 from tests.support.patience import LIMIT_S

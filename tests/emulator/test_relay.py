@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import PeerId
 from pccl.stress.emulator import SHARED, LinkSpec, Relay, RelayThread, peer_of
 from pccl.stress.emulator.tuning import BUFFER_BYTES
@@ -189,7 +189,7 @@ def test_links_are_told_apart_by_the_first_bytes(make_bench: BenchMaker, read: R
 
     bench = make_bench("rtt=2ms", link_of)
     one, far_of_one = bench.connect(b"1" * OPENING_BYTES)
-    two, far_of_two = bench.connect(b"2" + b"x" * 99)
+    two, far_of_two = bench.connect(b"2" + b"x" * OPENING_BYTES)
     three = bench.dial(b"3")  # ends before its opening is complete
     three.shutdown(socket.SHUT_WR)
     far_of_three = bench.accept()
@@ -217,7 +217,7 @@ def test_a_dialler_that_is_reset_before_it_is_sorted(make_bench: BenchMaker) -> 
 
 def test_lanes_of_a_peer_share_a_link() -> None:
     def opening(source: int, channel: Channel) -> bytes:
-        return Opening(channel, bytes(32), source=PeerId(source), lane=source % 3).encode()
+        return Opening(channel, source=PeerId(source), lane=source % 3).encode()
 
     assert peer_of(opening(7, Channel.LANE)) == 7
     assert peer_of(opening(8, Channel.LANE) + b"more") == 8

@@ -20,7 +20,8 @@ from pccl.collectives.layout import SEGMENT_BYTES_MAX
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES
-from pccl.protocol.handshake import OPENING_BYTES
+from pccl.protocol.handshake.exchange import PROOF_BYTES
+from pccl.protocol.handshake.opening import OPENING_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, Descriptor, ReduceOp, RoundKind
 from pccl.runtime.clock import LoopClock
@@ -228,7 +229,7 @@ def test_payload_is_read_into_and_sent_from_the_callers_arrays(size: int, in_pla
             for rank, network in enumerate(run.networks):
                 # Both ways: on each lane, when the master and the youngest member test a newcomer.
                 probes = 2 + (0 < rank < size - 1)
-                greetings = (size - 1 + probes) * OPENING_BYTES
+                greetings = (size - 1 + probes) * (OPENING_BYTES + PROOF_BYTES)
                 assert outside(network.lanes.read) == outside(network.lanes.sent) == greetings
                 network.lanes.clear()
                 network.control.clear()

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pccl.protocol.handshake import Channel, Handshake, Opening, Security, derive_key
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening, Security
 from pccl.protocol.limits import LOG_INTERVAL_NS, LOG_LINES_MAX
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.transports.tcp import TcpTransport
@@ -29,6 +30,7 @@ from tests.integration.conftest import QUICK, Run
 from tests.support.claimant import greet
 from tests.support.insides import lanes_of, master_port, port_of, server_of
 from tests.support.patience import LIMIT_S
+from tests.support.secrets import secrets_of
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="needs /proc, and all of 127.0.0.0/8"
@@ -38,7 +40,7 @@ TOKEN = secrets.token_urlsafe(24)
 FLOODER = Path(__file__).with_name("flooder.py")
 LANES = 4
 MASTER, PEER = 0, 1
-IDLE, BEGUN = b"", Opening(Channel.CONTROL, bytes(32)).encode()
+IDLE, BEGUN = b"", Opening(Channel.CONTROL).encode()
 """What the strangers say. An opening without a token is answered, and refused."""
 RATES = {IDLE: 1250, BEGUN: 300}
 """Dials a second. To refuse one costs more than to let it be idle: not so many, so
@@ -139,12 +141,10 @@ def test_a_slow_peer_proves_itself_while_strangers_dial(run: Run, port: int, sou
     """
     address = ports_of(run)[port]
     if port == MASTER:
-        opening = Opening(Channel.CONTROL, bytes(32))
+        opening = Opening(Channel.CONTROL)
     else:
-        opening = Opening(
-            Channel.LANE, bytes(32), run.machine.run, 1, PeerId(99), PeerId(1), lanes=LANES
-        )
-    handshake = Handshake.dial(opening, derive_key(TOKEN.encode()))
+        opening = Opening(Channel.LANE, run.machine.run, 1, PeerId(99), PeerId(1), lanes=LANES)
+    handshake = Handshake.dial(opening, secrets_of(TOKEN.encode()))
     with flood(address, IDLE, 1):
         time.sleep(1.0)
         with socket.create_connection(address, LIMIT_S, (source, 0)) as sock:

@@ -22,7 +22,8 @@ from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import PAYLOAD_BYTES_MAX, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import port_limits
-from pccl.protocol.handshake import NO_RUN, OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import NO_RUN, OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import CONTROL_MESSAGE_BYTES_MAX, PROTOCOL_VERSION, Timing
 from pccl.protocol.messages import (
     BlockedReply,
@@ -43,9 +44,11 @@ from pccl.protocol.messages import (
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.integration.conftest import Run
 from tests.support import insides
+from tests.support.claimant import greet
 from tests.support.frames import encode_frame
 from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
+from tests.support.secrets import as_sent, secrets_of
 from tests.support.strangers import is_closed, send
 
 pytestmark = pytest.mark.usefixtures("no_errors", "all_log_lines")
@@ -62,19 +65,14 @@ def frame(kind: FrameKind, payload: bytes, operation: OperationId = OPERATION) -
 
 def control(version: int = PROTOCOL_VERSION, security: int = 0) -> bytes:
     """What a newcomer says first to a master."""
-    opening = Opening(Channel.CONTROL, bytes(32), version=version, security=security)
-    return opening.encode()
+    return as_sent(Opening(Channel.CONTROL, version=version, security=security))
 
 
 def lane(
     run: bytes = NO_RUN, source: int = 99, target: int = 1, version: int = PROTOCOL_VERSION
 ) -> bytes:
     """What a younger peer says first to an elder one."""
-    nonce, term = bytes(32), 1
-    opening = Opening(
-        Channel.LANE, nonce, run, term, PeerId(source), PeerId(target), version=version
-    )
-    return opening.encode()
+    return as_sent(Opening(Channel.LANE, run, 1, PeerId(source), PeerId(target), version=version))
 
 
 def message(body: bytes, length: int | None = None) -> bytes:
@@ -90,7 +88,7 @@ def changed(data: bytes, position: int, value: int, *, sealed: bool = True) -> b
 
 def newcomer(*then: Message) -> bytes:
     """What a newcomer says to a master, and goes on with."""
-    return control() + b"".join(map(encode, (Register(0, "", 1), *then)))
+    return b"".join(map(encode, (Register(0, "", 1), *then)))
 
 
 TO_A_MASTER = {
@@ -101,35 +99,37 @@ TO_A_MASTER = {
     "an opening of an unknown kind": changed(control(), 9, 0x63),
     "a version that was damaged": changed(control(), 4, PROTOCOL_VERSION + 1, sealed=False),
     "an opening that was damaged": changed(control(), 50, 1, sealed=False),
-    "a message that was damaged": control() + encode(Register(0, "", 1))[:-1] + b"\7",
-    "a length that was damaged": control() + b"\1" + encode(Register(0, "", 1))[1:],
     "security that nobody has": control(security=200),
-    "an oversized message": control() + message(b"", CONTROL_MESSAGE_BYTES_MAX + 1),
-    "garbage behind an opening": control() + message(GARBAGE, 1000),
-    "nested lists": control() + message(b"\x91" * 100_000),
-    "an empty message": control() + message(b""),
     "another version": control(PROTOCOL_VERSION + 1) + GARBAGE,
     "version 1": b"PCCL\1\0\0\0" + encode(Goodbye()),
-    "a goodbye": control() + encode(Goodbye()),
-    "what only masters say": control() + encode(MasterHeartbeat()),
-    "a forged token": control() + encode(Resume(PeerId(1), b"guess", 1)),
-    "a newcomer who talks nonsense": control() + encode(Register(0, "", 1)) + GARBAGE,
-    "a newcomer twice": control() + 2 * encode(Register(0, "", 1)),
     "TLS": bytes.fromhex("160301020001000001fc0303") + GARBAGE[:500],
     "zeros": bytes(5000),
     "an opening with a reserved field": changed(control(), 14, 1) + GARBAGE,
-    "the longest length": control() + b"\xff" * 1000,
-    "no lengths but zero": control() + bytes(40_000),
+}
+AFTER_THE_HANDSHAKE = {
+    "a message that was damaged": encode(Register(0, "", 1))[:-1] + b"\7",
+    "a length that was damaged": b"\1" + encode(Register(0, "", 1))[1:],
+    "an oversized message": message(b"", CONTROL_MESSAGE_BYTES_MAX + 1),
+    "garbage behind an opening": message(GARBAGE, 1000),
+    "nested lists": message(b"\x91" * 100_000),
+    "an empty message": message(b""),
+    "a goodbye": encode(Goodbye()),
+    "what only masters say": encode(MasterHeartbeat()),
+    "a forged token": encode(Resume(PeerId(1), b"guess", 1)),
+    "a newcomer who talks nonsense": encode(Register(0, "", 1)) + GARBAGE,
+    "a newcomer twice": 2 * encode(Register(0, "", 1)),
+    "the longest length": b"\xff" * 1000,
+    "no lengths but zero": bytes(40_000),
     "deep lists that claim to be long": message(b"\xdc\xff\xff" * 1000 + bytes(100_000)),
     "very many empty lists": message(b"\x9f" + (b"\xdc\xff\xff" + b"\x90" * 65535) * 15),
-    "a member's request at once": control() + encode(RoundRequest(ROUND)),
-    "a number too large": control() + message(msgpack.packb([1, 1 << 32, "", 1, 1])),
-    "a number below zero": control() + message(msgpack.packb([1, -1, "", 1, 1])),
-    "a text that is none": control() + message(b"\x95\1\0\xa2\xff\xfe\1\1"),
-    "a host that is too long": control() + message(msgpack.packb([1, 0, "\U0001f600" * 200, 1, 1])),
-    "a host that breaks lines": control() + encode(Register(0, "a\nb", 1)),
-    "a stranger who comes back": control() + encode(Resume(PeerId(1 << 60), bytes(16), 0)),
-    "thousands of messages": control() + 20_000 * encode(MasterHeartbeat()),
+    "a member's request at once": encode(RoundRequest(ROUND)),
+    "a number too large": message(msgpack.packb([1, 1 << 32, "", 1, 1])),
+    "a number below zero": message(msgpack.packb([1, -1, "", 1, 1])),
+    "a text that is none": message(b"\x95\1\0\xa2\xff\xfe\1\1"),
+    "a host that is too long": message(msgpack.packb([1, 0, "\U0001f600" * 200, 1, 1])),
+    "a host that breaks lines": encode(Register(0, "a\nb", 1)),
+    "a stranger who comes back": encode(Resume(PeerId(1 << 60), bytes(16), 0)),
+    "thousands of messages": 20_000 * encode(MasterHeartbeat()),
     "a newcomer who requests a round": newcomer(RoundRequest(ROUND)),
     "a newcomer who reduces": newcomer(OperationRequest(OPERATION, DESCRIPTOR)),
     "a newcomer who is done": newcomer(OperationDone(OPERATION, b"digest")),
@@ -189,6 +189,12 @@ def dial(address: tuple[str, int]) -> socket.socket:
     return socket.create_connection(address, LIMIT_S)
 
 
+def open_lane(sock: socket.socket, run: Run) -> None:
+    """In the name of a peer that does not exist."""
+    opening = Opening(Channel.LANE, run.machine.run, 1, PeerId(99), PeerId(1))
+    greet(sock, Handshake.dial(opening, secrets_of()))
+
+
 Port = Callable[["Run"], tuple[str, int]]
 
 
@@ -207,6 +213,14 @@ def test_bad_bytes_to_a_master(run: Run, data: bytes) -> None:
         assert is_closed(sock)
 
 
+@pytest.mark.parametrize("data", AFTER_THE_HANDSHAKE.values(), ids=AFTER_THE_HANDSHAKE)
+def test_bad_messages_to_a_master(run: Run, data: bytes) -> None:
+    with closing(dial(master_port(run))) as sock:
+        greet(sock, Handshake.dial(Opening(Channel.CONTROL), secrets_of()))
+        send(sock, data)
+        assert is_closed(sock)
+
+
 @pytest.mark.parametrize("data", TO_A_PEER.values(), ids=TO_A_PEER)
 def test_bad_bytes_to_a_peer(run: Run, data: bytes) -> None:
     with closing(dial(peer_port(run))) as sock:
@@ -217,8 +231,7 @@ def test_bad_bytes_to_a_peer(run: Run, data: bytes) -> None:
 @pytest.mark.parametrize("data", IN_A_LANE.values(), ids=IN_A_LANE)
 def test_bad_frames_of_somebody_who_knows_the_run(run: Run, data: bytes) -> None:
     with closing(dial(peer_port(run))) as sock:
-        send(sock, lane(run.machine.run))
-        assert len(sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
+        open_lane(sock, run)
         send(sock, data)
         assert is_closed(sock)
 
@@ -235,7 +248,7 @@ def test_early_frames_of_a_stranger(run: Run, caplog: pytest.LogCaptureFixture) 
     assert roster is not None
     to_come = OperationId(1, 0, roster.view, 12345, 0)
     with closing(dial(peer_port(run))) as sock:
-        send(sock, lane(run.machine.run))
+        open_lane(sock, run)
         send(sock, frame(FrameKind.DATA, bytes(8), to_come))
         assert is_closed(sock)
     run.until(lambda: "is not a member" in caplog.text)

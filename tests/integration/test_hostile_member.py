@@ -21,7 +21,8 @@ from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import SourceShares
-from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
     EARLY_STORE_BYTES_MAX,
     OPERATIONS_OPEN_MAX,
@@ -46,9 +47,10 @@ from pccl.protocol.messages import (
 )
 from pccl.protocol.types import Descriptor, OperationId, PeerId, ReduceOp, RoundId, RoundKind
 from tests.integration.conftest import Array, Run
-from tests.support.claimant import Claimant
+from tests.support.claimant import Claimant, greet
 from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
+from tests.support.secrets import secrets_of
 from tests.support.strangers import is_closed, send
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -227,9 +229,10 @@ class Victim:
     def attack(self, source: int, data: bytes, lane: int = 0) -> socket.socket:
         """All at once: lane 0 is the real peer's, who comes back soon and ends this one then."""
         run, victim = self.run.machine.run, PeerId(1)
-        opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(source), victim, lane)
+        opening = Opening(Channel.LANE, run, 1, PeerId(source), victim, lane)
         sock = socket.create_connection(port_of(self.run.members[0]), LIMIT_S)
-        send(sock, opening.encode() + data)
+        greet(sock, Handshake.dial(opening, secrets_of()))
+        send(sock, data)
         return sock
 
     def check(self) -> None:
@@ -418,7 +421,6 @@ def test_newcomers_beyond_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
         for sock in socks[:5]:
             assert is_closed(sock)
         for sock in socks[5:]:
-            assert len(sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
             sock.setblocking(False)
             with suppress(BlockingIOError):  # nothing came; or a question for memory
                 assert sock.recv(1), "it is closed"

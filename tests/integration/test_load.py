@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from pccl.protocol import messages as msg
-from pccl.protocol.codec import StreamDecoder, encode, frame
+from pccl.protocol.codec import encode, frame
 from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import OPENING_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     FLOWS_MAX,
     HEARTBEAT_BYTES_MAX,
@@ -35,6 +34,7 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from tests.support.claimant import Claimant
 from tests.support.peers import PeerProcess, report
 
 GROUP = 7
@@ -53,44 +53,21 @@ def heartbeat(nbytes: int) -> bytes:
     )
 
 
-class Attacker:
-    """One connection to a master, registered, that never says anything of use."""
+def flood(sock: socket.socket, words: Iterator[bytes]) -> int:
+    """Send until the connection is closed; return how many bytes went out."""
+    threading.Thread(target=_read, args=(sock,), daemon=True).start()
+    sent = 0
+    with suppress(OSError):
+        for word in words:
+            sock.sendall(word)
+            sent += len(word)
+    return sent
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.sock = socket.create_connection((host, int(port)), 60.0)
-        self._decoder = StreamDecoder()
-        self._heard: list[msg.Message] = []
-        self.sock.sendall(Opening(Channel.CONTROL, bytes(32)).encode())
-        assert len(self.sock.recv(OPENING_BYTES, socket.MSG_WAITALL)) == OPENING_BYTES
-        self.sock.sendall(encode(msg.Register(GROUP, "", 1)))
-        self.hear(msg.Registered)
 
-    def hear(self, kind: type[msg.Message]) -> msg.Message:
-        while True:
-            while self._heard:
-                message = self._heard.pop(0)
-                if isinstance(message, kind):
-                    return message
-            data = self.sock.recv(1 << 16)
-            if not data:
-                raise ConnectionError("closed")
-            self._heard += self._decoder.feed(data)
-
-    def flood(self, words: Iterator[bytes]) -> int:
-        """Send until the connection is closed; return how many bytes went out."""
-        threading.Thread(target=self._read, daemon=True).start()
-        sent = 0
-        with suppress(OSError):
-            for word in words:
-                self.sock.sendall(word)
-                sent += len(word)
-        return sent
-
-    def _read(self) -> None:
-        with suppress(OSError):
-            while self.sock.recv(1 << 16):
-                pass
+def _read(sock: socket.socket) -> None:
+    with suppress(OSError):
+        while sock.recv(1 << 16):
+            pass
 
 
 def operations(view: int) -> Iterator[bytes]:
@@ -135,15 +112,17 @@ def words_of(kind: str, view: int) -> Iterator[bytes]:
 def attack(address: str, kind: str) -> None:
     """Register, say so, and flood; again and again, if the master closes the connection."""
     while True:
-        attacker = Attacker(address)
+        attacker = Claimant(address)
+        attacker.say(msg.Register(GROUP, "", 1))
+        assert attacker.hears(msg.Registered)
         report("registered")
         view = 0
         if kind.startswith("member"):
-            admitted = attacker.hear(msg.Admitted)
-            assert isinstance(admitted, msg.Admitted)
+            admitted = attacker.hears(msg.Admitted)
+            assert admitted is not None
             view = admitted.roster.view
             report("admitted")
-        attacker.flood(words_of(kind, view))
+        flood(attacker.sock, words_of(kind, view))
 
 
 if __name__ == "__main__":

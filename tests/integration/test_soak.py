@@ -27,8 +27,10 @@ import pccl
 from pccl.protocol.checksum import SEAL_BYTES, seal
 from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind
-from pccl.protocol.handshake import NO_RUN, Channel, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import NO_RUN, Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import (
     Goodbye,
@@ -46,9 +48,11 @@ from pccl.runtime.control.greeting import Greeting
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.link import Lane
 from tests.integration.conftest import Run
+from tests.support.claimant import greet
 from tests.support.frames import encode_frame
 from tests.support.insides import engine_of, master_port, port_of
 from tests.support.patience import LIMIT_S, patient
+from tests.support.secrets import as_sent, secrets_of
 from tests.support.strangers import is_closed
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -146,7 +150,7 @@ def test_thousands_of_idle_connections(new_run: Callable[..., Run], idle_count: 
     before = descriptors(), connections(), threading.active_count()
     resident = resident_bytes()
     master, peer, *_ = ports_of(run)
-    opening = Opening(Channel.CONTROL, bytes(32)).encode()
+    opening = Opening(Channel.CONTROL).encode()
     with reducing(run), ExitStack() as stack:
         idle: list[socket.socket] = []
         for number in range(idle_count):
@@ -169,8 +173,8 @@ def test_fifty_connections_that_drip(new_run: Callable[..., Run]) -> None:
     before = descriptors(), connections()
     master, peer, *_ = ports_of(run)
     words = {
-        master: Opening(Channel.CONTROL, bytes(32)).encode() + encode(Register(0, "x" * 200, 1)),
-        peer: Opening(Channel.LANE, bytes(32), run.machine.run, 1, PeerId(9), PeerId(1)).encode(),
+        master: as_sent(Opening(Channel.CONTROL)),
+        peer: as_sent(Opening(Channel.LANE, run.machine.run, 1, PeerId(9), PeerId(1))),
     }
     with reducing(run), ExitStack() as stack:
         dripping = [
@@ -197,12 +201,12 @@ def test_a_thousand_newcomers_that_fall_silent(
     run.check()
     before = descriptors(), connections()
     (master, *_), count = ports_of(run), min(1000, idle_count)
-    hello = Opening(Channel.CONTROL, bytes(32)).encode() + encode(Register(0, "x", 1))
     with reducing(run), ExitStack() as stack:
         crowd: list[socket.socket] = []
         for _ in range(count):  # a connection that greets late loses its place
             crowd.append(stack.enter_context(closing(socket.create_connection(master, LIMIT_S))))
-            crowd[-1].sendall(hello)
+            greet(crowd[-1], Handshake.dial(Opening(Channel.CONTROL), secrets_of()))
+            crowd[-1].sendall(encode(Register(0, "x", 1)))
         run.until(lambda: run.registered_ever == 3 + count)  # the first may be removed by then
         for sock in crowd[::2]:
             with suppress(ConnectionError):
@@ -239,10 +243,13 @@ class Attacker:
             self.attacks += 1
         return self.attacks
 
-    def _visit(self, port: Address, data: bytes) -> None:
-        """Say it in portions, then wait for the end, or go, with or without a word."""
+    def _visit(self, port: Address, data: bytes, opening: Opening | None = None) -> None:
+        """Say it in portions, after a handshake or none; then wait for the end, or go."""
         rng = self._rng
         with closing(socket.create_connection(port, LIMIT_S)) as sock, suppress(ConnectionError):
+            if opening is not None:
+                with suppress(RemoteProtocolError, AssertionError):  # it was refused
+                    greet(sock, Handshake.dial(opening, secrets_of()))
             while data:
                 portion = rng.choice((1, 7, 100, len(data)))
                 sock.sendall(data[:portion])
@@ -296,21 +303,20 @@ class Attacker:
         words = rng.choices(said, k=rng.randrange(1, 12))
         if rng.random() < 0.5:
             words.insert(0, register)
-        opening = Opening(Channel.CONTROL, rng.randbytes(32)).encode()
-        self._visit(self._ports[0], self._spoil(opening + b"".join(encode(word) for word in words)))
+        data = self._spoil(b"".join(encode(word) for word in words))
+        self._visit(self._ports[0], data, Opening(Channel.CONTROL))
 
     def _be_somebody(self) -> None:
         """A lane as a member or as a newcomer; its segments never fit, for they would count."""
         rng = self._rng
         victim = rng.randrange(1, 4)
         source, run = rng.choice((1, 2, 3, 99)), rng.choice((self._id,) * 4 + (NO_RUN,))
-        opening = Opening(
-            Channel.LANE, rng.randbytes(32), run, 1, PeerId(source), PeerId(victim)
-        ).encode()
+        opening = Opening(Channel.LANE, run, 1, PeerId(source), PeerId(victim))
+        data = b"".join(self._frame() for _ in range(rng.randrange(20)))
         if rng.random() < 0.2:
-            opening = self._spoil(opening)
-        frames = [self._frame() for _ in range(rng.randrange(20))]
-        self._visit(self._ports[victim], opening + b"".join(frames))
+            self._visit(self._ports[victim], self._spoil(as_sent(opening)) + data)
+        else:
+            self._visit(self._ports[victim], data, opening)
 
     def _frame(self) -> bytes:
         rng = self._rng

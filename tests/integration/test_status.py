@@ -21,7 +21,7 @@ from pccl.cli import status_view
 from pccl.errors import Evicted, LinkError, RemoteProtocolError, named
 from pccl.inquiry import RemovalCause, master_status, to_json
 from pccl.protocol.codec import encode
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.messages import StatusRequest
 from tests.integration.conftest import Run
 from tests.support.commands import environment_with, run_to_end
@@ -132,7 +132,7 @@ def test_who_only_asks_is_no_peer(new_run: Callable[..., Run]) -> None:
 def test_many_who_ask_and_never_read_do_not_disturb_the_run(new_run: Callable[..., Run]) -> None:
     run = new_run(2)
     host, _, port = run.master.address.rpartition(":")
-    greeting = Opening(Channel.CONTROL, bytes(32)).encode()
+    greeting = Opening(Channel.CONTROL).encode()
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             asker = stack.enter_context(socket.create_connection((host, int(port)), LIMIT_S))
@@ -178,7 +178,7 @@ def test_another_version_is_named(new_run: Callable[..., Run]) -> None:
         asking = run.start(master_status, address, timeout_s=LIMIT_S)
         asker, _ = server.accept()
         with asker:
-            asker.sendall(Opening(Channel.CONTROL, bytes(32), version=999).encode())
+            asker.sendall(Opening(Channel.CONTROL, version=999).encode())
             error = asking.exception(LIMIT_S)
     assert isinstance(error, RemoteProtocolError)
     assert error.reason.startswith("the other side has protocol version 999, ")

@@ -17,15 +17,8 @@ from pccl import Timing
 from pccl.errors import LinkError, MasterLost, NotAdmitted
 from pccl.protocol.checksum import seal
 from pccl.protocol.codec import encode
-from pccl.protocol.handshake import (
-    OPENING_BYTES,
-    PROOF_BYTES,
-    REFUSAL,
-    Channel,
-    Handshake,
-    Opening,
-    derive_key,
-)
+from pccl.protocol.handshake.exchange import PROOF_BYTES, REFUSAL, Handshake
+from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.messages import Register, Registered, Resume
 from pccl.protocol.types import PeerId
 from tests.integration.conftest import QUICK, Run
@@ -33,6 +26,7 @@ from tests.support.claimant import Claimant, greet
 from tests.support.insides import engine_of, lanes_of, machine_of, master_port, port_of, server_of
 from tests.support.patience import LIMIT_S, patient
 from tests.support.secret_files import keep
+from tests.support.secrets import as_sent, secrets_of
 from tests.support.waiting import until
 
 TOKEN = "the token of these tests"
@@ -165,7 +159,7 @@ def test_a_newcomer_is_told_at_once(
 
 def test_nothing_is_parsed_before_the_proof() -> None:
     """A valid Register behind an opening without a proof, or with a wrong one, registers nobody."""
-    opening = Opening(Channel.CONTROL, bytes(32), security=1).encode()
+    opening = Opening(Channel.CONTROL, security=1).encode()
     register = encode(Register(0, "", 1))
     with master_of(TOKEN) as node:
         for proof in (b"", REFUSAL, seal(b"\1" * 32)):
@@ -186,20 +180,21 @@ def test_a_resume_without_the_token(pair: Run) -> None:
     """Who has overheard a peer's place still cannot take it."""
     machine = engine_of(pair.members[0]).machine
     resume = encode(Resume(machine.peer, machine.own.token, 0))
-    opening = Opening(Channel.CONTROL, bytes(32), machine.run, 1, machine.peer, security=1)
+    opening = Opening(Channel.CONTROL, machine.run, 1, machine.peer, security=1)
     with closing(dial(master_port(pair.master))) as sock:
-        sock.sendall(opening.encode() + REFUSAL + resume)
+        sock.sendall(as_sent(opening) + REFUSAL + resume)
         assert rest_of(sock)[OPENING_BYTES:] == REFUSAL
     reduce(pair)
 
 
 @pytest.mark.parametrize("security", [0, 1])
 def test_a_lane_cannot_be_opened(pair: Run, security: int) -> None:
-    lane = (Channel.LANE, bytes(32), pair.machine.run, 1, PeerId(99), PeerId(1))
+    run = pair.machine.run
+    opening = Opening(Channel.LANE, run, 1, PeerId(99), PeerId(1), security=security)
     first = pair.members[0]
     lanes = lanes_of(first)
     with closing(dial(port_of(first))) as sock:
-        sock.sendall(Opening(*lane, security=security).encode() + seal(b"\1" * 32))
+        sock.sendall(as_sent(opening) + seal(b"\1" * 96))
         assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
     assert lanes_of(first) == lanes == 1
     reduce(pair)
@@ -208,9 +203,9 @@ def test_a_lane_cannot_be_opened(pair: Run, security: int) -> None:
 def test_a_lane_is_opened_with_it(pair: Run) -> None:
     """The test above fails for the right reason."""
     run, first = pair.machine.run, pair.members[0]
-    opening = Opening(Channel.LANE, bytes(32), run, 1, PeerId(99), PeerId(1))
+    opening = Opening(Channel.LANE, run, 1, PeerId(99), PeerId(1))
     with closing(dial(port_of(first))) as sock:
-        remote = greet(sock, Handshake.dial(opening, derive_key(TOKEN.encode())))
+        remote = greet(sock, Handshake.dial(opening, secrets_of(TOKEN.encode())))
         assert (remote.source, remote.target, remote.run) == (1, 99, run)
         until(lambda: lanes_of(first) == 2)
     reduce(pair)
@@ -245,9 +240,9 @@ def test_who_answers_without_knowing_the_token_learns_nothing_of_use() -> None:
 
     def serve(sock: socket.socket) -> None:
         opening = sock.recv(OPENING_BYTES, socket.MSG_WAITALL)
-        sock.sendall(Opening(Channel.CONTROL, b"x" * 32, b"r" * 16, 1, security=1).encode())
+        sock.sendall(as_sent(Opening(Channel.CONTROL, b"r" * 16, 1, security=1)))
         heard.append(opening + sock.recv(PROOF_BYTES, socket.MSG_WAITALL))
-        sock.sendall(seal(b"\1" * 32))
+        sock.sendall(seal(b"\1" * 96))
         heard.append(rest_of(sock))
 
     words = "does not know the token: is the address right"
@@ -263,7 +258,7 @@ def test_a_member_is_not_turned_away_by_an_impostor() -> None:
 
     def serve(sock: socket.socket) -> None:
         sock.recv(OPENING_BYTES, socket.MSG_WAITALL)
-        sock.sendall(Opening(Channel.CONTROL, b"x" * 32, b"r" * 16, 1, security=1).encode())
+        sock.sendall(as_sent(Opening(Channel.CONTROL, b"r" * 16, 1, security=1)))
         sock.recv(PROOF_BYTES, socket.MSG_WAITALL)
         sock.sendall(REFUSAL)
         heard.append(rest_of(sock))

@@ -46,14 +46,8 @@ from pccl.protocol.checksum import seal, short_check
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import LocalProtocolError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_header
-from pccl.protocol.handshake import (
-    NONCE_BYTES,
-    OPENING_BYTES,
-    PROOF_BYTES,
-    Channel,
-    Handshake,
-    Opening,
-)
+from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
+from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
 from pccl.runtime.master_store import DirectoryStore
@@ -77,6 +71,7 @@ from tests.property import test_hostile_frames
 from tests.property.protocol import test_codec
 from tests.support.paths import ROOT
 from tests.support.secret_files import keep
+from tests.support.secrets import secrets_of
 
 T = TypeVar("T")
 
@@ -187,9 +182,9 @@ BODIES = tuple(
 
 # -- handshakes ------------------------------------------------------------------------------------
 
-KEY = bytes(range(32))
-OWN = Opening(Channel.LANE, bytes(NONCE_BYTES), b"0123456789abcdef", 1, PeerId(1), PeerId(2), 3)
-OTHER = Opening(Channel.LANE, b"n" * NONCE_BYTES, OWN.run, 1, PeerId(2), PeerId(1), 3, 4)
+TOKEN = b"the token of these tests"
+OWN = Opening(Channel.LANE, b"0123456789abcdef", 1, PeerId(1), PeerId(2), 3)
+OTHER = Opening(Channel.LANE, OWN.run, 1, PeerId(2), PeerId(1), 3, 4)
 
 
 def greeted(hears: Callable[[], Handshake], data: bytes, most: int) -> object:
@@ -208,11 +203,11 @@ def greeted(hears: Callable[[], Handshake], data: bytes, most: int) -> object:
 
 
 def dialled() -> Handshake:
-    return Handshake.dial(OWN, KEY)
+    return Handshake.dial(OWN, secrets_of(TOKEN))
 
 
 def accepted() -> Handshake:
-    return Handshake.accept(lambda: OTHER, KEY)
+    return Handshake.accept(lambda: OTHER, secrets_of(TOKEN))
 
 
 def both_sides() -> tuple[bytes, bytes]:
@@ -235,11 +230,11 @@ DIALLER, ACCEPTOR = both_sides()
 
 def sealed_greeting(data: bytes) -> bytes:
     """An opening and a proof with checksums that fit, as far as they are there."""
-    opening, proof = data[: OPENING_BYTES - 4], data[OPENING_BYTES : OPENING_BYTES + 32]
+    opening, proof = data[: OPENING_BYTES - 4], data[OPENING_BYTES : OPENING_BYTES + 96]
     if len(opening) < OPENING_BYTES - 4:
         return seal(data)
     opening = opening[:6] + struct.pack("<H", short_check(opening[:6])) + opening[8:]
-    return seal(opening) + (seal(proof) if len(proof) == 32 else proof)
+    return seal(opening) + (seal(proof) if len(proof) == 96 else proof)
 
 
 # -- lanes -----------------------------------------------------------------------------------------
@@ -269,7 +264,8 @@ def lane_after(data: bytes, splitting: Splitting) -> object:
     port, said = test_hostile_frames.Port(in_place=False), bytearray()
     port.plane.begin(test_hostile_frames.OPERATION)
     wire = port.accept(said.extend)
-    wire.feed(test_hostile_frames.opening_of(test_hostile_frames.UPSTREAM) + data, splitting)
+    test_hostile_frames.greet(wire, splitting, test_hostile_frames.UPSTREAM)
+    wire.feed(data, splitting)
     port.check()
     seen = bytes(said), port.send.tobytes(), port.recv.tobytes(), str(wire.error)
     wire.end()
@@ -406,7 +402,7 @@ DECODERS: dict[str, Decoder] = {
         byte_by_byte=lambda data: messages_in(bytes_of(data)),
         bend=bend_message,
     ),
-    "pccl/protocol/handshake.py Opening.decode": Decoder(
+    "pccl/protocol/handshake/opening.py Opening.decode": Decoder(
         Opening.decode,
         RemoteProtocolError,
         (DIALLER[: OPENING_BYTES - 4], ACCEPTOR[: OPENING_BYTES - 4]),
@@ -414,14 +410,14 @@ DECODERS: dict[str, Decoder] = {
         write=Opening.encode,
         canonical=True,
     ),
-    "pccl/protocol/handshake.py _unseal_proof": Decoder(
+    "pccl/protocol/handshake/exchange.py _proof_flaw": Decoder(
         lambda data: greeted(accepted, data, OPENING_BYTES),
         (),
         (DIALLER,),
         sealed_greeting,
         byte_by_byte=lambda data: greeted(accepted, data, 1),
     ),
-    "pccl/protocol/handshake.py _check_version": Decoder(
+    "pccl/protocol/handshake/exchange.py _check_version": Decoder(
         lambda data: greeted(dialled, data, OPENING_BYTES),
         (),
         (ACCEPTOR,),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import payload_hash, seal
 from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
 from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.data_plane import DataPlane
@@ -35,6 +38,7 @@ from pccl.transports.link import Lane, Links
 from pccl.transports.sim.memory import SimMemories, SimMemory
 from pccl.transports.sinks import Drain, Sink
 from tests.support.frames import encode_frame
+from tests.support.secrets import secrets_of
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -167,8 +171,19 @@ class Port:
             assert link.backlog_bytes <= 100 * COUNT
 
 
-def opening_of(source: PeerId, lane: int = 0) -> bytes:
-    return Opening(Channel.LANE, bytes(32), RUN, 1, source, ME, lane).encode()
+def greet(wire: Wire, rng: Random, source: PeerId, lane: int = 0) -> None:
+    """Do the handshake of a peer, as far as the other side takes part."""
+    opening = Opening(Channel.LANE, RUN, 1, source, ME, lane)
+    handshake, heard = Handshake.dial(opening, secrets_of(None, b"y")), bytearray()
+    on_sent, wire.on_sent = wire.on_sent, heard.extend
+    wire.feed(handshake.take_output(), rng)
+    while heard and handshake.awaited_bytes:
+        part = bytes(heard[: handshake.awaited_bytes])
+        del heard[: len(part)]
+        with suppress(RemoteProtocolError):  # it was refused
+            handshake.receive(part)
+        wire.feed(handshake.take_output(), rng)
+    wire.on_sent = on_sent
 
 
 PULLING = (FrameKind.ANNOUNCE, FrameKind.PULL_ASK, FrameKind.PULL_AT)
@@ -222,7 +237,7 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
                 wire = port.accept(rng.choice((None, lambda data: None)))
                 lane = rng.choice((0, 0, 1, 7, rng.randrange(1 << 16)))
                 source = rng.choice(sources)
-                wire.feed(opening_of(source, lane), rng)
+                greet(wire, rng, source, lane)
                 link = port.links.find(source)
                 if link is not None and len(link.lanes) == 1 and rng.random() < 0.7:
                     wire.feed(port.liar.answer, rng)  # an honest answer
@@ -241,7 +256,8 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
     wires.append(last)
     segment = FrameHeader(FrameKind.DATA, OPERATION, rng.choice((0, 3)), 80, 16)
     begun = encode_frame(segment, bytes(16))[: HEADER_BYTES + rng.randrange(16)]
-    last.feed(opening_of(UPSTREAM) + begun, rng)
+    greet(last, rng, UPSTREAM)
+    last.feed(begun, rng)
     port.plane.end(OPERATION, committed=False)
     received = port.recv.tolist()
     for wire in wires:
@@ -259,7 +275,7 @@ def test_any_bytes_to_a_peer(seed: int, in_place: bool) -> None:
 def test_questions_of_one_who_does_not_read_cost_no_memory() -> None:
     port, rng = Port(in_place=True), Random(0)
     wire = port.accept(lambda data: None)
-    wire.feed(opening_of(UPSTREAM), rng)
+    greet(wire, rng, UPSTREAM)
     wire.on_sent = None
     query = encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, 0, 0))
     wire.feed(query * 5000, rng)
@@ -272,7 +288,7 @@ def test_the_answer_that_waits_is_the_newest() -> None:
     """One answer may be on its way already; of those that wait the newest stands for all."""
     port, rng, sent = Port(in_place=True), Random(0), bytearray()
     wire = port.accept(lambda data: None)
-    wire.feed(opening_of(UPSTREAM), rng)
+    greet(wire, rng, UPSTREAM)
     wire.on_sent = None
     first, second, third = (
         encode_header(FrameHeader(FrameKind.QUERY, OPERATION, 0, number, 0)) for number in (1, 3, 2)

@@ -44,7 +44,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import PCCLError
 from pccl.protocol.guards.allowance import PEERS_BYTES_MAX
 from pccl.protocol.guards.source_shares import PortLimits
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
     DEPARTURE_BYTES_MAX,
     DEPARTURES_MAX,
@@ -233,7 +233,7 @@ def test_any_messages_to_a_master(seed: int) -> None:
         if not wires or rng.random() < 0.2:
             wire = Wire(lambda data: None)
             network.accept(typing.cast("Connection", wire))
-            wire.feed(Opening(Channel.CONTROL, bytes(32)).encode(), rng)
+            wire.feed(Opening(Channel.CONTROL).encode(), rng)
             if rng.random() < 0.3:
                 wire.on_sent = None  # it reads no more
             first = rng.choice((newcomer(rng), report(rng), report(rng), question(rng)))
@@ -324,7 +324,7 @@ class FalseMaster:
             msg.Registered(PeerId(1), 1, RUN, b"token"),
             msg.Admitted(roster, tuple(msg.RoundCount(kind, 0) for kind in RoundKind)),
         ]
-        opening = Opening(Channel.CONTROL, bytes(32), RUN, 1).encode()
+        opening = Opening(Channel.CONTROL, RUN, 1).encode()
         connection.send([opening + b"".join(encode(word) for word in words)])
 
     def get_buffer(self) -> memoryview:

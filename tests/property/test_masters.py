@@ -31,7 +31,7 @@ from pccl.machines.peer.operations import OpenOperation
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError, ResyncRequired
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,

@@ -9,12 +9,14 @@ import pytest
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import MasterLost
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.secrets import secrets_of
 
 MASTER = Address("master", 48148)
 
@@ -24,15 +26,19 @@ class Impostor:
 
     def __init__(self, connection: Connection) -> None:
         self._memory = memoryview(bytearray(4096))
+        opening = Opening(Channel.CONTROL, b"another run here")
+        self._handshake = Handshake.accept(lambda: opening, secrets_of())
+        self._connection = connection
         connection.start(self)
-        opening = Opening(Channel.CONTROL, bytes(32), b"another run here").encode()
-        assert connection.send([opening + encode(msg.Goodbye())])
 
     def get_buffer(self) -> memoryview:
-        return self._memory
+        return self._memory[: self._handshake.awaited_bytes or None]
 
     def buffer_updated(self, nbytes: int) -> None:
-        pass
+        if self._handshake.awaited_bytes:
+            self._handshake.receive(self._memory[:nbytes])
+            words = encode(msg.Goodbye()) if self._handshake.remote is not None else b""
+            self._connection.send([self._handshake.take_output() + words])
 
     def writable(self) -> None:
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections import deque
@@ -12,9 +11,11 @@ from typing import Self, TypeVar
 from pccl.addresses import parse_address
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import StreamDecoder, encode
-from pccl.protocol.handshake import NONCE_BYTES, Channel, Handshake, Opening, derive_key
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.types import Member, PeerId, Roster
 from tests.support.patience import LIMIT_S
+from tests.support.secrets import secrets_of
 
 Kind = TypeVar("Kind", bound=msg.Message)
 MASTER = b"invented"
@@ -44,8 +45,8 @@ class Claimant:
     def __init__(self, address: str, token: bytes | None = None) -> None:
         where = parse_address(address)
         self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
-        opening = Opening(Channel.CONTROL, os.urandom(NONCE_BYTES))
-        handshake = Handshake.dial(opening, None if token is None else derive_key(token))
+        opening = Opening(Channel.CONTROL)
+        handshake = Handshake.dial(opening, secrets_of(token))
         self.run = greet(self.sock, handshake).run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()

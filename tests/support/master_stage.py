@@ -18,7 +18,7 @@ from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import data_type, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
 from pccl.protocol.types import (

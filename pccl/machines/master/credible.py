@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import (
     HOST_CHARACTERS_MAX,
     INCUMBENT_BYTES,

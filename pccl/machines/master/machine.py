@@ -60,7 +60,7 @@ from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import Trust
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import PeerId, RemovalCause

@@ -12,7 +12,7 @@ from pccl.machines.ticks import Ticks
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.checksum import DamagedData
-from pccl.protocol.handshake import AnotherRun, HandshakeRefused
+from pccl.protocol.handshake.exchange import AnotherRun, HandshakeRefused
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_MS
 from pccl.telemetry.clocks import ClockSamples

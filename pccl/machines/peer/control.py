@@ -12,7 +12,7 @@ from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import RUN_BYTES
+from pccl.protocol.handshake.opening import RUN_BYTES
 from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
 
 

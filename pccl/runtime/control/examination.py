@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pccl.machines.reachability import TryAddress
 from pccl.protocol.errors import PCCLError
-from pccl.protocol.handshake import Channel, Handshake, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import AddressQuery
 from pccl.protocol.status_report import MemberStatus, StatusReport
@@ -158,7 +159,7 @@ class _Examiner:
 
         def identify() -> Opening:
             # As a peer that has no id yet: the handshake turns the channel into that of a probe.
-            return replace(self._credentials.strangers_opening(), channel=Channel.LANE)
+            return Opening(Channel.LANE)
 
         unproven_max = self._transport.port_limits.unproven
         reception = Reception(
@@ -189,8 +190,7 @@ class _Examiner:
         found: list[MemberDialled] = []
         for member in members:
             target = Member(member.peer, member.host, member.port)
-            own = self._credentials.masters_opening(status.run, status.term)
-            own = replace(own, channel=Channel.PROBE, target=member.peer)
+            own = Opening(Channel.PROBE, status.run, status.term, target=member.peer)
 
             def greet(own: Opening = own) -> Handshake:
                 return self._credentials.dial(own)

@@ -16,16 +16,9 @@ from typing import Protocol
 
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
-from pccl.protocol.handshake import (
-    NO_RUN,
-    NONCE_BYTES,
-    OPENING_BYTES,
-    Channel,
-    Handshake,
-    HandshakeRefused,
-    Opening,
-    derive_key,
-)
+from pccl.protocol.handshake.exchange import Handshake, HandshakeRefused
+from pccl.protocol.handshake.keys import CURVE25519, SECRET_BYTES, Curves, Secrets, derive_token_key
+from pccl.protocol.handshake.opening import NO_RUN, OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
@@ -53,47 +46,49 @@ class Identity(Protocol):
         ...
 
 
+def opening_of(
+    channel: Channel, own: Identity, target: PeerId = NOBODY, *, lane: int = 0, lanes: int = 0
+) -> Opening:
+    """Return the opening of a peer."""
+    return Opening(channel, own.run or NO_RUN, own.term, own.peer, target, lane, lanes)
+
+
 class Credentials:
-    """Makes the handshakes of a process.
+    """The identity of a process and the token that it knows; makes its handshakes.
 
     Args:
         token: secret that every process of the run must know; None: any process may connect.
-        random_bytes: source of nonces; must be unpredictable outside simulation.
+        random_bytes: source of secrets; must be unpredictable outside simulation.
+        curves: computes with keys.
     """
 
-    def __init__(self, token: bytes | None, random_bytes: Callable[[int], bytes]) -> None:
-        self._key = None if token is None else derive_key(token)
-        self._random_bytes = random_bytes
-
-    def opening(
+    def __init__(
         self,
-        channel: Channel,
-        own: Identity,
-        target: PeerId = NOBODY,
-        *,
-        lane: int = 0,
-        lanes: int = 0,
-    ) -> Opening:
-        """Return the first message of a peer on a connection."""
-        nonce = self._random_bytes(NONCE_BYTES)
-        run = own.run or NO_RUN
-        return Opening(channel, nonce, run, own.term, own.peer, target, lane, lanes)
+        token: bytes | None,
+        random_bytes: Callable[[int], bytes],
+        curves: Curves = CURVE25519,
+    ) -> None:
+        self._token_key = None if token is None else derive_token_key(token)
+        self._random_bytes = random_bytes
+        self._curves = curves
+        self._signer = curves.signer(random_bytes(SECRET_BYTES))
 
-    def strangers_opening(self) -> Opening:
-        """Return the first message to a master from a process that does not join its run."""
-        return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES))
+    @property
+    def identity(self) -> bytes:
+        """The public key of this process."""
+        return self._signer.key
 
-    def masters_opening(self, run: bytes, term: int) -> Opening:
-        """Return the first message of a master on a connection."""
-        return Opening(Channel.CONTROL, self._random_bytes(NONCE_BYTES), run, term)
+    def _secrets(self) -> Secrets:
+        share = self._random_bytes(SECRET_BYTES)
+        return Secrets(self._curves, self._signer, share, self._token_key)
 
     def dial(self, opening: Opening) -> Handshake:
         """Return a handshake for the side that has dialled."""
-        return Handshake.dial(opening, self._key)
+        return Handshake.dial(opening, self._secrets())
 
     def accept(self, identify: Callable[[], Opening]) -> Handshake:
-        """Return a handshake for the side that was dialled; ``identify`` makes its opening."""
-        return Handshake.accept(identify, self._key)
+        """Return the handshake of the side that was dialled; ``identify`` makes its opening."""
+        return Handshake.accept(identify, self._secrets())
 
 
 class Greeting:

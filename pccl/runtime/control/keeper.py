@@ -15,11 +15,12 @@ from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpen
 from pccl.machines.reachability import TryAddress, may_be_dialled
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.guards.allowance import masters_bytes_max
-from pccl.protocol.handshake import Channel, Handshake, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
-from pccl.runtime.control.greeting import Credentials, Identity, introduce
+from pccl.runtime.control.greeting import Credentials, Identity, introduce, opening_of
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Traffic, Transport
@@ -98,8 +99,8 @@ class ControlKeeper:
 
     async def _probe(self, test: TryAddress) -> None:
         def greet() -> Handshake:
-            own = self._credentials.opening(Channel.PROBE, self._identify(), test.member.peer)
-            return self._credentials.dial(own)
+            opening = opening_of(Channel.PROBE, self._identify(), test.member.peer)
+            return self._credentials.dial(opening)
 
         patience_ns = round(self._dial_s * NS_PER_S)
         self._feed(
@@ -134,7 +135,7 @@ class ControlKeeper:
         own, credentials = self._identify(), self._credentials
         try:
             connection = await self._transport.dial(self.address, self._dial_s)
-            handshake = credentials.dial(credentials.opening(Channel.CONTROL, own))
+            handshake = credentials.dial(opening_of(Channel.CONTROL, own))
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
         except (LinkError, RemoteProtocolError) as error:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from pccl.machines.reachability import AddressTried, TryAddress, may_be_dialled
 from pccl.protocol.errors import LinkError, RemoteProtocolError
-from pccl.protocol.handshake import Handshake, Opening
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Opening
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import introduce
 from pccl.transports.base import Address, Connection, Transport

@@ -17,11 +17,11 @@ from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import Moved
-from pccl.protocol.handshake import Channel, Opening
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
-from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce
+from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.topology.link_upkeep import (
     DialLane,
@@ -230,9 +230,7 @@ class LinkKeeper:
                 connection.abort()  # nothing was sent on it yet
                 return
             handshake = self._credentials.dial(
-                self._credentials.opening(
-                    Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes
-                )
+                opening_of(Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes)
             )
             deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
             await introduce(connection, handshake, self._clock, deadline_ns, take)
@@ -247,7 +245,7 @@ class LinkKeeper:
     # -- lanes ---------------------------------------------------------------------------------
 
     def _identify(self) -> Opening:
-        return self._credentials.opening(Channel.LANE, self._identity, lanes=self._lanes)
+        return opening_of(Channel.LANE, self._identity, lanes=self._lanes)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.PROBE:

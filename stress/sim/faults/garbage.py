@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import LinkError
-from pccl.protocol.handshake import NONCE_BYTES, RUN_BYTES, Channel, Opening
+from pccl.protocol.handshake.keys import KEY_BYTES
+from pccl.protocol.handshake.opening import RUN_BYTES, Channel, Opening
 from pccl.protocol.messages import Goodbye, Resume
 from pccl.protocol.types import NS_PER_S, PeerId
 from pccl.stress.sim.faults.base import MASTER, Ground, Process, Seed, TimedFault
@@ -78,7 +79,8 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
         stranger = self.what is Rubbish.STRANGER
         opening = Opening(
             channel=channel,
-            nonce=rng.randbytes(NONCE_BYTES),
+            share=rng.randbytes(KEY_BYTES),
+            identity=rng.randbytes(KEY_BYTES),
             run=rng.randbytes(RUN_BYTES) if stranger else bytes(RUN_BYTES),
             term=rng.choice((0, 1, 7)),
             source=PeerId(rng.randrange(1 << 40) if stranger else 0),

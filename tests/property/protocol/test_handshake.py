@@ -3,61 +3,73 @@
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import hashlib
 import hmac
 import struct
 import zlib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.handshake import (
-    NO_RUN,
-    NONCE_BYTES,
-    OPENING_BYTES,
-    PREFIX_BYTES,
+from pccl.protocol.handshake.exchange import (
     PROOF_BYTES,
     REFUSAL,
     AnotherRun,
-    Channel,
     Handshake,
     HandshakeRefused,
+)
+from pccl.protocol.handshake.keys import CURVE25519, Secrets, Signer, derive_token_key
+from pccl.protocol.handshake.opening import (
+    NO_RUN,
+    OPENING_BYTES,
+    PREFIX_BYTES,
+    Channel,
     Opening,
     Security,
-    derive_key,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.types import NOBODY, PeerId
+from tests.support.secrets import secrets_of
 
 RUN = bytes(range(16))
 TOKEN = b"correct horse battery staple"
-KEY = derive_key(TOKEN)
-KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
+TOKENS = pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])
 
-NEWCOMER = Opening(Channel.CONTROL, b"n" * 32)
-MEMBER = Opening(Channel.CONTROL, b"n" * 32, RUN, 3, PeerId(7))
-MASTER = Opening(Channel.CONTROL, b"m" * 32, RUN, 3)
-YOUNGER = Opening(Channel.LANE, b"y" * 32, RUN, 3, PeerId(7), PeerId(4))
-ELDER = Opening(Channel.LANE, b"e" * 32, RUN, 3, PeerId(4))
+NEWCOMER = Opening(Channel.CONTROL)
+MEMBER = Opening(Channel.CONTROL, RUN, 3, PeerId(7))
+MASTER = Opening(Channel.CONTROL, RUN, 3)
+YOUNGER = Opening(Channel.LANE, RUN, 3, PeerId(7), PeerId(4))
+ELDER = Opening(Channel.LANE, RUN, 3, PeerId(4))
 PAIRS = {"newcomer": (NEWCOMER, MASTER), "member": (MEMBER, MASTER), "lane": (YOUNGER, ELDER)}
 PAIR = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 
 
 def changed(opening: Opening, **fields: Any) -> Opening:
-    return dataclasses.replace(opening, **fields)
+    return replace(opening, **fields)
 
 
-def dialler(opening: Opening, key: bytes | None) -> Handshake:
-    return Handshake.dial(opening, key)
+DIALLER, ACCEPTOR = (secrets_of(TOKEN, who) for who in (b"d", b"a"))
+"""Their keys are the same with every token."""
 
 
-def acceptor(opening: Opening, key: bytes | None) -> Handshake:
-    return Handshake.accept(lambda: opening, key)
+def told(opening: Opening, secrets: Secrets, **fields: Any) -> Opening:
+    """An opening as it is sent."""
+    share, identity = CURVE25519.share(secrets.share), secrets.signer.key
+    return changed(opening, **{"share": share, "identity": identity, **fields})
+
+
+def dialler(opening: Opening, token: bytes | None) -> Handshake:
+    return Handshake.dial(opening, secrets_of(token, b"d"))
+
+
+def acceptor(opening: Opening, token: bytes | None) -> Handshake:
+    return Handshake.accept(lambda: opening, secrets_of(token, b"a"))
 
 
 class Wire:
@@ -111,26 +123,29 @@ def reasons(wire: Wire) -> tuple[str, str]:
 # -- who passes ------------------------------------------------------------------------------------
 
 
-@KEYS
+@TOKENS
 @PAIR
 def test_both_sides_learn_what_the_other_has_said(
-    pair: tuple[Opening, Opening], key: bytes | None
+    pair: tuple[Opening, Opening], token: bytes | None
 ) -> None:
-    wire = Wire(dialler(pair[0], key), acceptor(pair[1], key)).run()
-    security = Security.NONE if key is None else Security.TOKEN
-    assert wire.sides[1].remote == changed(pair[0], security=security)
-    answer = changed(pair[1], security=security, target=pair[0].source)
+    wire = Wire(dialler(pair[0], token), acceptor(pair[1], token)).run()
+    security = Security.NONE if token is None else Security.TOKEN
+    assert wire.sides[1].remote == told(pair[0], DIALLER, security=security)
+    answer = told(pair[1], ACCEPTOR, security=security, target=pair[0].source)
     assert wire.sides[0].remote == answer
-    proof_bytes = 0 if key is None else PROOF_BYTES
-    assert [len(sent) for sent in wire.sent] == [OPENING_BYTES + proof_bytes] * 2
+    assert [len(sent) for sent in wire.sent] == [OPENING_BYTES + PROOF_BYTES] * 2
     assert [side.awaited_bytes for side in wire.sides] == [0, 0]
+    keys, others = (side.keys for side in wire.sides)
+    assert keys is not None
+    assert keys == others
+    assert len({*keys}) == 4
 
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PAIRS)), st.booleans(), st.data())
 def test_any_split_of_the_bytes_passes(name: str, secured: bool, data: st.DataObject) -> None:
-    key = KEY if secured else None
-    wire = Wire(dialler(PAIRS[name][0], key), acceptor(PAIRS[name][1], key))
+    token = TOKEN if secured else None
+    wire = Wire(dialler(PAIRS[name][0], token), acceptor(PAIRS[name][1], token))
     wire.collect()
     moves = st.tuples(st.integers(0, 1), st.integers(1, OPENING_BYTES))
     for reader, most in data.draw(st.lists(moves, max_size=30)):
@@ -138,26 +153,27 @@ def test_any_split_of_the_bytes_passes(name: str, secured: bool, data: st.DataOb
     assert wire.run(1).passed == (True, True)
 
 
-@KEYS
-def test_the_dialler_speaks_first_and_nobody_reads_beyond_his_part(key: bytes | None) -> None:
-    one, other = dialler(NEWCOMER, key), acceptor(MASTER, key)
+@TOKENS
+def test_the_dialler_speaks_first_and_nobody_reads_beyond_his_part(token: bytes | None) -> None:
+    one, other = dialler(NEWCOMER, token), acceptor(MASTER, token)
     assert (len(one.take_output()), one.awaited_bytes) == (OPENING_BYTES, PREFIX_BYTES)
     assert (other.take_output(), other.awaited_bytes) == (b"", PREFIX_BYTES)
-    other.receive(dialler(NEWCOMER, key).take_output()[:PREFIX_BYTES])
+    other.receive(dialler(NEWCOMER, token).take_output()[:PREFIX_BYTES])
     assert (other.take_output(), other.awaited_bytes) == (b"", OPENING_BYTES - PREFIX_BYTES)
 
 
 def test_an_opening_byte_by_byte() -> None:
     opening = Opening(
-        Channel.LANE, b"N" * 32, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B
-    )
+        Channel.LANE, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B,
+        share=b"S" * 32, identity=b"I" * 32,
+    )  # fmt: skip
     expected = bytes.fromhex("50 43 43 4c") + struct.pack("<H", PROTOCOL_VERSION)
     expected += struct.pack("<H", binascii.crc_hqx(expected, 0))
     expected += bytes.fromhex("00 02 0900 0b0a 0000 04030201") + b"R" * 16
-    expected += bytes.fromhex("0605000000000000 0807000000000000") + b"N" * 32
+    expected += bytes.fromhex("0605000000000000 0807000000000000") + b"S" * 32 + b"I" * 32
     expected += struct.pack("<I", zlib.crc32(expected))
     assert opening.encode() == expected
-    assert len(expected) == OPENING_BYTES == 88
+    assert len(expected) == OPENING_BYTES == 120
     assert Opening.decode(expected) == opening
 
 
@@ -165,7 +181,8 @@ U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (16, 32, 64))
 OPENINGS = st.builds(
     Opening,
     channel=st.sampled_from(Channel),
-    nonce=st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES),
+    share=st.binary(min_size=32, max_size=32),
+    identity=st.binary(min_size=32, max_size=32),
     run=st.binary(min_size=16, max_size=16),
     term=U32,
     source=U64.map(PeerId),
@@ -185,38 +202,120 @@ def test_openings_round_trip(opening: Opening) -> None:
 # -- proofs ----------------------------------------------------------------------------------------
 
 
-def hkdf_sha256(secret: bytes, info: bytes) -> bytes:
-    """RFC 5869 for one block of output and no salt."""
-    extracted = hmac.new(bytes(32), secret, hashlib.sha256).digest()
-    return hmac.new(extracted, info + b"\1", hashlib.sha256).digest()
+def hkdf_sha256(secret: bytes, info: bytes, salt: bytes = bytes(32), blocks: int = 1) -> bytes:
+    """RFC 5869."""
+    extracted, found, block = hmac.new(salt, secret, hashlib.sha256).digest(), b"", b""
+    for number in range(1, blocks + 1):
+        text = block + info + bytes([number])
+        block = hmac.new(extracted, text, hashlib.sha256).digest()
+        found += block
+    return found
 
 
-def test_proofs_are_what_the_documentation_says() -> None:
-    wire = Wire(dialler(MEMBER, KEY), acceptor(MASTER, KEY)).run()
+def keys_of(token: bytes | None, openings: bytes) -> list[bytes]:
+    """The four keys that the documentation tells, of two sides with such openings."""
+    theirs = X25519PublicKey.from_public_bytes(CURVE25519.share(ACCEPTOR.share))
+    agreed = X25519PrivateKey.from_private_bytes(DIALLER.share).exchange(theirs)
+    salt = bytes(32) if token is None else hkdf_sha256(token, b"pccl handshake key")
+    info = b"pccl connection keys" + hashlib.sha256(openings).digest()
+    found = hkdf_sha256(agreed, info, salt, blocks=4)
+    return [found[i : i + 32] for i in range(0, 128, 32)]
+
+
+def proof_of(secrets: Secrets, key: bytes, role: bytes, openings: bytes) -> bytes:
+    message = role + hashlib.sha256(openings).digest()
+    signature = secrets.signer.sign(message)
+    proof = signature + hmac.new(key, message + signature, hashlib.sha256).digest()
+    return proof + struct.pack("<I", zlib.crc32(proof))
+
+
+@TOKENS
+def test_keys_and_proofs_are_what_the_documentation_says(token: bytes | None) -> None:
+    wire = Wire(dialler(MEMBER, token), acceptor(MASTER, token)).run()
     there, back = (bytes(sent) for sent in wire.sent)
     openings = there[:OPENING_BYTES] + back[:OPENING_BYTES]
-    key = hkdf_sha256(TOKEN, b"pccl handshake key")
-    for proof, role in ((there, b"pccl dialler"), (back, b"pccl acceptor")):
-        expected = hmac.new(key, role + openings, hashlib.sha256).digest()
-        assert proof[OPENING_BYTES:] == expected + struct.pack("<I", zlib.crc32(expected))
+    keys = keys_of(token, openings)
+    assert [*(wire.sides[0].keys or ())] == keys
+    assert there[OPENING_BYTES:] == proof_of(DIALLER, keys[0], b"pccl dialler", openings)
+    assert back[OPENING_BYTES:] == proof_of(ACCEPTOR, keys[1], b"pccl acceptor", openings)
 
 
 def test_the_hkdf_of_this_file_is_the_real_one() -> None:
-    """RFC 5869, appendix A.3, the first 32 of its 42 bytes."""
-    expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"
-    assert hkdf_sha256(b"\x0b" * 22, b"").hex() == expected
+    """RFC 5869, appendix A.3: 42 bytes."""
+    expected = (
+        "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    )
+    assert hkdf_sha256(b"\x0b" * 22, b"", blocks=2)[:42].hex() == expected
+
+
+def test_curves_are_the_real_ones() -> None:
+    """RFC 7748, section 5.2, and RFC 8032, section 7.1, test 2."""
+    scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
+    point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
+    agreed = CURVE25519.agree(scalar, point)
+    assert agreed is not None
+    assert agreed.hex() == "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552"
+    secret = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
+    signer = CURVE25519.signer(secret)
+    key = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
+    assert signer.key.hex() == key
+    expected = (
+        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+    )
+    assert signer.sign(b"\x72").hex() == expected
+    assert CURVE25519.is_signed(signer.key, bytes.fromhex(expected), b"\x72")
+
+
+@pytest.mark.parametrize("share", [bytes(32), b"\1" + bytes(31)], ids=["zero", "one"])
+def test_a_share_that_decides_the_result(share: bytes) -> None:
+    """Points of low order: whoever sends them would know the key of everybody."""
+    assert CURVE25519.agree(DIALLER.share, share) is None
+    other = acceptor(MASTER, TOKEN)
+    opening = told(MEMBER, DIALLER, security=Security.TOKEN, share=share).encode()
+    other.receive(opening[:PREFIX_BYTES])
+    with pytest.raises(HandshakeRefused, match="its share is invalid"):
+        other.receive(opening[PREFIX_BYTES:])
+
+
+def test_an_identity_that_is_not_the_senders() -> None:
+    """A process that knows the token, and claims the identity of another one."""
+    thief = replace(DIALLER, signer=Thief(ACCEPTOR.signer.key, DIALLER.signer))
+    wire = Wire(Handshake.dial(MEMBER, thief), acceptor(MASTER, TOKEN)).run()
+    assert reasons(wire)[1] == "the other side has not proven its identity"
+    thief = replace(ACCEPTOR, signer=Thief(DIALLER.signer.key, ACCEPTOR.signer))
+    wire = Wire(dialler(MEMBER, TOKEN), Handshake.accept(lambda: MASTER, thief)).run()
+    assert reasons(wire)[0] == "the other side has not proven its identity"
+
+
+@dataclass
+class Thief:
+    """Signs with a key of its own, and claims another one."""
+
+    key: bytes
+    own: Signer
+
+    def sign(self, message: bytes) -> bytes:
+        return self.own.sign(message)
+
+
+def test_somebody_between_two_sides_without_a_token() -> None:
+    """Both agree with it on keys, but its signatures are not theirs."""
+    between = secrets_of(None, b"m")
+    wire = Wire(dialler(MEMBER, None), Handshake.accept(lambda: MASTER, between)).run()
+    assert wire.sides[0].remote == told(MASTER, between, target=MEMBER.source)
 
 
 @PAIR
 def test_another_token(pair: tuple[Opening, Opening]) -> None:
-    wire = Wire(dialler(pair[0], derive_key(TOKEN + b"!")), acceptor(pair[1], KEY)).run()
+    wire = Wire(dialler(pair[0], TOKEN + b"!"), acceptor(pair[1], TOKEN)).run()
     assert reasons(wire) == (
         "the two sides have different tokens: set PCCL_TOKEN, or token=, to the run's token; "
         "commands of pccl take --token FILE",
         "its token is not the one of this run",
     )
     assert wire.passed == (False, False)
-    assert wire.sent[1][OPENING_BYTES:] == REFUSAL == seal(bytes(32))
+    assert wire.sent[1][OPENING_BYTES:] == REFUSAL == seal(bytes(96))
 
 
 @settings(max_examples=300)
@@ -224,11 +323,12 @@ def test_another_token(pair: tuple[Opening, Opening]) -> None:
     st.sampled_from(sorted(PAIRS)),
     st.integers(0, 1),
     st.integers(0, 8 * (OPENING_BYTES + PROOF_BYTES) - 1),
+    st.booleans(),
 )
-def test_a_flipped_bit_fails_on_both_sides(name: str, liar: int, bit: int) -> None:
+def test_a_flipped_bit_fails_on_both_sides(name: str, liar: int, bit: int, secured: bool) -> None:
     """Of what one side sends, opening or proof: the other one never takes it."""
-    openings = PAIRS[name]
-    wire = Wire(dialler(openings[0], KEY), acceptor(openings[1], KEY))
+    openings, token = PAIRS[name], TOKEN if secured else None
+    wire = Wire(dialler(openings[0], token), acceptor(openings[1], token))
     wire.collect()
     flipped = False
     for reader in [0, 1] * 4:
@@ -248,22 +348,19 @@ def test_a_flipped_bit_fails_on_both_sides(name: str, liar: int, bit: int) -> No
 
 def test_whoever_answers_without_the_token() -> None:
     """He has an opening, but cannot make a proof."""
-    for proof in (seal(b"\1" * 32), seal(bytes(31) + b"\1")):
-        one = dialler(NEWCOMER, KEY)
-        one.receive(acceptor_opening()[:PREFIX_BYTES])
-        one.receive(acceptor_opening()[PREFIX_BYTES:])
+    opening = told(MASTER, ACCEPTOR, security=Security.TOKEN).encode()
+    for proof in (seal(b"\1" * 96), seal(bytes(95) + b"\1")):
+        one = dialler(NEWCOMER, TOKEN)
+        one.receive(opening[:PREFIX_BYTES])
+        one.receive(opening[PREFIX_BYTES:])
         with pytest.raises(HandshakeRefused, match="does not know the token: is the address right"):
             one.receive(proof)
         assert one.remote is None
 
 
-def acceptor_opening() -> bytes:
-    return changed(MASTER, security=Security.TOKEN).encode()
-
-
 def test_a_proof_that_is_reflected() -> None:
     """Somebody answers with our own words and our own proof."""
-    one = dialler(NEWCOMER, KEY)
+    one = dialler(NEWCOMER, TOKEN)
     opening = one.take_output()
     one.receive(opening[:PREFIX_BYTES])
     one.receive(opening[PREFIX_BYTES:])
@@ -274,18 +371,19 @@ def test_a_proof_that_is_reflected() -> None:
 
 
 @PAIR
-def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening]) -> None:
-    """Either side's words of an earlier connection, to somebody with a new nonce."""
-    earlier = Wire(dialler(pair[0], KEY), acceptor(pair[1], KEY)).run()
-    again = acceptor(changed(pair[1], nonce=b"2" * 32), KEY)
-    wire = Wire(again, dialler(pair[0], KEY))
+@TOKENS
+def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening], token: bytes | None) -> None:
+    """Either side's words of an earlier connection, to somebody with a new share."""
+    earlier = Wire(dialler(pair[0], token), acceptor(pair[1], token)).run()
+    fresh = replace(secrets_of(token, b"a"), share=b"2" * 32)
+    wire = Wire(Handshake.accept(lambda: pair[1], fresh), dialler(pair[0], token))
     wire.sent[1].extend(earlier.sent[0])
     while wire.carry(0, OPENING_BYTES):
         pass
     assert wire.passed[0] is False
     assert reasons(wire)[0] == "its token is not the one of this run"
-    again = dialler(changed(pair[0], nonce=b"2" * 32), KEY)
-    wire = Wire(again, acceptor(pair[1], KEY))
+    fresh = replace(secrets_of(token, b"d"), share=b"2" * 32)
+    wire = Wire(Handshake.dial(pair[0], fresh), acceptor(pair[1], token))
     wire.sent[1].extend(earlier.sent[1])
     while wire.carry(0, OPENING_BYTES):
         pass
@@ -293,23 +391,32 @@ def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening]) -> None:
     assert "does not know the token" in reasons(wire)[0]
 
 
+@PAIR
+def test_keys_of_a_later_connection_are_new(pair: tuple[Opening, Opening]) -> None:
+    first = Wire(dialler(pair[0], TOKEN), acceptor(pair[1], TOKEN)).run()
+    fresh = replace(DIALLER, share=b"2" * 32)
+    second = Wire(Handshake.dial(pair[0], fresh), acceptor(pair[1], TOKEN)).run()
+    assert {*(first.sides[0].keys or ())}.isdisjoint(second.sides[0].keys or ())
+    assert repr(fresh) == "<Secrets>"
+
+
 @given(st.binary(max_size=100), st.binary(max_size=100))
 def test_keys_of_different_tokens_differ(one: bytes, other: bytes) -> None:
-    assert (derive_key(one) == derive_key(other)) == (one == other)
-    assert len(derive_key(one)) == 32
+    assert (derive_token_key(one) == derive_token_key(other)) == (one == other)
+    assert len(derive_token_key(one)) == 32
 
 
 # -- disagreements -----------------------------------------------------------------------------
 
 
 def test_a_token_on_one_side_only() -> None:
-    wire = Wire(dialler(NEWCOMER, None), acceptor(MASTER, KEY)).run()
+    wire = Wire(dialler(NEWCOMER, None), acceptor(MASTER, TOKEN)).run()
     assert reasons(wire) == (
         "the other side requires a token: set PCCL_TOKEN, or token=, to the run's token; commands "
         "of pccl take --token FILE",
         "it has no token",
     )
-    wire = Wire(dialler(NEWCOMER, KEY), acceptor(MASTER, None)).run()
+    wire = Wire(dialler(NEWCOMER, TOKEN), acceptor(MASTER, None)).run()
     assert reasons(wire) == (
         "this process has a token, but the other side has none: start the master with the same "
         "token, or unset PCCL_TOKEN here",
@@ -318,18 +425,18 @@ def test_a_token_on_one_side_only() -> None:
     assert [len(sent) for sent in wire.sent] == [OPENING_BYTES] * 2, "no proof for anybody"
 
 
-@KEYS
-def test_another_version(key: bytes | None) -> None:
+@TOKENS
+def test_another_version(token: bytes | None) -> None:
     """Whatever follows the first eight bytes there, both say the same."""
     newer = PROTOCOL_VERSION + 1
     words = f"protocol version {newer}, this one {PROTOCOL_VERSION}: install the same"
     prefix = changed(NEWCOMER, version=newer).encode()[:PREFIX_BYTES]
-    other = acceptor(MASTER, key)
+    other = acceptor(MASTER, token)
     with pytest.raises(HandshakeRefused, match=words) as caught:
         other.receive(prefix)
     answer = Opening.decode(caught.value.last_words)
     assert (answer.version, answer.run) == (PROTOCOL_VERSION, RUN)
-    one = dialler(NEWCOMER, key)
+    one = dialler(NEWCOMER, token)
     with pytest.raises(HandshakeRefused, match=words) as caught:
         one.receive(prefix)
     assert caught.value.last_words == b""
@@ -337,13 +444,13 @@ def test_another_version(key: bytes | None) -> None:
 
 def test_the_preamble_of_version_1_is_understood() -> None:
     with pytest.raises(HandshakeRefused, match="protocol version 1, this one"):
-        acceptor(MASTER, KEY).receive(b"PCCL\1\0\0\0")
+        acceptor(MASTER, TOKEN).receive(b"PCCL\1\0\0\0")
 
 
-@KEYS
+@TOKENS
 @pytest.mark.parametrize("data", [b"GET / HT", b"\x16\3\1\2\0\1\0\1", b"PCCM\2\0\0\0", bytes(8)])
-def test_another_protocol_is_told_nothing(data: bytes, key: bytes | None) -> None:
-    for side in (dialler(NEWCOMER, key), acceptor(MASTER, key)):
+def test_another_protocol_is_told_nothing(data: bytes, token: bytes | None) -> None:
+    for side in (dialler(NEWCOMER, token), acceptor(MASTER, token)):
         side.take_output()
         with pytest.raises(RemoteProtocolError, match="does not speak this protocol") as caught:
             side.receive(data)
@@ -352,35 +459,35 @@ def test_another_protocol_is_told_nothing(data: bytes, key: bytes | None) -> Non
         assert side.awaited_bytes == 0
 
 
-@KEYS
-def test_the_wrong_door(key: bytes | None) -> None:
-    wire = Wire(dialler(NEWCOMER, key), acceptor(ELDER, key)).run()
+@TOKENS
+def test_the_wrong_door(token: bytes | None) -> None:
+    wire = Wire(dialler(NEWCOMER, token), acceptor(ELDER, token)).run()
     assert reasons(wire) == (
         "a peer, not the master, listens at this address: is the address right?",
         "it asked for a control connection",
     )
-    wire = Wire(dialler(YOUNGER, key), acceptor(MASTER, key)).run()
+    wire = Wire(dialler(YOUNGER, token), acceptor(MASTER, token)).run()
     assert reasons(wire) == (
         "a master listens at this address: is the address right?",
         "it asked for a lane connection",
     )
 
 
-@KEYS
-def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
+@TOKENS
+def test_a_master_of_another_run_or_an_older_term(token: bytes | None) -> None:
     other_run, older = changed(MASTER, run=b"x" * 16), changed(MASTER, term=2)
-    wire = Wire(dialler(MEMBER, key), acceptor(other_run, key)).run()
+    wire = Wire(dialler(MEMBER, token), acceptor(other_run, token)).run()
     assert isinstance(wire.failures[0], AnotherRun)
     assert reasons(wire)[0] == "the master coordinates another run"
-    wire = Wire(dialler(MEMBER, key), acceptor(older, key)).run()
+    wire = Wire(dialler(MEMBER, token), acceptor(older, token)).run()
     assert reasons(wire)[0] == "the master has term 2, but the run is in term 3"
     for master in (other_run, older, changed(MASTER, term=4)):
-        assert Wire(dialler(NEWCOMER, key), acceptor(master, key)).run().passed == (True, True)
+        assert Wire(dialler(NEWCOMER, token), acceptor(master, token)).run().passed == (True, True)
     newer = changed(MASTER, term=4)
-    assert Wire(dialler(MEMBER, key), acceptor(newer, key)).run().passed == (True, True)
+    assert Wire(dialler(MEMBER, token), acceptor(newer, token)).run().passed == (True, True)
 
 
-@KEYS
+@TOKENS
 @pytest.mark.parametrize(
     ("younger", "elder", "words"),
     [
@@ -401,21 +508,24 @@ def test_a_master_of_another_run_or_an_older_term(key: bytes | None) -> None:
     ],
 )
 def test_lanes_between_peers_that_do_not_belong_together(
-    younger: dict[str, Any], elder: dict[str, Any], words: tuple[str, str], key: bytes | None
+    younger: dict[str, Any], elder: dict[str, Any], words: tuple[str, str], token: bytes | None
 ) -> None:
-    one, other = dialler(changed(YOUNGER, **younger), key), acceptor(changed(ELDER, **elder), key)
+    one, other = (
+        dialler(changed(YOUNGER, **younger), token),
+        acceptor(changed(ELDER, **elder), token),
+    )
     wire = Wire(one, other).run()
     assert reasons(wire) == words
     assert wire.sides[1].remote is None
 
 
-@KEYS
+@TOKENS
 @pytest.mark.parametrize("lane", [0, 1, LANES_MAX - 1])
 def test_either_side_hears_of_the_lane_and_how_many_the_other_wants(
-    lane: int, key: bytes | None
+    lane: int, token: bytes | None
 ) -> None:
     one, other = changed(YOUNGER, lane=lane, lanes=7), changed(ELDER, lanes=LANES_MAX)
-    wire = Wire(dialler(one, key), acceptor(other, key)).run()
+    wire = Wire(dialler(one, token), acceptor(other, token)).run()
     assert wire.passed == (True, True)
     elder, younger = wire.sides[0].remote, wire.sides[1].remote
     assert elder is not None
@@ -426,17 +536,20 @@ def test_either_side_hears_of_the_lane_and_how_many_the_other_wants(
 
 def test_another_lane_than_the_one_that_was_dialled() -> None:
     one = dialler(changed(YOUNGER, lane=3), None)
-    answer = changed(ELDER, target=YOUNGER.source, lane=2).encode()
+    answer = told(ELDER, ACCEPTOR, target=YOUNGER.source, lane=2).encode()
+    openings = one.take_output() + answer
     one.receive(answer[:PREFIX_BYTES])
+    one.receive(answer[PREFIX_BYTES:])
+    proof = proof_of(ACCEPTOR, keys_of(None, openings)[1], b"pccl acceptor", openings)
     with pytest.raises(HandshakeRefused, match="lane 2 answered instead of lane 3"):
-        one.receive(answer[PREFIX_BYTES:])
+        one.receive(proof)
 
 
 def test_nothing_is_said_about_a_run_before_the_proof() -> None:
     """A stranger cannot find out by his lane's opening which peers there are."""
     for source, target, run in ((7, 4, RUN), (7, 5, RUN), (2, 4, RUN), (7, 4, b"x" * 16)):
         opening = changed(YOUNGER, run=run, source=PeerId(source), target=PeerId(target))
-        wire = Wire(dialler(opening, derive_key(b"guess")), acceptor(ELDER, KEY)).run()
+        wire = Wire(dialler(opening, b"guess"), acceptor(ELDER, TOKEN)).run()
         assert reasons(wire)[1] == "its token is not the one of this run"
-        answer = changed(ELDER, security=Security.TOKEN, target=PeerId(source))
+        answer = told(ELDER, ACCEPTOR, security=Security.TOKEN, target=PeerId(source))
         assert wire.sent[1] == answer.encode() + REFUSAL

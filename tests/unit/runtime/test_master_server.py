@@ -13,6 +13,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
 from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.guards.allowance import Trust, masters_bytes_max
+from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
     MESSAGE_COST_BYTES,
     NEWCOMERS_BURST_BYTES,
@@ -52,7 +53,7 @@ class Client:
         transport = network.hosts.get(host) or network.host(host)
         credentials = Credentials(None, Random(1).randbytes)
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
-        handshake = credentials.dial(credentials.strangers_opening())
+        handshake = credentials.dial(Opening(Channel.CONTROL))
         await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
 
     def _take(self, connection: Connection, remote: object) -> None:

@@ -38,7 +38,7 @@ from pccl.machines.ticks import Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.source_shares import of_the_largest
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import PENDING_MAX, Timing
 from pccl.protocol.types import NS_PER_MS
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import NO_RUN, RUN_BYTES
+from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import TERM_MAX, Timing
 
 

@@ -10,7 +10,7 @@ from pccl.machines.peer.contact import MasterTurns
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.checksum import DamagedData
-from pccl.protocol.handshake import AnotherRun, HandshakeRefused
+from pccl.protocol.handshake.exchange import AnotherRun, HandshakeRefused
 from pccl.protocol.types import RemovalCause
 
 FIRST, SECOND, THIRD = (msg.MasterAddress(f"master{n}", 48000 + n) for n in (1, 2, 3))

@@ -10,7 +10,7 @@ from pccl.machines.peer import events as ev
 from pccl.machines.peer.machine import Standing
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.shared_state import Expected, Lineage
 from pccl.protocol.types import SYNC_TAG, AbortCause, PeerId, RoundId, RoundKind

@@ -11,12 +11,14 @@ import pytest
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.handshake import OPENING_BYTES, Channel, HandshakeRefused, Opening
+from pccl.protocol.handshake.exchange import REFUSAL, HandshakeRefused
+from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.runtime.control.greeting import Credentials, Reception, introduce
+from pccl.runtime.control.greeting import Credentials, Reception, introduce, opening_of
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver
 from pccl.transports.sim.network import SimNetwork
+from tests.support.secrets import as_sent
 
 PORT = Address("elder", 4000)
 PATIENCE_S = 5
@@ -87,7 +89,7 @@ class World:
             PATIENCE_S * NS_PER_S,
             unproven_max,
             credentials,
-            lambda: credentials.opening(Channel.LANE, Elder()),
+            lambda: opening_of(Channel.LANE, Elder()),
             lambda connection, remote, _: self.taken.append(
                 (Reader(connection, says=self.says), remote)
             ),
@@ -114,7 +116,7 @@ class World:
         self, token: bytes | None, take: Callable[[Connection], object] = Reader
     ) -> None:
         credentials = Credentials(token, self.rng.randbytes)
-        handshake = credentials.dial(credentials.opening(Channel.LANE, Me(), Elder.peer))
+        handshake = credentials.dial(opening_of(Channel.LANE, Me(), Elder.peer))
         connection = await self.young.dial(PORT, 1.0)
         deadline_ns = self.loop.now_ns() + PATIENCE_S * NS_PER_S
         await introduce(connection, handshake, self.loop, deadline_ns, lambda c, _: _do(take, c))
@@ -163,7 +165,7 @@ def test_a_byte_now_and_then_wins_no_time(caplog: pytest.LogCaptureFixture) -> N
     world = World()
 
     async def main() -> None:
-        opening = Opening(Channel.LANE, bytes(32), security=1).encode()
+        opening = Opening(Channel.LANE, security=1).encode()
         stranger = await world.stranger()
         for second in range(PATIENCE_S):
             assert not stranger.lost
@@ -207,7 +209,7 @@ def test_the_dialler_waits_no_longer_either() -> None:
         began_ns = world.loop.now_ns()
         connection = await world.young.dial(listener.address, 1.0)
         credentials = Credentials(TOKEN, world.rng.randbytes)
-        handshake = credentials.dial(credentials.opening(Channel.CONTROL, Me()))
+        handshake = credentials.dial(opening_of(Channel.CONTROL, Me()))
         deadline_ns = world.loop.now_ns() + PATIENCE_S * NS_PER_S
         with pytest.raises(LinkError, match="did not complete the pccl handshake in time"):
             await introduce(connection, handshake, world.loop, deadline_ns, _never)
@@ -281,19 +283,14 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
     """Whoever sends his next bytes without waiting for the answer is sent away, unread."""
     world = World(token=token)
     security = 0 if token is None else 1
-    opening = Opening(Channel.LANE, bytes(32), Me.run, 1, Me.peer, Elder.peer, security=security)
+    opening = Opening(Channel.LANE, Me.run, 1, Me.peer, Elder.peer, security=security)
 
     async def main() -> None:
-        more = (seal(b"\xff" * 32) if token is not None else b"") + b"next"
-        stranger = await world.stranger(opening.encode() + more)
+        stranger = await world.stranger(as_sent(opening) + seal(b"\xff" * 96) + b"next")
         await world.sleep(1)
-        if token is None:  # nothing to prove: it is let in, and what it sent is the next one's
-            ((reader, _),) = world.taken
-            assert bytes(reader.received) == b"next"
-        else:
-            assert stranger.lost
-            assert world.taken == []
-            assert stranger.received[OPENING_BYTES:] == seal(bytes(32))
+        assert stranger.lost
+        assert world.taken == []
+        assert stranger.received[OPENING_BYTES:] == REFUSAL
 
     world.run(main())
 
@@ -378,13 +375,13 @@ def test_cancelled_in_the_turn_in_which_the_answer_comes(answer: str) -> None:
 
     async def main() -> None:
         credentials = Credentials(None, world.rng.randbytes)
-        handshake = credentials.dial(credentials.opening(Channel.LANE, Me(), Elder.peer))
+        handshake = credentials.dial(opening_of(Channel.LANE, Me(), Elder.peer))
         task = world.loop.create_task(
             introduce(connection, handshake, world.loop, NS_PER_S, _never)
         )
         await world.sleep(0.1)
         run = Me.run if answer == "good" else bytes(16)
-        opening = Opening(Channel.LANE, bytes(32), run, 1, Elder.peer, Me.peer)
+        opening = Opening(Channel.LANE, run, 1, Elder.peer, Me.peer)
         task.cancel()
         connection.deliver(opening.encode())  # before the task is awake
         with pytest.raises(asyncio.CancelledError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl.machines.master.succession.standby import StandbyWatch
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake import NO_RUN
+from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import TERM_MAX, Timing
 
 SECOND = 1_000_000_000

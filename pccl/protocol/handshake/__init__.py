@@ -1,0 +1,6 @@
+"""The beginning of every connection. Pure: bytes in, bytes out; callers pass in the randomness.
+
+* ``keys``: the keys of processes and of connections, and what is computed with them.
+* ``opening``: the first bytes that a side sends.
+* ``exchange``: the handshake: both sides identify themselves, and prove what they claim.
+"""

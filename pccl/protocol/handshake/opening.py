@@ -1,0 +1,120 @@
+"""``Opening``: the first bytes that each side of a connection sends.
+
+Little-endian, 120 bytes:
+
+    magic "PCCL" | version u16 | check u16 | security u8 | channel u8 | lane u16 | lanes u16
+    flags u16 | term u32 | run 16 bytes | source u64 | target u64 | share 32 bytes
+    identity 32 bytes | seal u32
+
+A field that a side does not know yet is zero. Magic and version are the same in every version;
+``check`` verifies them (CRC-16), and ``seal`` the whole opening (CRC-32).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from pccl.protocol.checksum import SEAL_BYTES, seal, short_check, unpack_sealed
+from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake.keys import KEY_BYTES
+from pccl.protocol.limits import PROTOCOL_VERSION
+from pccl.protocol.types import NOBODY, PeerId
+
+MAGIC = b"PCCL"
+PREFIX = struct.Struct("<4sHH")
+_OPENING = struct.Struct(f"<4sHHBBHHHI16sQQ{KEY_BYTES}s{KEY_BYTES}s")
+PREFIX_BYTES = PREFIX.size
+OPENING_BYTES = _OPENING.size + SEAL_BYTES
+RUN_BYTES = 16
+NO_RUN = bytes(RUN_BYTES)
+
+assert (PREFIX_BYTES, OPENING_BYTES) == (8, 120)
+
+
+class Security(enum.IntEnum):
+    """The protection of a connection. Further values are reserved for encryption."""
+
+    NONE = 0
+    TOKEN = 1
+    """Both sides prove at the beginning that they know the run's token."""
+
+
+class Channel(enum.IntEnum):
+    """The purpose of a connection."""
+
+    CONTROL = 1
+    """Messages between a peer (the dialler) and the master."""
+    LANE = 2
+    """Frames between two peers."""
+    PROBE = 3
+    """No data: a master, or a peer on its behalf, tests whether a peer can be dialled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first bytes that a side sends."""
+
+    channel: Channel
+    run: bytes = NO_RUN
+    term: int = 0
+    source: PeerId = NOBODY
+    """The sender; 0: a master, or a newcomer."""
+    target: PeerId = NOBODY
+    """The peer that the sender wants to reach; 0: a master, or any dialler."""
+    lane: int = 0
+    """Number of the lane within its link."""
+    lanes: int = 0
+    """Number of lanes that the sender wants for the link; 0: the other side decides."""
+    security: int = Security.NONE
+    share: bytes = bytes(KEY_BYTES)
+    """The public part of the sender's share of this connection."""
+    identity: bytes = bytes(KEY_BYTES)
+    """The public key of the sender."""
+    version: int = PROTOCOL_VERSION
+
+    def encode(self) -> bytes:
+        """Return the bytes of the opening."""
+        assert len(self.share) == len(self.identity) == KEY_BYTES
+        assert len(self.run) == RUN_BYTES
+        packed = _OPENING.pack(
+            MAGIC, self.version, version_check(self.version), self.security, self.channel,
+            self.lane, self.lanes, 0, self.term, self.run, self.source, self.target, self.share,
+            self.identity,
+        )  # fmt: skip
+        return seal(packed)
+
+    @staticmethod
+    def decode(data: bytes) -> Opening:
+        """Decode ``OPENING_BYTES``.
+
+        Raises:
+            DamagedData: the bytes were changed in transit. Close the connection.
+            RemoteProtocolError: the bytes are no opening. Close the connection.
+        """
+        if not data.startswith(MAGIC):
+            raise not_ours()
+        (
+            _, version, _, security, channel, lane, lanes, reserved, term, run, source, target,
+            share, identity,
+        ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
+        if channel not in _CHANNELS or reserved:
+            raise RemoteProtocolError(func="handshake", reason="the opening is malformed")
+        return Opening(
+            _CHANNELS[channel], run, term, PeerId(source), PeerId(target), lane, lanes,
+            security, share, identity, version,
+        )  # fmt: skip
+
+
+_CHANNELS = {int(channel): channel for channel in Channel}
+
+
+def version_check(version: int) -> int:
+    """Return the checksum of magic and version."""
+    return short_check(PREFIX.pack(MAGIC, version, 0)[:6])
+
+
+def not_ours() -> RemoteProtocolError:
+    """Return the error about a process that sends something else."""
+    return RemoteProtocolError(func="handshake", reason="the process does not speak this protocol")
