@@ -19,12 +19,6 @@ PROTOCOL_VERSION = 14
 INCUMBENT_BYTES = 8
 """Length of a master's random id, which distinguishes it from other masters. It is no secret."""
 
-RESUME_TOKEN_BYTES = 16
-"""Length of the random secret by which a registered peer proves its identity."""
-
-TOKEN_DIGEST_BYTES = 16
-"""Length of the digest of a resume token, by which another master recognizes the peer."""
-
 TERM_GAP = 1 << 20
 """Peer ids, views and roster versions that a master skips when it continues a run. So it never
 repeats a number that an earlier master assigned without its knowledge."""
@@ -158,7 +152,7 @@ STANDBYS_MAX = 16
 """Masters in one message."""
 
 BYTE_STRING_MAX = 64
-"""Bytes of an id, token or digest."""
+"""Bytes of an id, key or digest."""
 
 TEXT_BYTES_MAX = 4096
 """A text. The sender cuts a longer one."""

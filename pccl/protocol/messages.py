@@ -50,9 +50,11 @@ from pccl.protocol.run_messages import RunQuery as RunQuery
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
+    NO_CERTIFICATE,
     AbortCause,
     AtMost,
     Below,
+    Certificate,
     Descriptor,
     Loss,
     OperationId,
@@ -97,7 +99,6 @@ class Resume:
     """First message after a lost connection."""
 
     peer: PeerId
-    token: bytes
     roster_version: int
     incumbent: bytes = field(default=b"", compare=False)
 
@@ -121,7 +122,6 @@ class Return:
     """
 
     peer: PeerId
-    token: bytes
     run: bytes
     term: U32
     registration: Register
@@ -315,10 +315,10 @@ class Registered:
     peer: PeerId
     term: U32
     run: bytes
-    token: bytes
     incumbent: bytes = b""
     standbys: Masters = ()
     """Addresses of other masters."""
+    certificate: Certificate = field(default=NO_CERTIFICATE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +328,7 @@ class Resumed:
     term: U32
     incumbent: bytes = b""
     standbys: Masters = ()
+    certificate: Certificate = field(default=NO_CERTIFICATE, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.handshake.opening import NO_RUN
-from pccl.protocol.limits import EVIDENCE_BYTES_MAX, PEERS_MAX, TOKEN_DIGEST_BYTES
-from pccl.protocol.types import AtMost, Below, PeerId
+from pccl.protocol.limits import EVIDENCE_BYTES_MAX, PEERS_MAX
+from pccl.protocol.types import KEY_BYTES, AtMost, Below, PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class MemberProof:
-    """One member, and the digest of its resume token."""
+    """One member, and its public key."""
 
     peer: PeerId
-    digest: Annotated[bytes, AtMost(TOKEN_DIGEST_BYTES)]
+    key: Annotated[bytes, AtMost(KEY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

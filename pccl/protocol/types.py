@@ -15,6 +15,11 @@ PeerId = NewType("PeerId", int)
 NOBODY = PeerId(0)
 """The id of no peer. In a handshake: a master, or a peer that is not registered yet."""
 
+KEY_BYTES = 32
+"""Length of a public key, and of each key of a connection."""
+
+SIGNATURE_BYTES = 64
+
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
@@ -459,8 +464,21 @@ class Member:
     machine: Annotated[int, Below(1 << 16)] = 0
     """Hash of its machine and user if it can share memory there; otherwise 0."""
     name: PeerName = ""
+    key: Annotated[bytes, AtMost(KEY_BYTES)] = b""
+    """The public key by which other members and masters recognize its process."""
 
 
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a registered peer shows to peers that no roster has told about it yet."""
+
+    authority: Annotated[bytes, AtMost(KEY_BYTES)] = b""
+    """The public key of the master that has signed; empty: there is no certificate."""
+    signature: Annotated[bytes, AtMost(SIGNATURE_BYTES)] = b""
+    """Of the run, the peer's id and its key."""
+
+
+NO_CERTIFICATE = Certificate()
 _peer_of = attrgetter("peer")
 _machine_of = attrgetter("machine")
 

@@ -42,7 +42,7 @@ from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
 from pccl.protocol.guards.source_shares import SourceShares, source_of
 from pccl.protocol.handshake.exchange import Handshake
-from pccl.protocol.handshake.keys import CURVE25519, Curves
+from pccl.protocol.handshake.keys import CURVE25519, Curves, fingerprint_of
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
@@ -82,8 +82,9 @@ class MasterServer:
         clock: gives the time.
         transport: the network.
         timing: deadlines.
-        random_bytes: source of the run id, secrets and resume tokens.
+        random_bytes: source of the run id and of secrets.
         curves: computes with keys.
+        secret: the secret of the run's key; None: a new one.
         observer: called with each event and its effects after they were carried out (traces).
         token: secret that every process of the run must know; None: any process may join.
         store: stores the state of the master across restarts; None: the master stores nothing.
@@ -108,6 +109,7 @@ class MasterServer:
         standby_of: Sequence[Address] = (),
         *,
         curves: Curves = CURVE25519,
+        secret: bytes | None = None,
         tests_addresses: bool = True,
     ) -> None:
         self._tests_addresses = tests_addresses
@@ -123,8 +125,8 @@ class MasterServer:
         self._store_trouble = ""
         """Error of the last attempt to write; empty if it succeeded."""
         self._standby_of = tuple(standby_of)
+        self._credentials = Credentials(token, random_bytes, curves, secret)
         self.machine = self._make_machine(random_bytes, standbys)
-        self._credentials = Credentials(token, random_bytes, curves)
         self._tasks: Tasks | None = None
         """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
@@ -189,6 +191,7 @@ class MasterServer:
             standbys,
             tuple(str(address) for address in self._standby_of),
             vouched,
+            signer=self._credentials.signer,
             tests_addresses=self._tests_addresses,
         )
 
@@ -268,7 +271,7 @@ class MasterServer:
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
         number = self._last_connection
-        self._feed(ConnectionOpened(number, connection.remote.host))
+        self._feed(ConnectionOpened(number, connection.remote.host, remote.key))
 
         def on_message(message: msg.Message) -> None:
             if number in self._silent:
@@ -385,10 +388,9 @@ class MasterServer:
         machine, credentials = self.machine, self._credentials
 
         def greet() -> Handshake:
-            target = test.member.peer
-            return credentials.dial(
-                Opening(Channel.PROBE, machine.run, machine.term, target=target)
-            )
+            own = Opening(Channel.PROBE, machine.run, machine.term, target=test.member.peer)
+            key = test.member.key
+            return credentials.dial(own, fingerprint_of(key) if key else b"")
 
         return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
 

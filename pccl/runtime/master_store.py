@@ -17,12 +17,12 @@ import msgpack
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
-from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX, TOKEN_DIGEST_BYTES
-from pccl.protocol.types import PeerId
+from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
+from pccl.protocol.types import KEY_BYTES, PeerId
 
-_VERSION = 3
-_WITHOUT_MEMBERS = 2
-"""The previous version, which did not store the members of the run."""
+_VERSION = 4
+_WITHOUT_KEYS = (2, 3)
+"""Earlier versions, which did not store the keys of members."""
 _FILE = "master.state"
 
 
@@ -99,7 +99,7 @@ class DirectoryStore:
             LocalProtocolError: the directory cannot be written.
         """
         vouched = remembered.vouched
-        proofs = [[proof.peer, proof.digest] for proof in vouched.proofs()]
+        proofs = [[proof.peer, proof.key] for proof in vouched.proofs()]
         run = [remembered.run, remembered.term, remembered.incumbent, remembered.coordinated]
         fields = [_VERSION, *run, vouched.version, proofs]
         written = self._path.with_suffix(".new")
@@ -140,7 +140,7 @@ def _decode(path: Path, data: bytes) -> Remembered:
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
     known = known and type(coordinated) is bool
     sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES and run != NO_RUN
-    known_version = version in (_VERSION, _WITHOUT_MEMBERS)
+    known_version = version in (_VERSION, *_WITHOUT_KEYS)
     if not known_version or not sound or not 1 <= term < TERM_MAX:
         raise _unusable(path, "the file holds no state of a master of this version")
     return Remembered(run, term, incumbent, coordinated, vouched)
@@ -155,14 +155,13 @@ def _members_of(version: Any, proofs: Any) -> Vouched:
     """
     if version is None:
         return NOT_TOLD
-    digests = {PeerId(peer): digest for peer, digest in proofs}
+    keys = {PeerId(peer): key for peer, key in proofs}
     if type(version) is not int or version < 0 or not all(
-        type(peer) is int and peer > 0 and type(digest) is bytes
-        and len(digest) == TOKEN_DIGEST_BYTES
-        for peer, digest in digests.items()
+        type(peer) is int and peer > 0 and type(key) is bytes and len(key) == KEY_BYTES
+        for peer, key in keys.items()
     ):  # fmt: skip
         raise ValueError("this is not a list of members")
-    return Vouched(version, digests)
+    return Vouched(version, keys)
 
 
 def _unreachable(path: Path, error: OSError) -> LocalProtocolError:

@@ -277,13 +277,20 @@ class LinkUpkeep:
 
     # -- lanes -----------------------------------------------------------------------------------
 
-    def greeted(self, peer: PeerId, number: int, host: str) -> list[LinkStep] | None:
-        """Record that a peer has dialled this one and proven itself; None: reject its connection.
+    def key_of(self, peer: PeerId) -> bytes | None:
+        """Return the key of a peer whose link is wanted; None: the link is not wanted."""
+        link = self._links.get(peer)
+        return link.member.key if link is not None else None
+
+    def greeted(self, peer: PeerId, key: bytes, number: int, host: str) -> list[LinkStep] | None:
+        """Record that a peer has dialled this one and proven ``key``; None: reject its connection.
 
         A link to a newcomer has one lane. A member that this peer does not want yet dials again.
         """
         link = self._links.get(peer)
         if link is not None:
+            if link.member.key != key:
+                return None
             # The other side keeps the link from now on. An elder continues a dial under way,
             # because the younger gives up its own for it.
             link.keeps = False

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from pccl.machines.peer.events import PeerEffect, PeerEvent
+from pccl.protocol.handshake.keys import SECRET_BYTES
 from pccl.protocol.limits import EAGER_BYTES_MAX
 from pccl.protocol.types import PeerId
 from pccl.runtime.requests import PeerOptions
@@ -58,14 +59,16 @@ class Builder:
         others: tuple[Address, ...] = ()
         if self._scenario.standby:
             others = (STANDBY_ADDRESS if name == MASTER_NAME else MASTER_ADDRESS,)
+        secret = Random(f"{self._scenario.seed}/key of the run").randbytes(SECRET_BYTES)
         if blank:
-            self._stores[name] = MemoryStore()
+            self._stores[name], secret = MemoryStore(), self._rng.randbytes(SECRET_BYTES)
         return MasterProcess(
             self._parts,
             self._network.host(name),
             self._rng,
             self._stores[name],
             others,
+            secret,
             standby=name == STANDBY_NAME,
         )
 

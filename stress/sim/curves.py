@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from pccl.protocol.handshake.keys import KEY_BYTES, SIGNATURE_BYTES
+from pccl.protocol.types import KEY_BYTES, SIGNATURE_BYTES
 
 
 def _public(secret: bytes) -> bytes:

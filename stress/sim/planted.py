@@ -26,7 +26,6 @@ from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
 from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.lockstep import LockstepWatch
-from pccl.machines.master.registration import Registration
 from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovery
@@ -151,17 +150,6 @@ _says("outcome_not_kept", Kept, "owed")
 
 # A master with a standby announces every outcome before another process has stored it.
 _says("abort_told_at_once", Ratification, "propose")
-
-
-@_does(Registration, "resume")
-def resume_token_ignored(
-    resume: Any, registration: Registration, connection: int, message: msg.Resume
-) -> None:
-    """The master accepts any process that knows the id of a peer as that peer."""
-    peer = registration.membership.peers.get(message.peer)
-    if peer is not None:
-        message = replace(message, token=peer.token)
-    resume(registration, connection, message)
 
 
 @_does(JointRounds, "admit_into_empty_run")

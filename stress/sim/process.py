@@ -146,6 +146,7 @@ class MasterProcess:
         rng: Random,
         store: MemoryStore,
         others: tuple[Address, ...],
+        secret: bytes,
         *,
         standby: bool,
     ) -> None:
@@ -167,6 +168,7 @@ class MasterProcess:
             standbys,
             others if standby else (),
             curves=QuickCurves(),
+            secret=secret,
         )
 
     async def start(self) -> None:

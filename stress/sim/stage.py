@@ -110,7 +110,7 @@ class Stage:
         self._divided_until_ns = 0
         self.struck_ns = 0
         """Time at which the last fault struck."""
-        self._loop = loop = parts.loop
+        self.loop = loop = parts.loop
         self._on_done = on_done
         self._watchers: list[Watcher] = []
         self._spawned: dict[asyncio.Task[None], None] = {}
@@ -158,11 +158,11 @@ class Stage:
 
     def now_ns(self) -> int:
         """Return the virtual time in ns."""
-        return self._loop.now_ns()
+        return self.loop.now_ns()
 
     def at(self, when_ns: int, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback`` at a time of the run."""
-        self._loop.call_at_ns(when_ns, callback, *args)
+        self.loop.call_at_ns(when_ns, callback, *args)
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` after every event of a peer's machine."""
@@ -237,7 +237,7 @@ class Stage:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task of a fault, which is no part of the library."""
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._spawned[task] = None
         task.add_done_callback(self._over)
 
@@ -245,7 +245,7 @@ class Stage:
         del self._spawned[task]
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, LinkError):
-            self._loop.call_exception_handler({"message": "a fault failed", "exception": error})
+            self.loop.call_exception_handler({"message": "a fault failed", "exception": error})
 
     def begin(self, seat: Seat, wait_ns: int) -> None:
         """Start the application of a seat after ``wait_ns``."""
@@ -255,7 +255,7 @@ class Stage:
             await workload.run()
 
         process = seat.process
-        seat.task = self._loop.create_task(work(seat.workload))
+        seat.task = self.loop.create_task(work(seat.workload))
         seat.task.add_done_callback(partial(self._ended, process))
 
     def _ended(self, process: PeerProcess, task: asyncio.Task[None]) -> None:
@@ -311,7 +311,7 @@ class Stage:
         """Whether the standby knows the run that it may have to take over, and most members."""
         if self.standby is None or self.standby.server.machine.run == NO_RUN:
             return False
-        named = self.standby.server.machine.succession.vouched.digests or {}
+        named = self.standby.server.machine.succession.vouched.keys or {}
         members = self.master.server.machine.membership.members()
         return 2 * sum(member.id in named for member in members) > len(members)
 

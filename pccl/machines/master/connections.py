@@ -42,8 +42,14 @@ class Connections:
         self._outbox = outbox
         self.hosts: dict[int, str] = {}
         """Open connection -> the host from which it comes."""
+        self.keys: dict[int, bytes] = {}
+        """Open connection -> the public key that the process behind it has proven."""
         self.peers: dict[int, RegisteredPeer] = {}
         """Connection -> the registered peer behind it."""
+
+    def opened(self, connection: int, host: str, key: bytes) -> None:
+        """Record a new connection."""
+        self.hosts[connection], self.keys[connection] = host, key
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
         """Use this connection for a registered peer from now on, and close the peer's older one."""
@@ -55,15 +61,19 @@ class Connections:
 
     def lost(self, connection: int) -> RegisteredPeer | None:
         """Forget a closed connection; return its peer, unless the peer uses a newer one."""
-        self.hosts.pop(connection, None)
+        self._forget(connection)
         peer = self.peers.pop(connection, None)
         return peer if peer is not None and peer.connection == connection else None
 
     def close(self, connection: int, reason: str) -> None:
         """Close a connection; its peer may connect again."""
         self._outbox.add(CloseConnection(connection, reason))
-        self.hosts.pop(connection, None)
+        self._forget(connection)
         self.peers.pop(connection, None)
+
+    def _forget(self, connection: int) -> None:
+        self.hosts.pop(connection, None)
+        self.keys.pop(connection, None)
 
     def part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
         """Send a last message on a connection, and close it."""

@@ -16,7 +16,6 @@ from pccl.protocol.limits import (
     OPEN_VIEWS_MAX,
     PEERS_MAX,
     REPORTED_MAX,
-    RESUME_TOKEN_BYTES,
     TERM_MAX,
 )
 from pccl.protocol.shared_state import Expected
@@ -48,8 +47,8 @@ def check_return(header: msg.Return) -> None:
     flaw = registration_flaw(header.registration)
     if flaw:
         raise RemoteProtocolError(reason=flaw)
-    names = len(header.token) <= RESUME_TOKEN_BYTES and len(header.incumbent) <= INCUMBENT_BYTES
-    if not names or len(header.rounds) > len(RoundKind) or not _has_credible_numbers(header):
+    lengths = len(header.incumbent) <= INCUMBENT_BYTES and len(header.rounds) <= len(RoundKind)
+    if not lengths or not _has_credible_numbers(header):
         raise RemoteProtocolError(reason="the returning peer has impossible fields")
 
 
@@ -71,14 +70,16 @@ def _is_credible_state(expected: Expected, group: int, term: int) -> bool:
     return is_theirs and in_range and len(synced.run) == RUN_BYTES
 
 
-def check_roster(roster: Roster, peer: PeerId, group: int) -> None:
-    """Check a roster that ``peer`` of ``group`` reports.
+def check_roster(roster: Roster, peer: PeerId, key: bytes, group: int) -> None:
+    """Check a roster that ``peer`` of ``group``, with this key, reports.
 
     Raises:
         RemoteProtocolError: no master sends this roster to that peer.
     """
     if roster.group != group or peer not in roster.ring:
         raise RemoteProtocolError(reason="the reported roster lacks the peer or its group")
+    if any(member.peer == peer and member.key != key for member in roster.members):
+        raise RemoteProtocolError(reason="the reported roster gives the peer another key")
     sizes = (roster.global_world_size, roster.peer_groups, roster.largest_group_size)
     numbers = (roster.version, roster.view, roster.updates, *roster.ring, *roster.open_views)
     possible = (

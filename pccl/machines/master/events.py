@@ -14,10 +14,14 @@ from pccl.protocol.types import PeerId, RemovalCause
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """A connection from ``host`` was opened; the shell gives it a new number."""
+    """A connection from ``host`` was opened; the shell gives it a new number.
+
+    The process behind it has proven ``key``, its public key.
+    """
 
     connection: int
     host: str
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.allowance import Trust
+from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.status_report import StatusReport
@@ -73,13 +74,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         timing: deadlines.
         run: the run's id, 16 bytes. A standby passes the run that it learnt before, or ``NO_RUN``.
         term: the lowest term that this incarnation may have.
-        random_bytes: source of resume tokens; must be unpredictable outside simulation.
+        random_bytes: source of ids; must be unpredictable outside simulation.
         now_ns: current time.
         origin: what the master knows when it starts.
         incumbent: id of this master; the same after a restart if the master has stored it.
         standbys: addresses of the run's other masters.
         stands_by_for: for a standby: addresses of the masters whose run it may continue, for logs.
         vouched: the members of the run, as this master or an earlier one named them.
+        signer: key of this master.
         tests_addresses: whether the master tests if newcomers can be dialled.
     """
 
@@ -96,13 +98,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         stands_by_for: Sequence[str] = (),
         vouched: Vouched = NOT_TOLD,
         *,
+        signer: Signer,
         tests_addresses: bool = False,
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
         self._began_ns = self._beat_ns = now_ns
         self._ticks = Ticks(timing.ns(timing.tick_s), now_ns)
-        self.incarnation = us = Incarnation(run, term, incumbent, standbys)
+        self.incarnation = us = Incarnation(run, term, incumbent, standbys, signer)
         self.outbox = out = Outbox(now_ns, self._effects)
         self.connections = Connections(out)
         self.membership = who = Membership(term)
@@ -221,8 +224,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _take(self, event: MasterEvent) -> None:
         self.outbox.now_ns = self._now_ns
         match event:
-            case ConnectionOpened(connection, host):
-                self.connections.hosts[connection] = host
+            case ConnectionOpened(connection, host, key):
+                self.connections.opened(connection, host, key)
             case ConnectionMessage(connection, message):
                 if isinstance(message, msg.Reported):
                     self.succession.end_report(connection)

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pccl.machines.master.links.link_states import LinkStates
-from pccl.machines.master.succession.vouched import token_digest
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
@@ -41,7 +40,6 @@ class RegisteredPeer:
     id: PeerId
     group: int
     member: Member
-    token: bytes
     min_peers: int = 1
     """The smallest run into which the peer may be admitted, itself included."""
     masters: int = 1
@@ -49,6 +47,9 @@ class RegisteredPeer:
     prefetching: bool = False
     """Whether the peer is still downloading its group's shared state before its admission."""
     admitted: bool = False
+    absent: bool = False
+    """Whether a recovered run has this member from the rosters of others. It returns too late,
+    because it may know outcomes that this master has decided differently."""
     blocked: bool = False
     """Whether all callers of the peer wait for other members, as last reported."""
     connection: int | None = None
@@ -496,9 +497,9 @@ class Membership:
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]
 
-    def digests(self) -> dict[PeerId, bytes]:
-        """Return the digest of each member's resume token."""
-        return {peer.id: token_digest(peer.token) for peer in self.members() if peer.token}
+    def keys(self) -> dict[PeerId, bytes]:
+        """Return the public key of each member that may return."""
+        return {peer.id: peer.member.key for peer in self.members() if not peer.absent}
 
     # -- views and rosters ---------------------------------------------------------------------
 

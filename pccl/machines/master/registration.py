@@ -25,7 +25,6 @@ from pccl.protocol.limits import (
     ID_JUMP_MAX,
     PEERS_MAX,
     PENDING_MAX,
-    RESUME_TOKEN_BYTES,
     TERM_GAP,
     Timing,
 )
@@ -33,7 +32,7 @@ from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundKin
 
 
 class Registration:
-    """Gives ids and tokens to newcomers, and recognizes peers that return."""
+    """Gives ids to newcomers, and recognizes peers that return."""
 
     def __init__(
         self,
@@ -83,8 +82,14 @@ class Registration:
         peer = RegisteredPeer(
             id=self.last_peer,
             group=message.group,
-            member=Member(self.last_peer, host, message.port, message.machine, message.name),
-            token=self.random_bytes(RESUME_TOKEN_BYTES),
+            member=Member(
+                self.last_peer,
+                host,
+                message.port,
+                message.machine,
+                message.name,
+                self._connections.keys[connection],
+            ),
             seen=seen,
             min_peers=message.min_peers,
             masters=message.masters,
@@ -96,8 +101,11 @@ class Registration:
         self.membership.peers[peer.id] = peer
         self._connections.bind(connection, peer)
         us = self._incarnation
-        known_as = msg.Registered(peer.id, us.term, us.run, peer.token, us.incumbent, us.standbys)
-        self._outbox.send(peer, known_as)
+        certificate = us.certify(peer.member)
+        self._outbox.send(
+            peer,
+            msg.Registered(peer.id, us.term, us.run, us.incumbent, us.standbys, certificate),
+        )
         self._links.tell_plan(peer)
         self._outbox.announce("registered", peer, f"from {host}:{message.port}")
         self._links.test_addresses(peer)
@@ -118,7 +126,8 @@ class Registration:
             RemoteProtocolError: the peer follows another master.
         """
         peer = self.membership.peers.get(message.peer)
-        if peer is None or peer.token != message.token:
+        key = self._connections.keys[connection]
+        if peer is None or peer.absent or peer.member.key != key:
             removal = self._removals.recent.get(message.peer)
             if removal is None:
                 self._connections.refuse(connection, "this master does not know this peer")
@@ -142,7 +151,9 @@ class Registration:
     def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
         """Send a peer what it has missed; ``roster_version`` is that of its newest roster."""
         us = self._incarnation
-        self._ratification.tell_resumed(peer, msg.Resumed(us.term, us.incumbent, us.standbys))
+        certificate = us.certify(peer.member)
+        resumed = msg.Resumed(us.term, us.incumbent, us.standbys, certificate)
+        self._ratification.tell_resumed(peer, resumed)
         self._links.tell_plan(peer)
         if not peer.admitted:
             return
@@ -174,7 +185,7 @@ class Registration:
             if known.admitted and not self._ratification.is_sole and not follows:
                 # It may have followed another master since its report, which is void for that.
                 raise RemoteProtocolError(reason="the peer does not follow this master")
-            resume = msg.Resume(header.peer, header.token, header.roster_version, us.incumbent)
+            resume = msg.Resume(header.peer, header.roster_version, us.incumbent)
             self.resume(connection, resume)
             return
         # An earlier master may have given out the id, unknown to every returning member. Each
@@ -189,8 +200,8 @@ class Registration:
 
     def _readmit(self, connection: int, header: msg.Return) -> None:
         """Register a newcomer that an earlier master registered, and that no report has named."""
-        host, now_ns = self._connections.hosts[connection], self._outbox.now_ns
-        peer = revive(header, host, connection, None, now_ns)
+        host, key = self._connections.hosts[connection], self._connections.keys[connection]
+        peer = revive(header, host, key, connection, None, self._outbox.now_ns)
         self.last_peer = max(self.last_peer, peer.id)  # no other peer gets this id
         self.membership.peers[peer.id] = peer
         self.membership.sort_peers()

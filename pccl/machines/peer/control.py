@@ -14,6 +14,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.opening import RUN_BYTES
 from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
+from pccl.protocol.types import NO_CERTIFICATE, NOBODY
 
 
 class JoinAttempt:
@@ -110,15 +111,15 @@ class ControlConnection:
         self._out.add(ev.DialControl(0))
 
     def registered(self, message: msg.Registered, now_ns: int) -> None:
-        """Record the id and token that the master has given this peer."""
+        """Record the id that the master has given this peer."""
         own = self._own
-        is_whole = len(message.run) == RUN_BYTES and message.token
+        is_whole = len(message.run) == RUN_BYTES and message.peer != NOBODY
         if own.standing is not Standing.JOINING or not is_whole:
             raise errors.RemoteProtocolError(func="control", reason="invalid Registered message")
         assert self.join is not None
         own.become(Standing.PENDING)
         own.peer, own.term, own.run = message.peer, message.term, message.run
-        own.token, own.incumbent = message.token, message.incumbent
+        own.incumbent, own.certificate = message.incumbent, message.certificate
         own.has_standby = bool(message.standbys) or self.join.masters > 1
         self._contact.served(now_ns)
 
@@ -142,7 +143,7 @@ class ControlConnection:
     @property
     def join_waits_for(self) -> str:
         """Which master, members or events the open ``connect`` waits for."""
-        if not self._own.token:
+        if not self._own.is_registered:
             return f"a master ({self.why_closed or 'none has answered yet'})"
         return self.join.waits_for if self.join is not None else ""
 
@@ -155,13 +156,13 @@ class ControlConnection:
             self._out.add(ev.CloseControl("this peer has left the run"))
             return
         self._contact.opened(now_ns)
-        if not own.token:
+        if not own.is_registered:
             assert self.join is not None
             self._registration = self.join.register()
             self._out.send(self._registration)
         elif (run, term) == (own.run, own.term):
             version = self._membership.version
-            self._out.send(msg.Resume(own.peer, own.token, version, own.incumbent))
+            self._out.send(msg.Resume(own.peer, version, own.incumbent))
         else:
             self._return()
 
@@ -172,7 +173,6 @@ class ControlConnection:
         self._out.send(
             msg.Return(
                 own.peer,
-                own.token,
                 own.run,
                 own.term,
                 self._registration,
@@ -192,11 +192,13 @@ class ControlConnection:
         """Record that a master continues the run with this peer, and repeat open requests to it."""
         own = self._own
         another = message.incumbent != own.incumbent
-        if not own.token or message.term < own.term + another:
+        if not own.is_registered or message.term < own.term + another:
             raise errors.RemoteProtocolError(func="control", reason="invalid or outdated Resumed")
         if (message.term, message.incumbent) != (own.term, own.incumbent):
             self._heartbeats.follows_another()
         own.term, own.incumbent = message.term, message.incumbent
+        if message.certificate != NO_CERTIFICATE:
+            own.certificate = message.certificate
         own.has_standby |= bool(message.standbys)
         self._links.forget_plans()  # the master sends them again
         self._contact.served(now_ns)
@@ -224,7 +226,7 @@ class ControlConnection:
         self.why_closed = reason
         if not self._own.takes_part:
             return None
-        if self.join is not None and not self._own.token:
+        if self.join is not None and not self._own.is_registered:
             loss, delay_ns = self.join.failed(reason), self._timing.ns(self._timing.connect_retry_s)
         else:
             loss = self._give_up(reason, now_ns)
@@ -238,7 +240,7 @@ class ControlConnection:
         contact = self._contact
         if not contact.tick(now_ns, busy_ns):
             return None
-        registered = bool(self._own.token)
+        registered = self._own.is_registered
         if registered and not (contact.connected and contact.resumed):
             reason = self.why_closed
             if contact.connected:

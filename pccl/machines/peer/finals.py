@@ -62,7 +62,7 @@ class Heartbeats:
     def tick(self, progress: tuple[msg.Progress, ...], now_ns: int, *, blocked: bool) -> None:
         """Send a heartbeat if one is due, or if ``blocked`` has changed."""
         due = now_ns - self._last_ns >= self._interval_ns or blocked != self._blocked
-        if due and self._own.token and self._out.reaches_master:
+        if due and self._own.is_registered and self._out.reaches_master:
             self._last_ns, self._blocked = now_ns, blocked
             self.send(progress, now_ns)
 

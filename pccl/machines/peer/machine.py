@@ -45,7 +45,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import OperationId, PeerId, Roster
+from pccl.protocol.types import Certificate, OperationId, PeerId, Roster
 
 __all__ = ["PeerMachine", "Standing"]
 
@@ -117,6 +117,11 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def term(self) -> int:
         """The term of the master that this peer follows."""
         return self.own.term
+
+    @property
+    def certificate(self) -> Certificate:
+        """What a master has signed for this peer."""
+        return self.own.certificate
 
     @property
     def newest(self) -> Roster | None:
@@ -381,7 +386,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _lose(self, error: errors.PCCLError, *, goodbye: bool) -> None:
         """Leave the run: fail every open call with ``error``, and restore every input."""
-        if goodbye and self.own.token:
+        if goodbye and self.own.is_registered:
             self.out.send(msg.Goodbye())
         self.out.add(ev.CloseControl(error.reason))
         self.contact.connected = False

@@ -17,7 +17,15 @@ from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import LINKS_BATCH_MAX, ROSTERS_KEPT_MAX
-from pccl.protocol.types import NOBODY, MeasuredLink, Member, PeerId, Roster
+from pccl.protocol.types import (
+    NO_CERTIFICATE,
+    NOBODY,
+    Certificate,
+    MeasuredLink,
+    Member,
+    PeerId,
+    Roster,
+)
 from pccl.topology.link_measures import ToldMeasures
 
 
@@ -57,14 +65,19 @@ class PeerIdentity:
     group: int = 0
     run: bytes = b""
     term: int = 0
-    token: bytes = b""
-    """Proves to a master that this peer is the registered one; empty before registration."""
     incumbent: bytes = b""
     """Id of the master that this peer follows."""
+    certificate: Certificate = NO_CERTIFICATE
+    """What this master has signed for this peer, last of all masters."""
     has_standby: bool = False
     """Whether the run has more than one master."""
     rejoins: bool = False
     """Whether this peer rejoins, or has rejoined, through ``update_topology``."""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a master has given this peer an id."""
+        return self.peer != NOBODY
 
     def become(self, standing: Standing) -> None:
         """Change the state of this process; assert that the change is allowed."""

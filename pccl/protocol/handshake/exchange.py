@@ -1,4 +1,4 @@
-"""The handshake: both sides identify themselves, prove it, and prove that they know the token.
+"""The handshake: both sides prove their keys, and on control connections a token of the run.
 
     dialler                                 acceptor
        ├── opening ───────────────────────────>│
@@ -6,11 +6,14 @@
        ├── proof ─────────────────────────────>│
        │<───────────────────────────── proof ──┤   or zero bytes: the dialler's proof is wrong
 
-A proof is a signature of both openings by the identity that the side claims, then an HMAC of both
-and the signature, with a key derived from both shares, the token and both openings, then a seal
-(CRC-32). So each side has the secrets of its identity and of its share, both know the token (if
-there is one), and nobody has changed a byte. No side sends or reads more before the end. This is
-the SIGMA design (Krawczyk, CRYPTO 2003), with the token in the derivation.
+A proof is a signature of both openings by the key that the side claims, then an HMAC of both and
+the signature, with a key derived from both shares, the token and both openings, then a seal
+(CRC-32). So each side has the secrets of its key and of its share, both know the token (if there is
+one), and nobody has changed a byte. No side sends or reads more before the end. This is the SIGMA
+design (Krawczyk, CRYPTO 2003), with the token in the derivation.
+
+Only control connections prove a token. Two peers recognize each other by their keys, which their
+master has told them. So the peers of a run need no common token.
 
 Damaged bytes count as a lost connection, which the peer dials again, and never as another version
 or a wrong token. A side that refuses the connection has sent its opening before, so that the other
@@ -18,7 +21,8 @@ side can see the reason. Invariants:
 
 * After a failure a side takes no more bytes, and sends only the error's ``last_words``.
 * The acceptor proves last, so a dialler without the token gets no bytes derived from it.
-* A side judges ids and identity in an opening after the proofs. Before that they are claims.
+* What an opening says is a claim until the proofs. A side that need not know the claimed key
+  refuses it before it computes anything.
 * A signature is verified after the HMAC, so strangers cost little.
 """
 
@@ -31,10 +35,10 @@ from pccl.protocol.checksum import SEAL_BYTES, DamagedData, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake.keys import (
     MAC_BYTES,
-    SIGNATURE_BYTES,
     ConnectionKeys,
     Secrets,
     derive_keys,
+    fingerprint_of,
     is_mac,
     mac_of,
     transcript_of,
@@ -52,7 +56,7 @@ from pccl.protocol.handshake.opening import (
     version_check,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.types import NOBODY
+from pccl.protocol.types import NOBODY, SIGNATURE_BYTES
 
 PROOF_BYTES = SIGNATURE_BYTES + MAC_BYTES + SEAL_BYTES
 REFUSAL = seal(bytes(SIGNATURE_BYTES + MAC_BYTES))
@@ -86,7 +90,7 @@ _Exchange = Generator[tuple[bytes, int], bytes, tuple[bytes, Opening, Connection
 other side, and the keys."""
 
 
-def _dial(own: Opening, secrets: Secrets) -> _Exchange:
+def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
     own = _completed(own, secrets)
     sent = own.encode()
     prefix = yield sent, PREFIX_BYTES
@@ -96,18 +100,25 @@ def _dial(own: Opening, secrets: Secrets) -> _Exchange:
     if remote.channel is not own.channel:
         there = "a master" if remote.channel is Channel.CONTROL else "a peer, not the master,"
         raise _refused(f"{there} listens at this address: is the address right?")
+    if expects and fingerprint_of(remote.key) != expects:
+        raise _refused(
+            "the master has another key than the token says: is the address right, and the token "
+            "that of this run?"
+            if own.channel is Channel.CONTROL
+            else f"another process answered instead of peer {own.target}"
+        )
     if remote.security != own.security:
         raise _refused(
-            f"the other side requires a token: {_GIVE_TOKEN}"
-            if secrets.token_key is None
-            else "this process has a token, but the other side has none: start the master with "
+            "this process has a token, but the other side has none: start the master with "
             "the same token, or unset PCCL_TOKEN here"
+            if secrets.tokens
+            else f"the other side requires a token: {_GIVE_TOKEN}"
         )
     transcript = transcript_of(sent, received)
-    keys = _keys(secrets, remote, transcript)
+    keys = _keys(secrets, own, remote, transcript)
     answer = yield _proof(secrets, keys.dialler_proves, _DIALLER + transcript), PROOF_BYTES
     if answer == REFUSAL:
-        raise _refused(f"the two sides have different tokens: {_GIVE_TOKEN}")
+        raise _refused(f"the other side does not accept this token: {_GIVE_TOKEN}")
     stranger = "the other side does not know the token: is the address right?"
     message = _ACCEPTOR + transcript
     if flaw := _proof_flaw(secrets, remote, keys.acceptor_proves, message, answer, stranger):
@@ -121,7 +132,9 @@ def _dial(own: Opening, secrets: Secrets) -> _Exchange:
     return b"", remote, keys
 
 
-def _accept(identify: Callable[[], Opening], secrets: Secrets) -> _Exchange:
+def _accept(
+    identify: Callable[[], Opening], secrets: Secrets, judge: Callable[[Opening], str]
+) -> _Exchange:
     prefix = yield b"", PREFIX_BYTES
     own = _completed(identify(), secrets)
     _check_version(prefix, own.encode())
@@ -129,17 +142,23 @@ def _accept(identify: Callable[[], Opening], secrets: Secrets) -> _Exchange:
     remote = Opening.decode(received)
     if remote.channel is Channel.PROBE and own.channel is Channel.LANE:
         own = replace(own, channel=Channel.PROBE)
-    sent = replace(own, target=remote.source, lane=remote.lane).encode()
+    own = replace(own, target=remote.source, lane=remote.lane, token_id=0)
+    sent = own.encode()
     if remote.channel is not own.channel:
         raise _refused(f"it asked for a {remote.channel.name.lower()} connection", sent)
     if remote.security != own.security:
-        has_none = secrets.token_key is None
+        has_none = not secrets.tokens
         reason = "it has a token, but this side has none" if has_none else "it has no token"
         raise _refused(reason, sent)
+    if flaw := judge(remote):
+        raise _refused(flaw, sent)
+    stranger = "its token is not one of this run"
+    if own.security and remote.token_id not in secrets.tokens:
+        yield sent, PROOF_BYTES
+        raise _refused(stranger, REFUSAL)
     transcript = transcript_of(received, sent)
-    keys = _keys(secrets, remote, transcript, sent)
+    keys = _keys(secrets, remote, remote, transcript, sent)
     proof = yield sent, PROOF_BYTES
-    stranger = "its token is not the one of this run"
     message = _DIALLER + transcript
     if flaw := _proof_flaw(secrets, remote, keys.dialler_proves, message, proof, stranger):
         raise _refused(flaw, REFUSAL)
@@ -150,18 +169,25 @@ def _accept(identify: Callable[[], Opening], secrets: Secrets) -> _Exchange:
 
 
 def _completed(own: Opening, secrets: Secrets) -> Opening:
-    security = Security.NONE if secrets.token_key is None else Security.TOKEN
-    share = secrets.curves.share(secrets.share)
-    return replace(own, security=security, share=share, identity=secrets.signer.key)
+    proves = own.channel is Channel.CONTROL and secrets.tokens
+    return replace(
+        own,
+        security=Security.TOKEN if proves else Security.NONE,
+        encrypts=secrets.encrypts,
+        token_id=next(iter(secrets.tokens)) if proves else 0,
+        share=secrets.curves.share(secrets.share),
+        key=secrets.signer.key,
+    )
 
 
 def _keys(
-    secrets: Secrets, remote: Opening, transcript: bytes, last_words: bytes = b""
+    secrets: Secrets, dialler: Opening, remote: Opening, transcript: bytes, last_words: bytes = b""
 ) -> ConnectionKeys:
     agreed = secrets.curves.agree(secrets.share, remote.share)
     if agreed is None:
         raise _refused("its share is invalid", last_words)
-    return derive_keys(agreed, secrets.token_key, transcript)
+    token_key = secrets.tokens[dialler.token_id] if dialler.security else None
+    return derive_keys(agreed, token_key, transcript)
 
 
 def _proof(secrets: Secrets, key: bytes, message: bytes) -> bytes:
@@ -177,8 +203,8 @@ def _proof_flaw(
     signature, mac = proof[:SIGNATURE_BYTES], proof[SIGNATURE_BYTES:]
     if not is_mac(mac, key, message + signature):
         return stranger
-    is_signed = secrets.curves.is_signed(remote.identity, signature, message)
-    return "" if is_signed else "the other side has not proven its identity"
+    is_signed = secrets.curves.is_signed(remote.key, signature, message)
+    return "" if is_signed else "the other side has not proven its key"
 
 
 def _check_version(prefix: bytes, answer: bytes = b"") -> None:
@@ -255,8 +281,8 @@ class Handshake:
 
     Attributes:
         awaited_bytes: number of bytes to read next, and never more; 0 once the handshake ends.
-        remote: the opening of the other side, once the handshake has succeeded; its ``identity``
-            is proven.
+        remote: the opening of the other side, once the handshake has succeeded; its ``key`` is
+            proven.
         keys: the keys of the connection, once the handshake has succeeded.
     """
 
@@ -269,20 +295,30 @@ class Handshake:
         self._output, self.awaited_bytes = next(exchange)
 
     @staticmethod
-    def dial(own: Opening, secrets: Secrets) -> Handshake:
-        """Begin the handshake of a dialler; it fills in what depends on ``secrets``."""
-        return Handshake(_dial(own, secrets))
+    def dial(own: Opening, secrets: Secrets, expects: bytes = b"") -> Handshake:
+        """Begin the handshake of a dialler.
+
+        Args:
+            own: the opening to send. The handshake fills in what depends on ``secrets``.
+            secrets: what this side needs for one handshake.
+            expects: fingerprint of the key that the other side must have; empty: any key.
+        """
+        return Handshake(_dial(own, secrets, expects))
 
     @staticmethod
-    def accept(identify: Callable[[], Opening], secrets: Secrets) -> Handshake:
+    def accept(
+        identify: Callable[[], Opening], secrets: Secrets, judge: Callable[[Opening], str]
+    ) -> Handshake:
         """Begin the handshake of an acceptor.
 
         Args:
             identify: returns the opening to send, called once the first bytes have arrived. The
                 handshake fills in ``target``, ``lane``, and what depends on ``secrets``.
             secrets: what this side needs for one handshake.
+            judge: returns why the sender of an opening, if it proves its claims, may not connect;
+                empty: it may.
         """
-        return Handshake(_accept(identify, secrets))
+        return Handshake(_accept(identify, secrets, judge))
 
     def take_output(self) -> bytes:
         """Return the bytes to send now, and clear them."""

@@ -1,9 +1,9 @@
 """The keys of processes and of connections, and what is computed with them.
 
-Each process has an identity: an Ed25519 key (RFC 8032), made at its start and kept in memory only.
+Each process has a key, Ed25519 (RFC 8032), made at its start and kept in memory only.
 Each connection has two X25519 shares (RFC 7748), used once. From both shares, the token and both
 openings, the two sides derive the same keys (HKDF, RFC 5869). Who records the connection, and
-learns token and identities later, cannot derive them.
+learns token and secrets of the processes later, cannot derive them.
 
 The simulator has a ``Curves`` of its own, which is quick, and keeps no secret.
 """
@@ -11,6 +11,7 @@ The simulator has a ``Curves`` of its own, which is quick, and keeps no secret.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -21,24 +22,24 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from pccl.protocol.types import KEY_BYTES, Certificate, PeerId
+
 SECRET_BYTES = 32
-"""Length of a secret key, of an identity's or of a share's."""
+"""Length of the secret of a key or of a share."""
 
-KEY_BYTES = 32
-"""Length of a public key, and of each key of a connection."""
-
-SIGNATURE_BYTES = 64
 MAC_BYTES = 32
+FINGERPRINT_BYTES = 16
 _TOKEN_INFO = b"pccl handshake key"
 _KEYS_INFO = b"pccl connection keys"
+_CERTIFIED = b"pccl registered peer"
 
 
 class Signer(Protocol):
-    """The secret part of an identity."""
+    """The secret part of the key of a process."""
 
     @property
     def key(self) -> bytes:
-        """The public part of the identity, ``KEY_BYTES``."""
+        """The public key, ``KEY_BYTES``."""
         ...
 
     def sign(self, message: bytes) -> bytes:
@@ -50,11 +51,11 @@ class Curves(Protocol):
     """What is computed with secret and public keys."""
 
     def signer(self, secret: bytes) -> Signer:
-        """Return the identity with this secret."""
+        """Return the key with this secret."""
         ...
 
     def is_signed(self, key: bytes, signature: bytes, message: bytes) -> bool:
-        """Whether the identity ``key`` has signed the message."""
+        """Whether the owner of ``key`` has signed the message."""
         ...
 
     def share(self, secret: bytes) -> bytes:
@@ -79,7 +80,7 @@ class Curve25519:
     """Ed25519 and X25519."""
 
     def signer(self, secret: bytes) -> Signer:
-        """Return the Ed25519 identity with this secret."""
+        """Return the Ed25519 key with this secret."""
         return _Ed25519Signer(secret)
 
     def is_signed(self, key: bytes, signature: bytes, message: bytes) -> bool:
@@ -128,15 +129,17 @@ class Secrets:
 
     Attributes:
         curves: computes with keys.
-        signer: identity of the process.
+        signer: key of the process.
         share: secret of its share of this connection, ``SECRET_BYTES`` that nobody can predict.
-        token_key: see ``derive_token_key``; None without a token.
+        tokens: by number: see ``derive_token_key``; empty: no token; a dialler has at most one.
+        encrypts: whether this side wants the connection to be encrypted.
     """
 
     curves: Curves
     signer: Signer
     share: bytes
-    token_key: bytes | None
+    tokens: Mapping[int, bytes]
+    encrypts: bool = False
 
     def __repr__(self) -> str:
         return "<Secrets>"
@@ -145,6 +148,28 @@ class Secrets:
 def derive_token_key(token: bytes) -> bytes:
     """Derive from the token, the secret of the run, what enters the keys of connections."""
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=_TOKEN_INFO).derive(token)
+
+
+def fingerprint_of(key: bytes) -> bytes:
+    """Return a short hash of a public key, by which people and tokens name its owner."""
+    return sha256(key).digest()[:FINGERPRINT_BYTES]
+
+
+def certify(signer: Signer, run: bytes, peer: PeerId, key: bytes) -> Certificate:
+    """Return the certificate of a master that it has registered the owner of ``key``."""
+    return Certificate(signer.key, signer.sign(_certified(run, peer, key)))
+
+
+def is_certified(
+    curves: Curves, certificate: Certificate, run: bytes, peer: PeerId, key: bytes
+) -> bool:
+    """Whether the certificate's master has registered the owner of ``key`` as this peer."""
+    message = _certified(run, peer, key)
+    return curves.is_signed(certificate.authority, certificate.signature, message)
+
+
+def _certified(run: bytes, peer: PeerId, key: bytes) -> bytes:
+    return _CERTIFIED + run + peer.to_bytes(8) + key
 
 
 def transcript_of(dialler: bytes, acceptor: bytes) -> bytes:
@@ -157,7 +182,7 @@ def derive_keys(agreed: bytes, token_key: bytes | None, transcript: bytes) -> Co
 
     Args:
         agreed: result of ``Curves.agree``.
-        token_key: see ``derive_token_key``; None without a token.
+        token_key: see ``derive_token_key``; None: the two sides prove no token.
         transcript: see ``transcript_of``.
     """
     info, length = _KEYS_INFO + transcript, len(ConnectionKeys._fields) * KEY_BYTES

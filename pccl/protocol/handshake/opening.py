@@ -1,10 +1,10 @@
 """``Opening``: the first bytes that each side of a connection sends.
 
-Little-endian, 120 bytes:
+Little-endian, 192 bytes:
 
     magic "PCCL" | version u16 | check u16 | security u8 | channel u8 | lane u16 | lanes u16
-    flags u16 | term u32 | run 16 bytes | source u64 | target u64 | share 32 bytes
-    identity 32 bytes | seal u32
+    flags u16 | term u32 | run 16 bytes | source u64 | target u64 | token id u64
+    share 32 bytes | key 32 bytes | certificate 64 bytes | seal u32
 
 A field that a side does not know yet is zero. Magic and version are the same in every version;
 ``check`` verifies them (CRC-16), and ``seal`` the whole opening (CRC-32).
@@ -18,27 +18,26 @@ from dataclasses import dataclass
 
 from pccl.protocol.checksum import SEAL_BYTES, seal, short_check, unpack_sealed
 from pccl.protocol.errors import RemoteProtocolError
-from pccl.protocol.handshake.keys import KEY_BYTES
 from pccl.protocol.limits import PROTOCOL_VERSION
-from pccl.protocol.types import NOBODY, PeerId
+from pccl.protocol.types import KEY_BYTES, NOBODY, SIGNATURE_BYTES, PeerId
 
 MAGIC = b"PCCL"
 PREFIX = struct.Struct("<4sHH")
-_OPENING = struct.Struct(f"<4sHHBBHHHI16sQQ{KEY_BYTES}s{KEY_BYTES}s")
+_OPENING = struct.Struct(f"<4sHHBBHHHI16sQQQ{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
 PREFIX_BYTES = PREFIX.size
 OPENING_BYTES = _OPENING.size + SEAL_BYTES
 RUN_BYTES = 16
 NO_RUN = bytes(RUN_BYTES)
 
-assert (PREFIX_BYTES, OPENING_BYTES) == (8, 120)
+assert (PREFIX_BYTES, OPENING_BYTES) == (8, 192)
 
 
 class Security(enum.IntEnum):
-    """The protection of a connection. Further values are reserved for encryption."""
+    """What both sides prove, in addition to the secrets of their keys."""
 
     NONE = 0
     TOKEN = 1
-    """Both sides prove at the beginning that they know the run's token."""
+    """They know the same token of the run."""
 
 
 class Channel(enum.IntEnum):
@@ -68,20 +67,26 @@ class Opening:
     lanes: int = 0
     """Number of lanes that the sender wants for the link; 0: the other side decides."""
     security: int = Security.NONE
+    encrypts: bool = False
+    """Whether the sender wants the connection to be encrypted. Either side's wish is enough."""
+    token_id: int = 0
+    """Number of the token that a dialler knows; 0: a token without a number, or none."""
     share: bytes = bytes(KEY_BYTES)
     """The public part of the sender's share of this connection."""
-    identity: bytes = bytes(KEY_BYTES)
+    key: bytes = bytes(KEY_BYTES)
     """The public key of the sender."""
+    certificate: bytes = bytes(SIGNATURE_BYTES)
+    """With this the master lets other peers recognize the sender before a roster names it."""
     version: int = PROTOCOL_VERSION
 
     def encode(self) -> bytes:
         """Return the bytes of the opening."""
-        assert len(self.share) == len(self.identity) == KEY_BYTES
-        assert len(self.run) == RUN_BYTES
+        assert len(self.share) == len(self.key) == KEY_BYTES
+        assert (len(self.run), len(self.certificate)) == (RUN_BYTES, SIGNATURE_BYTES)
         packed = _OPENING.pack(
             MAGIC, self.version, version_check(self.version), self.security, self.channel,
-            self.lane, self.lanes, 0, self.term, self.run, self.source, self.target, self.share,
-            self.identity,
+            self.lane, self.lanes, self.encrypts, self.term, self.run, self.source, self.target,
+            self.token_id, self.share, self.key, self.certificate,
         )  # fmt: skip
         return seal(packed)
 
@@ -96,14 +101,14 @@ class Opening:
         if not data.startswith(MAGIC):
             raise not_ours()
         (
-            _, version, _, security, channel, lane, lanes, reserved, term, run, source, target,
-            share, identity,
+            _, version, _, security, channel, lane, lanes, flags, term, run, source, target,
+            token_id, share, key, certificate,
         ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
-        if channel not in _CHANNELS or reserved:
+        if channel not in _CHANNELS or flags > 1:
             raise RemoteProtocolError(func="handshake", reason="the opening is malformed")
         return Opening(
             _CHANNELS[channel], run, term, PeerId(source), PeerId(target), lane, lanes,
-            security, share, identity, version,
+            security, bool(flags), token_id, share, key, certificate, version,
         )  # fmt: skip
 
 

@@ -17,9 +17,17 @@ from typing import Protocol
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake.exchange import Handshake, HandshakeRefused
-from pccl.protocol.handshake.keys import CURVE25519, SECRET_BYTES, Curves, Secrets, derive_token_key
+from pccl.protocol.handshake.keys import (
+    CURVE25519,
+    SECRET_BYTES,
+    Curves,
+    Secrets,
+    Signer,
+    derive_token_key,
+    is_certified,
+)
 from pccl.protocol.handshake.opening import NO_RUN, OPENING_BYTES, Channel, Opening
-from pccl.protocol.types import NOBODY, PeerId
+from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
@@ -45,21 +53,31 @@ class Identity(Protocol):
         """Term of the master that the peer follows."""
         ...
 
+    @property
+    def certificate(self) -> Certificate:
+        """What the master has signed for the peer."""
+        ...
+
 
 def opening_of(
     channel: Channel, own: Identity, target: PeerId = NOBODY, *, lane: int = 0, lanes: int = 0
 ) -> Opening:
     """Return the opening of a peer."""
-    return Opening(channel, own.run or NO_RUN, own.term, own.peer, target, lane, lanes)
+    signature = own.certificate.signature if channel is Channel.LANE else b""
+    return Opening(
+        channel, own.run or NO_RUN, own.term, own.peer, target, lane, lanes,
+        certificate=signature or bytes(SIGNATURE_BYTES),
+    )  # fmt: skip
 
 
 class Credentials:
-    """The identity of a process and the token that it knows; makes its handshakes.
+    """The key of a process and the token that it knows; makes its handshakes.
 
     Args:
         token: secret that every process of the run must know; None: any process may connect.
         random_bytes: source of secrets; must be unpredictable outside simulation.
         curves: computes with keys.
+        secret: the secret of the key of this process; None: a new one.
     """
 
     def __init__(
@@ -67,28 +85,38 @@ class Credentials:
         token: bytes | None,
         random_bytes: Callable[[int], bytes],
         curves: Curves = CURVE25519,
+        secret: bytes | None = None,
     ) -> None:
-        self._token_key = None if token is None else derive_token_key(token)
+        self._tokens = {} if token is None else {0: derive_token_key(token)}
         self._random_bytes = random_bytes
         self._curves = curves
-        self._signer = curves.signer(random_bytes(SECRET_BYTES))
-
-    @property
-    def identity(self) -> bytes:
-        """The public key of this process."""
-        return self._signer.key
+        self.signer: Signer = curves.signer(secret or random_bytes(SECRET_BYTES))
+        """The key of this process."""
 
     def _secrets(self) -> Secrets:
         share = self._random_bytes(SECRET_BYTES)
-        return Secrets(self._curves, self._signer, share, self._token_key)
+        return Secrets(self._curves, self.signer, share, self._tokens)
 
-    def dial(self, opening: Opening) -> Handshake:
-        """Return a handshake for the side that has dialled."""
-        return Handshake.dial(opening, self._secrets())
+    def dial(self, opening: Opening, expects: bytes = b"") -> Handshake:
+        """Return a handshake for the side that has dialled.
 
-    def accept(self, identify: Callable[[], Opening]) -> Handshake:
-        """Return the handshake of the side that was dialled; ``identify`` makes its opening."""
-        return Handshake.accept(identify, self._secrets())
+        ``expects``: fingerprint of the key that the other side must have; empty: any key.
+        """
+        return Handshake.dial(opening, self._secrets(), expects)
+
+    def accept(self, identify: Callable[[], Opening], judge: Callable[[Opening], str]) -> Handshake:
+        """Return the handshake of the side that was dialled; see ``Handshake.accept``."""
+        return Handshake.accept(identify, self._secrets(), judge)
+
+    def is_registered(self, authority: bytes, remote: Opening) -> bool:
+        """Whether the master with the key ``authority`` has registered the sender of an opening."""
+        certificate = Certificate(authority, remote.certificate)
+        return is_certified(self._curves, certificate, remote.run, remote.source, remote.key)
+
+
+def anyone(remote: Opening) -> str:
+    """Let the sender of any opening connect, if it proves its claims."""
+    return ""
 
 
 class Greeting:
@@ -257,6 +285,7 @@ class Reception:
         identify: returns the opening of this side.
         on_proven: called with a connection, the opening of its other side, and the deadline of
             its handshake; must start the connection.
+        judge: returns why the sender of an opening may not connect; empty: it may.
     """
 
     def __init__(
@@ -267,8 +296,10 @@ class Reception:
         credentials: Credentials,
         identify: Callable[[], Opening],
         on_proven: Callable[[Connection, Opening, int], None],
+        judge: Callable[[Opening], str] = anyone,
     ) -> None:
         self._clock = clock
+        self._judge = judge
         self._patience_ns = patience_ns
         self._credentials = credentials
         self._identify = identify
@@ -305,7 +336,7 @@ class Reception:
         def begun() -> None:
             self._shares.spoke(connection)
 
-        handshake = self._credentials.accept(self._identify)
+        handshake = self._credentials.accept(self._identify, self._judge)
         self._waiting[connection] = Greeting(
             connection, handshake, self._clock, deadline_ns, proven, failed, begun
         )

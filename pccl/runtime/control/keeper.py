@@ -16,6 +16,7 @@ from pccl.machines.reachability import TryAddress, may_be_dialled
 from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.guards.allowance import masters_bytes_max
 from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Registered, Resumed
 from pccl.protocol.types import NS_PER_S
@@ -100,7 +101,7 @@ class ControlKeeper:
     async def _probe(self, test: TryAddress) -> None:
         def greet() -> Handshake:
             opening = opening_of(Channel.PROBE, self._identify(), test.member.peer)
-            return self._credentials.dial(opening)
+            return self._credentials.dial(opening, fingerprint_of(test.member.key))
 
         patience_ns = round(self._dial_s * NS_PER_S)
         self._feed(

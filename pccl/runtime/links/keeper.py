@@ -1,6 +1,7 @@
 """Keeps the links to other peers: carries out what ``LinkUpkeep`` decides about their lanes.
 
-The handshake that opens a lane names both peers, the run, the term and the lane. The keeper reports
+The handshake that opens a lane names both peers, the run, the term and the lane, and proves the
+keys of both peers, which their master has told to the other. The keeper reports
 when a link comes up or goes down, and the master decides what follows from it.
 """
 
@@ -17,6 +18,7 @@ from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import Moved
+from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
@@ -101,6 +103,7 @@ class LinkKeeper:
             credentials,
             self._identify,
             self._on_proven,
+            self._judge,
         )
         self._watches: dict[Lane, LaneWatch] = {}
         self._stalled: set[Lane] = set()
@@ -230,7 +233,8 @@ class LinkKeeper:
                 connection.abort()  # nothing was sent on it yet
                 return
             handshake = self._credentials.dial(
-                opening_of(Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes)
+                opening_of(Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes),
+                fingerprint_of(member.key),
             )
             deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
             await introduce(connection, handshake, self._clock, deadline_ns, take)
@@ -247,12 +251,29 @@ class LinkKeeper:
     def _identify(self) -> Opening:
         return opening_of(Channel.LANE, self._identity, lanes=self._lanes)
 
+    def _judge(self, remote: Opening) -> str:
+        """Return why the sender of an opening may not connect; empty: it may.
+
+        Members are known by the keys in the roster, newcomers by a certificate. Any process may
+        test whether this peer can be dialled, because that gives it nothing.
+        """
+        if remote.channel is Channel.PROBE:
+            return ""
+        key = self._upkeep.key_of(remote.source)
+        if key is not None:
+            is_sound = key == remote.key
+            return "" if is_sound else f"it does not have the key of peer {remote.source}"
+        authority = self._identity.certificate.authority
+        if not self._credentials.is_registered(authority, remote):
+            return "the master of this peer has not registered it"
+        return ""
+
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.PROBE:
             connection.close()  # a probe ends after the handshake
             return
         peer, number = remote.source, remote.lane
-        steps = self._upkeep.greeted(peer, number, connection.remote.host)
+        steps = self._upkeep.greeted(peer, remote.key, number, connection.remote.host)
         if steps is None:
             connection.abort()
             return

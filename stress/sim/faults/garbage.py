@@ -8,11 +8,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 
 from pccl.protocol.codec import encode
-from pccl.protocol.errors import LinkError
-from pccl.protocol.handshake.keys import KEY_BYTES
+from pccl.protocol.errors import LinkError, RemoteProtocolError
 from pccl.protocol.handshake.opening import RUN_BYTES, Channel, Opening
 from pccl.protocol.messages import Goodbye, Resume
-from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.protocol.types import KEY_BYTES, NS_PER_S, PeerId
+from pccl.runtime.control.greeting import Credentials, introduce
+from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import MASTER, Ground, Process, Seed, TimedFault
 from pccl.transports.base import Address, Connection
 
@@ -33,9 +34,10 @@ class Rubbish(enum.Enum):
     STRANGER = "stranger"
     """A valid opening with ids that no process has; then noise."""
     BAD_MESSAGE = "bad message"
-    """A valid opening of a newcomer; then bytes that are no message."""
+    """A whole handshake with the token of the run, if it has one; then bytes that are no message,
+    or no frame."""
     IMPOSTOR = "impostor"
-    """The claim to be a member that returns, with a wrong token; then a goodbye."""
+    """The same, and then the claim to be a member that returns, and its goodbye."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +63,44 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
         stage.spawn(self._attack(stage, address))
 
     async def _attack(self, stage: Stage, address: Address) -> None:
+        rng, greets = Random(self.seed), self.what in (Rubbish.BAD_MESSAGE, Rubbish.IMPOSTOR)
+        data, rest = self._bytes(rng)
+
+        def attack(connection: Connection, opening: Opening | None = None) -> None:
+            attacker = _Attacker(connection, data, rest)
+            stage.at(stage.now_ns() + _STAYS_NS, attacker.leave)
+
         try:
             connection = await stage.stranger().dial(address, _DIAL_S)
-        except LinkError:
-            return  # no process listens there (any more)
-        attacker = _Attacker(connection, *self._bytes(Random(self.seed)))
-        stage.at(stage.now_ns() + _STAYS_NS, attacker.leave)
+            if not greets:
+                attack(connection)
+                return
+            credentials = Credentials(stage.scenario.token, rng.randbytes, QuickCurves())
+            handshake = credentials.dial(Opening(self._channel))
+            until_ns = stage.now_ns() + _STAYS_NS
+            await introduce(connection, handshake, stage.loop, until_ns, attack)
+        except (LinkError, RemoteProtocolError):
+            return  # no process listens there (any more), or a peer does not know the stranger
+
+    @property
+    def _channel(self) -> Channel:
+        return Channel.CONTROL if self.peer == MASTER else Channel.LANE
 
     def _bytes(self, rng: Random) -> tuple[bytes, bytes]:
         """Return the bytes to send at once, and the bytes to send after an answer."""
         noise = rng.randbytes(rng.choice((1, 8, 80, 500, 5000)))
         if self.what is Rubbish.NOISE:
             return noise, b""
-        channel = Channel.CONTROL if self.peer == MASTER else Channel.LANE
-        if self.what is Rubbish.STRANGER:
-            channel = rng.choice(tuple(Channel))
+        if self.what is Rubbish.BAD_MESSAGE:
+            length = rng.choice((len(noise), 0, 1, 1 << 31)).to_bytes(4, "little")
+            return length + noise, b""
+        if self.what is Rubbish.IMPOSTOR:
+            return encode(Resume(PeerId(rng.randint(1, 6)), 0)) + encode(Goodbye()), b""
         stranger = self.what is Rubbish.STRANGER
         opening = Opening(
-            channel=channel,
+            channel=rng.choice(tuple(Channel)) if stranger else self._channel,
             share=rng.randbytes(KEY_BYTES),
-            identity=rng.randbytes(KEY_BYTES),
+            key=rng.randbytes(KEY_BYTES),
             run=rng.randbytes(RUN_BYTES) if stranger else bytes(RUN_BYTES),
             term=rng.choice((0, 1, 7)),
             source=PeerId(rng.randrange(1 << 40) if stranger else 0),
@@ -88,12 +108,6 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
         ).encode()
         if self.what is Rubbish.TRUNCATED:
             return opening[: rng.randrange(1, len(opening))], b""
-        if self.what is Rubbish.BAD_MESSAGE:
-            length = rng.choice((len(noise), 0, 1, 1 << 31)).to_bytes(4, "little")
-            return opening, length + noise
-        if self.what is Rubbish.IMPOSTOR:
-            peer = PeerId(rng.randint(1, 6))
-            return opening, encode(Resume(peer, rng.randbytes(16), 0)) + encode(Goodbye())
         return opening, noise
 
 

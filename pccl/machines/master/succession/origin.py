@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from pccl.protocol.handshake.keys import Signer, certify
 from pccl.protocol.messages import MasterAddress
+from pccl.protocol.types import Certificate, Member
 
 
 class Origin(enum.Enum):
@@ -28,9 +30,15 @@ class Incarnation:
         term: the number of this incarnation.
         incumbent: the id of the master.
         standbys: addresses of the run's other masters.
+        signer: key of the master, with which it signs certificates.
     """
 
     run: bytes
     term: int
     incumbent: bytes
     standbys: tuple[MasterAddress, ...]
+    signer: Signer
+
+    def certify(self, member: Member) -> Certificate:
+        """Return what lets other peers recognize a newcomer that this master has registered."""
+        return certify(self.signer, self.run, member.peer, member.key)

@@ -33,7 +33,7 @@ class Ratification:
         self.is_sole = is_sole
         self._majority = Majority()
         self._acknowledged: dict[PeerId, bytes] = {}
-        """Members of the newest roster that had consent, and the digests of their resume tokens."""
+        """Members of the newest roster that had consent, and their keys."""
 
     # -- consent -------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class Ratification:
         Removed members are included until a majority has acknowledged their removal, because
         another master may still continue with them.
         """
-        now = self._membership.digests()
+        now = self._membership.keys()
         before = {} if self.is_sole else self._acknowledged
         return Vouched(self._membership.version, {**before, **now})
 
@@ -66,7 +66,7 @@ class Ratification:
         if not self.has_consent:
             return
         if self._majority.ratified != self._membership.version:
-            self._acknowledged = self._membership.digests()
+            self._acknowledged = self._membership.keys()
         for peer, message in self._majority.settle(self._membership):
             known = self._membership.peers.get(peer)
             if known is not None:
@@ -84,7 +84,7 @@ class Ratification:
         """Require consent from now on, if one of these new members knows another master."""
         if self.is_sole and any(peer.masters > 1 for peer in newcomers):
             self.is_sole = False
-            self._acknowledged = self._membership.digests()
+            self._acknowledged = self._membership.keys()
             self._majority.settle(self._membership)
 
     def shift(self, gap_ns: int) -> None:
@@ -93,7 +93,7 @@ class Ratification:
 
     def take_up(self, bases: Sequence[Basis], ratified: int, vouched: Vouched) -> None:
         """Continue a recovered run, in which ``bases`` have to consent to the next change."""
-        self._acknowledged = dict(vouched.digests or {})
+        self._acknowledged = dict(vouched.keys or {})
         self._majority = Majority(bases, ratified)
 
     # -- messages to members -------------------------------------------------------------------

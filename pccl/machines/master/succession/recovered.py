@@ -203,6 +203,9 @@ def _ids_given_out(
 
 
 def _is_member(report: Report, members: dict[PeerId, tuple[int, Member]]) -> bool:
-    """Whether a report is from a member: rosters name the peer, with the same group and port."""
+    """Whether a report is from a member: rosters name the peer, with the same key."""
     known, said = members.get(report.peer), report.header.registration
-    return known is not None and (known[0], known[1].port) == (said.group, said.port)
+    if known is None:
+        return False
+    group, member = known
+    return (group, member.port, member.key) == (said.group, said.port, report.key)

@@ -19,7 +19,7 @@ from pccl.machines.master.succession.report import (
     Report,
     SharedRoster,
 )
-from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched, token_digest
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import (
@@ -71,7 +71,7 @@ class Recovery:
         """The reports of peers that the run's master has named."""
         self._by_connection: dict[int, Report] = {}
         self._said_goodbye: set[tuple[bytes, PeerId, bytes]] = set()
-        """(run, peer, digest of its token); members of several runs may return to a standby."""
+        """(run, peer, its key); members of several runs may return to a standby."""
         self._rosters: dict[tuple[Roster, int], SharedRoster] = {}
         """The rosters in all reports; equal rosters are stored once."""
         self._nbytes = 0
@@ -90,7 +90,7 @@ class Recovery:
         """Record the run and members that a master names; the run stays while there are reports.
 
         Returns:
-            Connections to close: of processes that returned under a member's id without its token.
+            Connections to close: of processes that returned under a member's id without its key.
         """
         self._given_run = run
         if not self._reports:
@@ -100,8 +100,8 @@ class Recovery:
         self._heard_ns, self._is_stale = now_ns, False
         if vouched is self.vouched:
             return []
-        self.vouched, named = vouched, vouched.digests or {}
-        false = [r for r in self._reports.values() if named.get(r.peer, r.digest) != r.digest]
+        self.vouched, named = vouched, vouched.keys or {}
+        false = [r for r in self._reports.values() if named.get(r.peer, r.key) != r.key]
         connections = [report.connection for report in false if report.connection is not None]
         for report in false:
             self._drop(report)
@@ -118,7 +118,7 @@ class Recovery:
 
     @property
     def _all_count(self) -> bool:
-        if self.vouched.digests is None:
+        if self.vouched.keys is None:
             return True
         return self._is_stale and not any(one.complete for one in self._named.values())
 
@@ -139,8 +139,10 @@ class Recovery:
                 self._newest_known = _newer(self._newest_known, report.newest)
         return self._newest_known
 
-    def begins(self, connection: int, host: str, header: msg.Return, now_ns: int) -> list[int]:
-        """Begin the report of a returning peer.
+    def begins(
+        self, connection: int, host: str, key: bytes, header: msg.Return, now_ns: int
+    ) -> list[int]:
+        """Begin the report of a returning peer, which has proven ``key``.
 
         Returns:
             Connections to close: an older one of this peer, or that of a report dropped for it.
@@ -151,12 +153,11 @@ class Recovery:
         if connection in self._by_connection:
             raise RemoteProtocolError(reason="the peer sent Return twice on one connection")
         known = self._reports.get(header.peer)
-        if known is not None and known.header.token != header.token:
+        if known is not None and known.key != key and not self._is_named(known, key):
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
-        digest = token_digest(header.token)
-        named = self.vouched.digests or {}
-        if named.get(header.peer, digest) != digest:
-            raise RemoteProtocolError(reason=f"the token is not that of peer {header.peer}")
+        named = self.vouched.keys or {}
+        if named.get(header.peer, key) != key:
+            raise RemoteProtocolError(reason=f"the key is not that of peer {header.peer}")
         goes = known
         if known is None and len(self._reports) >= PEERS_MAX:
             others = (r for peer, r in self._reports.items() if peer not in self._named)
@@ -171,12 +172,22 @@ class Recovery:
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
-        report = Report(header, host, connection, nbytes=nbytes, own_nbytes=nbytes, digest=digest)
+        report = Report(header, host, key, connection, nbytes=nbytes, own_nbytes=nbytes)
         self._reports[header.peer] = self._by_connection[connection] = report
         if header.peer in named:
             self._named[header.peer] = report
         self._nbytes += nbytes
         return [goes.connection] if goes is not None and goes.connection is not None else []
+
+    def _is_named(self, impostor: Report, key: bytes) -> bool:
+        """Whether a member says that ``key`` is that of the peer whose id another process gave."""
+        rosters = (report.newest for report in self._believed() if report is not impostor)
+        return any(
+            (member.peer, member.key) == (impostor.peer, key)
+            for roster in rosters
+            if roster is not None
+            for member in roster.members
+        )
 
     def take(self, report: Report, message: msg.Message) -> list[int]:
         """Add the next message of a report; return connections whose reports had to be dropped.
@@ -205,7 +216,7 @@ class Recovery:
     def _take_roster(self, report: Report, roster: Roster, teller: bytes) -> None:
         if len(report.rosters) >= ROSTERS_KEPT_MAX or roster.version in report.rosters:
             raise RemoteProtocolError(reason="the peer reported too many rosters, or one twice")
-        check_roster(roster, report.peer, report.header.registration.group)
+        check_roster(roster, report.peer, report.key, report.header.registration.group)
         key = (roster, roster.updates)
         shared = self._rosters.get(key)
         if shared is None:
@@ -269,16 +280,16 @@ class Recovery:
         """Drop the report of a peer that says goodbye."""
         self._drop(report := self._by_connection[connection])
         if len(self._said_goodbye) < PEERS_MAX:
-            self._said_goodbye.add((report.header.run, report.peer, report.digest))
+            self._said_goodbye.add((report.header.run, report.peer, report.key))
         self._is_whole = None
 
     @property
     def _left(self) -> set[PeerId]:
-        named = self.vouched.digests or {}
+        named = self.vouched.keys or {}
         return {
             peer
-            for run, peer, digest in self._said_goodbye
-            if run == self.run and named.get(peer, digest) == digest
+            for run, peer, key in self._said_goodbye
+            if run == self.run and named.get(peer, key) == key
         }
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
@@ -387,7 +398,7 @@ class Recovery:
         )
 
     def _is_enough(self, peers: list[PeerId]) -> bool:
-        if self.vouched.digests is not None and not self._is_stale:
+        if self.vouched.keys is not None and not self._is_stale:
             peers = [peer for peer in peers if peer in self._named]
         bases = self.bases()
         return bool(bases) and all(basis.consents(peers) for basis in bases)

@@ -33,6 +33,8 @@ class Report:
     header: msg.Return
     host: str
     """The host from which the peer returned."""
+    key: bytes
+    """The public key that the peer has proven."""
     connection: int | None
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
@@ -52,8 +54,6 @@ class Report:
     """About how much memory the report takes without rosters, which several reports may share."""
     shares: list[SharedRoster] = field(default_factory=list[SharedRoster])
     """The rosters in the report, each shared with all reports that contain it."""
-    digest: bytes = b""
-    """The digest of the peer's resume token."""
 
     @property
     def peer(self) -> PeerId:

@@ -142,7 +142,7 @@ class Succession:
         if self._recovery is not None and self._origin is not Origin.RESTARTED:
             return msg.RunIs(NO_RUN, 0, False)
         run, term, vouched = self._incarnation.run, self._incarnation.term, self.vouched
-        if vouched.digests is None or (query.run, query.version) == (run, vouched.version):
+        if vouched.keys is None or (query.run, query.version) == (run, vouched.version):
             return msg.RunIs(run, term, not self._is_young)
         return msg.RunIs(run, term, not self._is_young, vouched.version or 0, vouched.proofs())
 
@@ -212,7 +212,8 @@ class Succession:
             self._connections.refuse(connection, _ANOTHER_RUN)
         else:
             host = self._connections.hosts[connection]
-            for closed in recovery.begins(connection, host, header, self._outbox.now_ns):
+            key, now_ns = self._connections.keys[connection], self._outbox.now_ns
+            for closed in recovery.begins(connection, host, key, header, now_ns):
                 self._connections.close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:
@@ -329,7 +330,7 @@ class Succession:
         if changes or answer.run == self._watch.run:
             now_ns = self._outbox.now_ns
             for connection in self._recovery.learn(self._watch.run, self._watch.vouched, now_ns):
-                reason = "the process returned under a member's id without its token"
+                reason = "the process returned under a member's id without its key"
                 self._connections.close(connection, reason)
         if changes:
             self._incarnation.run = self._watch.run

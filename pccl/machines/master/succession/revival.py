@@ -10,13 +10,19 @@ from pccl.protocol.types import Member, PeerId
 
 
 def revive(
-    header: msg.Return, host: str, connection: int | None, member: Member | None, now_ns: int
+    header: msg.Return,
+    host: str,
+    key: bytes,
+    connection: int | None,
+    member: Member | None,
+    now_ns: int,
 ) -> RegisteredPeer:
     """Return the registration of a returning peer, as the earlier master had it.
 
     Args:
         header: the peer's first message.
         host: the host from which the peer returned.
+        key: the key that the peer has proven.
         connection: the peer's connection; None if it is closed already.
         member: the peer as a roster names it; None for a newcomer.
         now_ns: current time.
@@ -24,10 +30,10 @@ def revive(
     registration = header.registration
     dialled = dialled_at(registration.host, host)
     seen_as = Member(
-        header.peer, dialled, registration.port, registration.machine, registration.name
+        header.peer, dialled, registration.port, registration.machine, registration.name, key
     )
     return RegisteredPeer(
-        header.peer, registration.group, member or seen_as, header.token,
+        header.peer, registration.group, member or seen_as,
         min_peers=registration.min_peers, masters=registration.masters,
         prefetching=registration.prefetches,
         admitted=member is not None, connection=connection,
@@ -43,16 +49,18 @@ def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
     for peer, (group, member) in recovered.members.items():
         report = returned.get(peer)
         if report is not None:
-            known = revive(report.header, report.host, report.connection, member, now_ns)
+            known = revive(
+                report.header, report.host, report.key, report.connection, member, now_ns
+            )
         else:
             known = _absent(peer, group, member, now_ns)
         peers.append(known)
     newcomers = recovered.newcomers
-    return peers + [revive(r.header, r.host, r.connection, None, now_ns) for r in newcomers]
+    return peers + [revive(r.header, r.host, r.key, r.connection, None, now_ns) for r in newcomers]
 
 
 def _absent(peer: PeerId, group: int, member: Member, now_ns: int) -> RegisteredPeer:
     return RegisteredPeer(
-        peer, group, member, b"", admitted=True, control_lost_ns=now_ns,
+        peer, group, member, admitted=True, absent=True, control_lost_ns=now_ns,
         heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
     )  # fmt: skip
