@@ -29,7 +29,7 @@ from pccl.protocol.types import KEY_BYTES
 
 LENGTH_BYTES = 4
 TAG_BYTES = 16
-RECORD_BYTES_MAX = 256 << 10
+RECORD_BYTES_MAX = (256 << 10) + 64
 """The most plaintext in one record. Less costs more per byte, more delays what follows."""
 
 RECORDS_PER_KEY = 1 << 20

@@ -41,7 +41,7 @@ from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
-from pccl.transports.sealed import Crew, SealedConnection
+from pccl.transports.sealed import SealedConnection
 
 _log = logging.getLogger("pccl.link")
 
@@ -84,6 +84,11 @@ def opening_of(
 def leaves_machine(connection: Connection) -> bool:
     """Whether other machines may see what a connection carries."""
     return not (is_loopback(connection.local.host) and is_loopback(connection.remote.host))
+
+
+def encryption(*, always: bool) -> Callable[[Connection], bool]:
+    """Return which connections this side wants to be encrypted: all, or those to elsewhere."""
+    return (lambda connection: True) if always else leaves_machine
 
 
 class Credentials:
@@ -158,7 +163,6 @@ class Greeting:
             start or end the connection.
         on_failed: called with the error if the handshake fails; ``dismiss`` does not call it.
         on_opening: called when a valid opening of the other side has arrived.
-        crew: encrypts and decrypts long records; None: the loop does.
     """
 
     def __init__(
@@ -170,12 +174,10 @@ class Greeting:
         on_proven: Callable[[Connection, Opening], None],
         on_failed: Callable[[PCCLError], None],
         on_opening: Callable[[], None] | None = None,
-        crew: Crew | None = None,
     ) -> None:
         self.connection = connection
         self._handshake = handshake
         self._clock = clock
-        self._crew = crew
         self._on_proven = on_proven
         self._on_failed: Callable[[PCCLError], None] | None = on_failed
         self._on_opening = on_opening
@@ -222,7 +224,7 @@ class Greeting:
             return self.connection
         is_lane = remote.channel is Channel.LANE
         longest = RECORD_BYTES_MAX if is_lane else TURN_BYTES_MAX
-        return SealedConnection(self.connection, keys, self._clock, self._crew, longest)
+        return SealedConnection(self.connection, keys, self._clock, longest)
 
     def _fail(self, error: PCCLError) -> None:
         self._timer.cancel()
@@ -276,7 +278,6 @@ async def introduce(
     clock: Clock,
     deadline_ns: int,
     take: Callable[[Connection, Opening], None],
-    crew: Crew | None = None,
 ) -> None:
     """Do the handshake on a connection that this process has dialled.
 
@@ -287,7 +288,6 @@ async def introduce(
         deadline_ns: time by which the handshake must be complete.
         take: called with the connection and the other side's opening after the handshake; must
             start the connection. After this call nothing fails; a cancellation prevents this call.
-        crew: see ``Greeting``.
 
     Raises:
         HandshakeRefused: the two sides are incompatible; the reason says what to change.
@@ -307,7 +307,7 @@ async def introduce(
         if not over.done():
             over.set_exception(error)
 
-    greeting = Greeting(connection, handshake, clock, deadline_ns, proven, failed, crew=crew)
+    greeting = Greeting(connection, handshake, clock, deadline_ns, proven, failed)
     try:
         await over
     except asyncio.CancelledError:
@@ -327,7 +327,6 @@ class Reception:
         on_proven: called with a connection, the opening of its other side, and the deadline of
             its handshake; must start the connection.
         judge: returns why the sender of an opening may not connect; empty: it may.
-        crew: see ``Greeting``.
     """
 
     def __init__(
@@ -339,10 +338,8 @@ class Reception:
         identify: Callable[[], Opening],
         on_proven: Callable[[Connection, Opening, int], None],
         judge: Callable[[Opening], str] = anyone,
-        crew: Crew | None = None,
     ) -> None:
         self._clock = clock
-        self._crew = crew
         self._judge = judge
         self._patience_ns = patience_ns
         self._credentials = credentials
@@ -382,7 +379,7 @@ class Reception:
 
         handshake = self._credentials.accept(connection, self._identify, self._judge)
         self._waiting[connection] = Greeting(
-            connection, handshake, self._clock, deadline_ns, proven, failed, begun, self._crew
+            connection, handshake, self._clock, deadline_ns, proven, failed, begun
         )
 
     def close(self) -> None:

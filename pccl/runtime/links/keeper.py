@@ -37,7 +37,6 @@ from pccl.topology.link_upkeep import (
 )
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
-from pccl.transports.sealed import Crew
 
 _log = logging.getLogger("pccl.link")
 
@@ -60,7 +59,6 @@ class LinkKeeper:
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
         explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
-        crew: encrypts and decrypts long records; None: the loop does.
     """
 
     def __init__(
@@ -78,10 +76,8 @@ class LinkKeeper:
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
         explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
-        crew: Crew | None = None,
     ) -> None:
         self._clock = clock
-        self._crew = crew
         self._transport = transport
         self._timing = timing
         self._identity = identity
@@ -108,7 +104,6 @@ class LinkKeeper:
             self._identify,
             self._on_proven,
             self._judge,
-            crew,
         )
         self._watches: dict[Lane, LaneWatch] = {}
         self._stalled: set[Lane] = set()
@@ -243,7 +238,7 @@ class LinkKeeper:
                 fingerprint_of(member.key),
             )
             deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
-            await introduce(connection, handshake, self._clock, deadline_ns, take, self._crew)
+            await introduce(connection, handshake, self._clock, deadline_ns, take)
         except (LinkError, RemoteProtocolError) as error:
             del self._dials[peer, number]
             if connection is not None and isinstance(error, LinkError):
