@@ -34,6 +34,7 @@ from pathlib import Path
 from pccl.addresses import Advertised, parse_address, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
+from pccl.protocol.handshake.token import parse_token
 from pccl.protocol.types import NAME_BYTES_MAX
 from pccl.telemetry.names import name_flaw
 from pccl.transports.base import Address
@@ -244,14 +245,14 @@ def _switched_on(variable: str, default: str = "0") -> bool:
 
 
 def resolve_token(token: str | bytes | None) -> bytes | None:
-    """Return the secret that all processes of a run share; None: no secret is set.
+    """Return the token of a run (``parse_token``), or a plain secret; None: none is set.
 
     White space around the secret is ignored, so a file may end with a line break.
 
     Raises:
         TypeError: ``token`` is neither str nor bytes.
-        ValueError: the secret is too short, too long, or easy to guess. Or its file cannot be read,
-            or other users of the machine can read it.
+        ValueError: the token is malformed, or a secret is too short, too long, or easy to guess. Or
+            its file cannot be read, or other users of the machine can read it.
     """
     if token is not None:
         return _secret("token", token)
@@ -297,6 +298,11 @@ def _secret(name: str, token: str | bytes) -> bytes:
             f"{name}: this str has a lone surrogate, which UTF-8 cannot encode; pass the secret as "
             "bytes, or make a new one with `pccl master --token auto`"
         ) from None
+    try:
+        if parse_token(secret).number:
+            return secret
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     if len(secret) < SECRET_BYTES_MIN:
         raise ValueError(
             f"{name}: a secret of {len(secret)} bytes is too short; {SECRET_BYTES_MIN} or "

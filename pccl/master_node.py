@@ -19,12 +19,14 @@ from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
 from pccl.observe.metrics_server import Served
+from pccl.protocol.handshake.keys import SECRET_BYTES
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.control.greeting import encryption
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
+from pccl.runtime.keys_file import KEYS_FILE, KeysFile
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
 from pccl.telemetry.events import PeerReport
@@ -46,11 +48,13 @@ class MasterNode:
     Args:
         listen_address: ``"host:port"``; port 0 takes any free one (see ``address``).
         timing: deadlines; None: the defaults.
-        token: the secret of the run, at least 16 characters; every process must prove that it
+        token: a secret of the run, at least 16 characters; every process must prove that it
             knows it. None: PCCL_TOKEN or PCCL_TOKEN_FILE. Without a token, every process that
-            reaches the address may join.
+            reaches the address may join, unless the file of ``keys`` has tokens.
         state: a directory in which it stores the identity of its run. A master that restarts with
             this directory knows the run at once. None: it learns the run from the members.
+        keys: a file with the run's key and tokens (:class:`pccl.run_keys.KeysFile`), made if it
+            does not exist. None: ``run.keys`` in ``state``, otherwise no file.
         standby: ``"host:port"`` of a second master, which it announces to the peers; several
             separated by commas. With a standby, a master continues only with a majority of the
             members.
@@ -78,6 +82,7 @@ class MasterNode:
         timing: Timing | None = None,
         token: str | bytes | None = None,
         state: str | os.PathLike[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
         standby: str | None = None,
         standby_of: str | None = None,
         metrics: str | None = None,
@@ -86,6 +91,9 @@ class MasterNode:
         self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
+        if keys is None and state is not None:
+            keys = os.path.join(state, KEYS_FILE)
+        self._keys = None if keys is None else KeysFile(keys)
         self._standbys = () if standby is None else parse_masters(standby)
         self._standby_of = () if standby_of is None else parse_masters(standby_of)
         if self._standby_of:
@@ -119,7 +127,8 @@ class MasterNode:
         Raises:
             LinkError: the address cannot be used (is another master running there?).
             OSError: the address of the metrics cannot be used.
-            LocalProtocolError: the state directory cannot be read or written.
+            LocalProtocolError: the state directory or the file of keys cannot be read or written,
+                or the token is of another run.
             PCCLError: this master is already running.
         """
         if self in _serving:
@@ -129,6 +138,8 @@ class MasterNode:
         try:
             io = IOThread.acquire(user)
             clock = LoopClock(io.loop)
+            if self._keys is not None:
+                self._keys.make(os.urandom(SECRET_BYTES))
             standbys = tuple(MasterAddress(known.host, known.port) for known in self._standbys)
             server = MasterServer(
                 clock,
@@ -140,6 +151,7 @@ class MasterNode:
                 standbys=standbys,
                 standby_of=self._standby_of,
                 encrypts=encryption(always=self._encrypts_all),
+                keys=self._keys,
             )
             log_events(server.events, lambda: "master")
             if (inspect := self._inspect_process) is not None:
@@ -163,7 +175,7 @@ class MasterNode:
             if isinstance(error, PCCLError):
                 raise named(error, "MasterNode.run") from None
             raise
-        if self._token is None and not is_loopback(server.address.host):
+        if server.keys.is_open and not is_loopback(server.address.host):
             _log.warning(
                 "no token: any process that reaches %s can join the run, and read and change its "
                 "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",

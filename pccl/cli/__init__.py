@@ -9,7 +9,8 @@
 * ``processes``: ``pccl launch`` and ``pccl join``, and the child processes of
   all commands.
 * ``why``: says who holds up a run, and why.
-* ``runs``: which run a command is about: run files of ``pccl launch``, and the choice of a master.
+* ``runs``: which run a command is about: files that name runs, and the choice of a master.
+* ``tokens``: ``pccl token`` and ``pccl expel``: who may join a run.
 * ``status``: ``pccl status`` shows a run as its master sees it.
 * ``status_view``: the output of ``pccl status``: tables on a terminal, one line per row when piped.
 * ``record``: ``pccl record`` and ``pccl trace`` ask peers what they did last.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,9 @@ from pccl.observe.logs import resolve_level, resolve_local_time
 F = TypeVar("F", bound=Callable[..., object])
 
 INTERVAL_S_MIN = 0.1
+
+STDIN = "-"
+"""Stands for standard input where a command takes a file."""
 
 
 class Seconds(click.FloatRange):
@@ -131,13 +135,13 @@ def metrics_option(text: str) -> Callable[[F], F]:
 
 
 def token_option(
-    text: str = "File that holds the run's secret (PCCL_TOKEN_FILE).",
+    text: str = "File that holds the run's token (PCCL_TOKEN_FILE); - is stdin.",
 ) -> Callable[[F], F]:
     """Return a decorator that adds ``--token FILE`` with ``text`` as its help."""
     return click.option(
         "--token",
         metavar="FILE",
-        type=click.Path(exists=True, dir_okay=False, readable=True),
+        type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
         help=text,
     )
 
@@ -177,12 +181,17 @@ def master_options(command: F) -> F:
 
 
 def read_secret(file: str | None) -> bytes | None:
-    """Return the run's secret: from the file of ``--token``, or else from the environment.
+    """Return the run's token: from the file of ``--token``, or else from the environment.
+
+    Args:
+        file: path of the file; ``-``: standard input; None: the environment.
 
     Raises:
-        click.BadParameter: the file or the environment holds no valid secret.
+        click.BadParameter: the file, standard input or the environment holds no valid token.
     """
     try:
+        if file == STDIN:
+            return config.resolve_token(sys.stdin.buffer.read(config.SECRET_BYTES_MAX + 2))
         return config.resolve_token(None) if file is None else config.read_token_file(file)
     except ValueError as error:
         hint = None if file is None else "--token"

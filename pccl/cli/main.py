@@ -43,6 +43,10 @@ COMMANDS: Mapping[str, Command] = {
         "pccl.cli.doctor.command:doctor",
         "Check this machine and its path to a run, and show what to change.",
     ),
+    "expel": Command(
+        "pccl.cli.tokens.expel:expel",
+        "Remove a member from a run, and revoke the token with which it joined.",
+    ),
     "join": Command(
         "pccl.cli.processes.join:join",
         "Run a command as one peer of a run whose master is elsewhere.",
@@ -56,6 +60,7 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command(
         "pccl.cli.status:status", "Show a run: its members, open calls, and removed peers."
     ),
+    "token": Command("pccl.cli.tokens.token:token", "Make, list and rotate the tokens of a run."),
     "top": Command("pccl.cli.top.command:top", "Watch a run live in the terminal."),
     "why": Command("pccl.cli.why:why", "Say which member holds up a run, and why."),
     "stress": Command(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import os
 import secrets
 import shlex
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -18,7 +21,9 @@ from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
 from pccl.cli.command_line import check_address, metrics_option, read_secret
 from pccl.cli.page import http_option, page_of
+from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
 from pccl.errors import LinkError, LocalProtocolError
+from pccl.run_keys import KEYS_FILE, KeysFile, ensure_token
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
 """Loopback, so that no user opens a master to other machines by accident."""
@@ -47,7 +52,7 @@ def greeting(
 
     Args:
         address: ``HOST:PORT`` that the master is bound to.
-        token: a new secret, which the user must see; None: the user knows it, or there is none.
+        token: a token that the user must see; None: the user knows it, or there is none.
         secured: whether peers need a token.
         standby: address of the standby master, if there is one.
         standby_of: address of the active master, if this master is a standby.
@@ -63,31 +68,58 @@ def greeting(
         lines.append(f"  a standby: it begins no run, but takes over the run of {standby_of}")
     address = ",".join(known for known in (standby_of, address, standby) if known is not None)
     lines.append("  on each peer:")
-    if token is not None:
-        lines.append(f"    export {config.TOKEN}={shlex.quote(token)}")
-    elif secured:
-        lines.append(f"    set {config.TOKEN}, or {config.TOKEN_FILE}, to the same secret as here")
+    if secured and token is None:
+        lines.append(f"    set {config.TOKEN}, or {config.TOKEN_FILE}, to a token of this run")
+    given = "" if token is None else f"{config.TOKEN}={shlex.quote(token)} "
     lines += [
-        f"    pccl join {address} -- python train.py",
+        f"    {given}pccl join {address} -- python train.py",
         f'    or in Python: pccl.Communicator("{address}")',
         "  Ctrl-C ends this master",
     ]
     return lines
 
 
-def choose_token(option: str | None) -> tuple[bytes | None, str | None]:
-    """Return the run's secret, and its text if the secret is new and the user must see it.
+def choose_token(option: str | None, keys: str | None) -> tuple[bytes | None, str | None]:
+    """Return a token of the run, and its text if the user must see it.
 
     Args:
-        option: ``auto`` for a new secret, the path of a file, or None for the environment.
+        option: ``auto`` for the newest token of the run, which is made if there is none; the path
+            of a file; or None for the environment.
+        keys: path of the file with the run's keys; None: there is none.
 
     Raises:
-        click.BadParameter: the file or the environment holds no valid secret.
+        click.BadParameter: the file or the environment holds no valid token.
+        click.ClickException: the run's keys cannot be used.
     """
-    if option == AUTO:
-        made = secrets.token_urlsafe(AUTO_TOKEN_BYTES)
-        return made.encode(), made
-    return read_secret(option), None
+    if option != AUTO:
+        return read_secret(option), None
+    try:
+        made = secrets.token_urlsafe(AUTO_TOKEN_BYTES) if keys is None else _ensured(keys)
+    except (LocalProtocolError, ValueError) as error:
+        raise click.ClickException(str(getattr(error, "reason", error))) from error
+    return made.encode(), made
+
+
+def _ensured(keys: str) -> str:
+    return ensure_token(KeysFile(keys))
+
+
+def _has_tokens(keys: str | None) -> bool:
+    """Whether a run has tokens already."""
+    if keys is None or not os.path.exists(keys):
+        return False
+    try:
+        return bool(KeysFile(keys).read().tokens.known)
+    except LocalProtocolError as error:
+        raise click.ClickException(error.reason) from error
+
+
+def dialled_here(address: str) -> str:
+    """Return the address at which processes of this machine reach a master."""
+    host, _, port = address.rpartition(":")
+    if not is_wildcard(host):
+        return address
+    return f"{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
 
 
 def refuse_to_be_open(listen: str) -> None:
@@ -124,8 +156,8 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
 @click.option(
     "--token",
     metavar="FILE|auto",
-    help="The secret that peers must know: the content of FILE, or a new one, which is printed. "
-    f"Default: {config.TOKEN} or {config.TOKEN_FILE}.",
+    help="The token that peers must know: the content of FILE (- is stdin), or one that the run "
+    f"makes and prints. Default: {config.TOKEN} or {config.TOKEN_FILE}, else the tokens in --keys.",
 )
 @click.option("--insecure", is_flag=True, help="Let every process that reaches the address join.")
 @click.option(
@@ -135,6 +167,13 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=_check_directory,
     help="Directory for the identity of the run. A restarted master also learns the run from its "
     "members, but without the directory, a newcomer that comes first begins another run.",
+)
+@click.option(
+    "--keys",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="File with the key and the tokens of the run, made if it does not exist. Give a standby a "
+    f"copy.  [default: {KEYS_FILE} in the directory of --state]",
 )
 @click.option(
     "--standby",
@@ -157,6 +196,7 @@ def master(
     token: str | None,
     insecure: bool,
     state: str | None,
+    keys: str | None,
     standby: str | None,
     standby_of: str | None,
     metrics: str | None,
@@ -165,57 +205,64 @@ def master(
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
     It listens on loopback by default, and runs until Ctrl-C or SIGTERM. If other machines can reach
-    it, it needs a token: a secret that both sides of each connection prove to know before anything
-    else. The token does not encrypt data.
+    it, it needs a token, which both sides prove to know before anything else. `pccl token` makes
+    and rotates tokens, `pccl expel` removes a member.
     """
     try:
         parse_address(listen)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--listen") from error
-    secret, new_token = choose_token(token)
-    if secret is None and not insecure:
-        refuse_to_be_open(listen)
     stopped = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:
         stopped.set()
 
-    for wanted in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(wanted, stop)
-
-    try:
-        node = pccl.MasterNode(
-            listen,
-            token=secret,
-            state=state,
-            standby=standby,
-            standby_of=standby_of,
-            metrics=metrics,
-        )
-        node.run()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    except LinkError as error:
-        hint = "choose another address with --listen"
-        raise click.ClickException(f"{error.reason}; {hint}") from error
-    except LocalProtocolError as error:
-        raise click.ClickException(error.reason) from error
-    except (ImportError, OSError) as error:  # of the metrics
-        raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        if keys is None and state is not None:
+            keys = os.path.join(state, KEYS_FILE)
+        if keys is None:
+            with contextlib.suppress(Unusable):
+                keys = stack.enter_context(own_keys_file())
+        secret, new_token = choose_token(token, keys)
+        secured = secret is not None or _has_tokens(keys)
+        if not secured and not insecure:
+            refuse_to_be_open(listen)
+        for wanted in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(wanted, stop)
+        try:
+            node = pccl.MasterNode(
+                listen,
+                token=secret,
+                state=state,
+                keys=keys,
+                standby=standby,
+                standby_of=standby_of,
+                metrics=metrics,
+            )
+            node.run()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        except LinkError as error:
+            hint = "choose another address with --listen"
+            raise click.ClickException(f"{error.reason}; {hint}") from error
+        except LocalProtocolError as error:
+            raise click.ClickException(error.reason) from error
+        except (ImportError, OSError) as error:  # of the metrics
+            raise click.ClickException(getattr(error, "strerror", None) or str(error)) from error
+        stack.callback(node.interrupt)
+        if standby_of is None:  # commands ask the master that coordinates the run
+            known = None if secret is None else os.fsdecode(secret)
+            with contextlib.suppress(Unusable):
+                address = dialled_here(node.address)
+                where = "" if keys is None else os.path.abspath(keys)
+                stack.enter_context(run_file(address, known, sys.argv, where))
         words = greeting(
-            node.address,
-            new_token,
-            secured=secret is not None,
-            standby=standby,
-            standby_of=standby_of,
+            node.address, new_token, secured=secured, standby=standby, standby_of=standby_of
         )
         if node.metrics_url:
             words.insert(-1, f"  metrics: {node.metrics_url}")
-        with page_of(node, http, secured=secret is not None) as more:
+        with page_of(node, http, secured=secured) as more:
             click.echo("\n".join([*words, *more]))
             while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
                 pass
-    finally:
-        node.interrupt()
     click.echo("master ended")

@@ -105,7 +105,7 @@ def trace(sources: Sequence[str], token: str | None, output: Path, timeout_s: fl
 
 
 def _gather(target: Target, only: str | None, timeout_s: float) -> _Gathered:
-    masters, secret = target
+    masters, secret = target.masters, target.token
     try:
         status = pccl.master_status(masters, token=secret, timeout_s=timeout_s)
     except PCCLError as error:

@@ -39,6 +39,8 @@ class MemberStatus:
         step: step of its program, as it reports; 0: unknown.
         step_us: time of one step of its program in microseconds; 0: unknown.
         loss: loss of its program, as it reports; None: unknown.
+        token: number of the token with which it joined; 0: a plain secret, or none.
+        fingerprint: hash of its key, 16 bytes.
     """
 
     peer: PeerId
@@ -56,6 +58,8 @@ class MemberStatus:
     step: int
     step_us: int
     loss: Loss | None = None
+    token: int = 0
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,8 @@ class RemovalCause(enum.IntEnum):
     """The outdated member delayed a synchronization for too long."""
     CROWDED_OUT = 10
     """Too many newcomers wait, and this one is the oldest from the largest source."""
+    EXPELLED = 11
+    """A person has expelled the peer (``pccl expel``). Its key is never registered again."""
 
 
 class AbortCause(enum.IntEnum):

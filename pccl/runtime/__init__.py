@@ -15,6 +15,7 @@
 * ``master_server``: a ``MasterMachine`` on a transport. It moves messages and decides nothing.
 * ``master_store``: state that a master stores across restarts: its run, last term, own id, and the
   members.
+* ``keys_file``: the file with the key and the tokens of a run, which commands change.
 * ``io_thread``: the one thread per process that runs the loop, and how other threads submit work.
 * ``evidence``: gathers evidence for people: whatever happens, there is an answer.
 * ``lookups``: threads that look up host names, and that do not delay the end of the process.

@@ -42,7 +42,7 @@ from pccl.protocol.errors import LocalProtocolError, PCCLError
 from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
 from pccl.protocol.guards.source_shares import SourceShares, source_of
 from pccl.protocol.handshake.exchange import Handshake
-from pccl.protocol.handshake.keys import CURVE25519, Curves, fingerprint_of
+from pccl.protocol.handshake.keys import CURVE25519, SECRET_BYTES, Curves, fingerprint_of
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES, Channel, Opening
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
@@ -54,12 +54,14 @@ from pccl.protocol.messages import MasterAddress
 from pccl.protocol.types import NOBODY, Member
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception, leaves_machine
+from pccl.runtime.control.master_keys import MasterKeys
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.question import ask_run
 from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.evidence import gathered
+from pccl.runtime.keys_file import KeysFile
 from pccl.runtime.master_store import MasterStore, Remembered
 from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
@@ -87,11 +89,13 @@ class MasterServer:
         secret: the secret of the run's key; None: a new one.
         encrypts: whether this side wants a connection to be encrypted.
         observer: called with each event and its effects after they were carried out (traces).
-        token: secret that every process of the run must know; None: any process may join.
+        token: text of a token of the run, or a plain secret; None: any process may join, unless
+            ``keys`` has tokens.
         store: stores the state of the master across restarts; None: the master stores nothing.
         standbys: addresses of standby masters, which this master sends to the peers.
         standby_of: addresses of the masters that this one may replace; empty: this is no standby.
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
+        keys: file with the key and the tokens of the run; None: they are in memory only.
 
     Raises:
         LocalProtocolError: the store cannot be read or written.
@@ -113,6 +117,7 @@ class MasterServer:
         secret: bytes | None = None,
         encrypts: Callable[[Connection], bool] = leaves_machine,
         tests_addresses: bool = True,
+        keys: KeysFile | None = None,
     ) -> None:
         self._tests_addresses = tests_addresses
         self._clock = clock
@@ -127,8 +132,11 @@ class MasterServer:
         self._store_trouble = ""
         """Error of the last attempt to write; empty if it succeeded."""
         self._standby_of = tuple(standby_of)
-        self._credentials = Credentials(token, random_bytes, curves, secret, encrypts)
+        self.keys = MasterKeys(keys, token, secret or random_bytes(SECRET_BYTES))
+        secret = self.keys.known.secret
+        self._credentials = Credentials(None, random_bytes, curves, secret, encrypts)
         self.machine = self._make_machine(random_bytes, standbys)
+        self.keys.apply(self._credentials, self.machine)
         self._tasks: Tasks | None = None
         """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
@@ -194,6 +202,7 @@ class MasterServer:
             tuple(str(address) for address in self._standby_of),
             vouched,
             signer=self._credentials.signer,
+            tokens=self.keys.known.tokens,
             tests_addresses=self._tests_addresses,
         )
 
@@ -273,7 +282,7 @@ class MasterServer:
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         self._last_connection += 1
         number = self._last_connection
-        self._feed(ConnectionOpened(number, connection.remote.host, remote.key))
+        self._feed(ConnectionOpened(number, connection.remote.host, remote.key, remote.token_id))
 
         def on_message(message: msg.Message) -> None:
             if number in self._silent:
@@ -355,6 +364,9 @@ class MasterServer:
         self._feed(ConnectionMessage(number, question))
 
     def _tick(self, busy_ns: int) -> None:
+        if changed := self.keys.look(self._clock, self.machine):
+            self._feed(changed)
+            self.keys.apply(self._credentials, self.machine)
         self._feed(MasterTick(busy_ns))
 
     # -- other masters -------------------------------------------------------------------------
@@ -413,6 +425,7 @@ class MasterServer:
             while self._queue:
                 event = self._queue.popleft()
                 effects = self.machine.handle(event, self._clock.now_ns())
+                self.keys.keep(self.machine)
                 if self._store is not None:
                     self._keep_members()
                     if isinstance(event, MasterTick):

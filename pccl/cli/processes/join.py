@@ -17,6 +17,7 @@ import pccl.addresses
 from pccl import config
 from pccl.checks import LANES_MAX, PEER_GROUP_MAX
 from pccl.cli.command_line import (
+    STDIN,
     Seconds,
     Wrapper,
     check_address,
@@ -191,7 +192,11 @@ def join(
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     with contextlib.suppress(Unusable, OSError):  # a help for ``pccl why``, never a reason to fail
         environment.setdefault(config.STACKS_DIR, joined_folder())
-    if token is not None:
+    if token == STDIN:
+        secret = read_secret(token)
+        assert secret is not None
+        environment[config.TOKEN] = os.fsdecode(secret)
+    elif token is not None:
         read_secret(token)
         environment[config.TOKEN_FILE] = os.path.abspath(token)
         environment.pop(config.TOKEN, None)  # it would override the file

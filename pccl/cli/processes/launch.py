@@ -38,11 +38,12 @@ from pccl.cli.page import http_option, page_of
 from pccl.cli.processes.children import Children, Ended
 from pccl.cli.processes.peer_output import PeerOutput
 from pccl.cli.processes.programs import find_program
-from pccl.cli.runs.run_file import Unusable, run_file
+from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
 from pccl.cli.runs.stacks import stacks_folder
-from pccl.errors import LinkError
+from pccl.errors import LinkError, LocalProtocolError
 from pccl.observe.logs import LEVEL
 from pccl.observe.process import inspect_process
+from pccl.run_keys import KeysFile, ensure_token
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""
@@ -266,14 +267,30 @@ def peers_metrics(metrics: str, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
+def own_token() -> Generator[tuple[str, str]]:
+    """Yield a token for a run of this process, and the path of its keys, which end with the block.
+
+    Without a safe folder for the keys, the path is empty, and the token is a plain secret.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            keys = stack.enter_context(own_keys_file())
+            token = ensure_token(KeysFile(keys))
+        except (Unusable, LocalProtocolError):
+            keys, token = "", secrets.token_urlsafe(32)
+        yield token, keys
+
+
+@contextlib.contextmanager
 def own_master(
-    port: int, token: str, stacks: str, metrics: str | None, http: str | None
+    port: int, token: str, keys: str, stacks: str, metrics: str | None, http: str | None
 ) -> Generator[str, None, None]:
     """Run a master in this process, for peers of this machine, and yield its address.
 
     Args:
         port: its port; 0: a free one.
-        token: the secret of the run.
+        token: a token of the run.
+        keys: path of the file with the run's keys; empty: there is none.
         stacks: directory in which the peers put their stacks when they are asked.
         metrics: where it serves its metrics; None: nowhere.
         http: address of the page that shows the run; None: there is none.
@@ -281,7 +298,11 @@ def own_master(
     try:
         inspect = partial(inspect_process, folder=stacks)
         node = pccl.MasterNode(
-            f"127.0.0.1:{port}", token=token, inspect_process=inspect, metrics=metrics
+            f"127.0.0.1:{port}",
+            token=token,
+            keys=keys or None,
+            inspect_process=inspect,
+            metrics=metrics,
         )
         node.run()
     except (ImportError, OSError) as error:  # of the metrics
@@ -386,16 +407,16 @@ def launch(
     their_metrics = peers_metrics(metrics, peers) if metrics is not None else []
     name, *arguments = wrapped_command(ctx)
     command = [find_program(name), name, *arguments]
-    token = secrets.token_urlsafe(32)
     with Children[int]() as children, contextlib.ExitStack() as stack:
         names = peer_names(peers, is_ours=master is None)
         started = LaunchedRun(children, names, grace_s, fail_fast)
         stack.enter_context(signals_for(started))
         if master is None:
             stacks = stack.enter_context(stacks_folder())
-            address = stack.enter_context(own_master(port or 0, token, stacks, metrics, http))
+            token, keys = stack.enter_context(own_token())
+            address = stack.enter_context(own_master(port or 0, token, keys, stacks, metrics, http))
             try:
-                stack.enter_context(run_file(address, token, (name, *arguments)))
+                stack.enter_context(run_file(address, token, (name, *arguments), keys))
                 started.say(f"the master is {address}; see the run with: pccl status")
             except Unusable as error:
                 started.say(f"`pccl status` will not find this run: {error}")

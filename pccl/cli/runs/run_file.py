@@ -1,9 +1,10 @@
-"""The file in which ``pccl launch`` names its master, for commands of the same user.
+"""The file in which ``pccl launch`` and ``pccl master`` name their master, for the same user.
 
 The file lies in ``$XDG_RUNTIME_DIR/pccl``, or else in ``pccl-UID`` of the folder for temporary
-files. Its name is the process id of the launch. It holds the token, so its mode is 0600.
+files. Its name is the process id of the launch or master. It holds a token, so its mode is 0600.
+The keys of the run (``pccl.run_keys``) lie beside it, unless the master keeps them elsewhere.
 
-The launch holds a lock on its file. The system releases the lock when the process ends, whatever
+The process holds a lock on its file. The system releases the lock when the process ends, whatever
 ends it. So a file without a lock is stale, also if another process has its id by now.
 """
 
@@ -26,8 +27,10 @@ from typing import Any, NamedTuple
 
 from pccl import config
 from pccl.addresses import parse_masters
+from pccl.errors import LocalProtocolError
+from pccl.run_keys import KeysFile
 
-VERSION = 1
+VERSION = 2
 
 FILE_BYTES_MAX = 16384
 
@@ -43,21 +46,23 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """One run of ``pccl launch`` on this machine.
+    """One run whose master is on this machine.
 
     Attributes:
-        pid: process id of the launch.
+        pid: process id of the launch or master.
         master: address of its master, ``host:port``.
-        token: the secret of the run.
+        token: a token of the run; None: it has none.
         command: the command of the peers, for people; without unprintable characters.
         since_s: when the run began, in seconds since the epoch.
+        keys: path of the file with its keys; empty: there is none.
     """
 
     pid: int
     master: str
-    token: bytes = field(repr=False)
+    token: bytes | None = field(repr=False)
     command: str
     since_s: float
+    keys: str = ""
 
 
 class Found(NamedTuple):
@@ -68,13 +73,16 @@ class Found(NamedTuple):
 
 
 @contextlib.contextmanager
-def run_file(master: str, token: str, command: Sequence[str]) -> Generator[None, None, None]:
+def run_file(
+    master: str, token: str | None, command: Sequence[str], keys: str = ""
+) -> Generator[None, None, None]:
     """Keep the run file of this process for the length of the block.
 
     Args:
         master: address of the master, ``host:port``.
-        token: the secret of the run.
+        token: a token of the run; None: it has none.
         command: the command of the peers.
+        keys: path of the file with the keys of the run; empty: there is none.
 
     Raises:
         Unusable: no folder is safe, or the file cannot be written.
@@ -88,6 +96,7 @@ def run_file(master: str, token: str, command: Sequence[str]) -> Generator[None,
             "token": token,
             "command": shlex.join(command)[:COMMAND_CHARACTERS_MAX],
             "since_s": time.time(),
+            "keys": keys,
         }
         name = f"{os.getpid()}.json"
         try:
@@ -97,6 +106,21 @@ def run_file(master: str, token: str, command: Sequence[str]) -> Generator[None,
         stack.callback(os.close, file)
         stack.callback(_remove, folder, name)
         yield
+
+
+@contextlib.contextmanager
+def own_keys_file() -> Generator[str, None, None]:
+    """Yield the path for the keys of a run of this process; delete the file at the end.
+
+    Raises:
+        Unusable: no folder is safe.
+    """
+    path = private_folder() / f"{os.getpid()}.keys"
+    path.unlink(missing_ok=True)  # of an earlier process with this id
+    try:
+        yield str(path)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def find_runs() -> Found:
@@ -236,6 +260,7 @@ def _read(folder: int, name: str) -> RunFile | None:
             raise Unusable(objection)
         if not _is_locked(file):
             _remove(folder, name)
+            _remove(folder, f"{name.removesuffix('.json')}.keys")
             return None
         run = parse_run(os.read(file, FILE_BYTES_MAX + 1))
     finally:
@@ -272,9 +297,10 @@ def parse_run(content: bytes) -> RunFile:
             "version": int(version),
             "pid": int(pid),
             "master": str(master),
-            "token": str(token),
+            "token": (str() | None) as token,
             "command": str(command),
             "since_s": float(since_s),
+            "keys": str(keys),
         } if version == VERSION:
             shown = command[:COMMAND_CHARACTERS_MAX]
             printable = "".join(c if c.isprintable() else "?" for c in shown)
@@ -284,9 +310,18 @@ def parse_run(content: bytes) -> RunFile:
             raise Unusable("lacks a field of a run file")
     try:
         parse_masters(master)
-        secret = config.resolve_token(token)
+        secret = None if token is None else config.resolve_token(token)
         time.localtime(since_s)
     except (ValueError, OverflowError, OSError) as error:
         raise Unusable(f"is not valid: {error}") from None
-    assert secret is not None
-    return RunFile(pid, master, secret, printable, since_s)
+    return RunFile(pid, master, _token_in(keys) or secret, printable, since_s, keys)
+
+
+def _token_in(path: str) -> bytes | None:
+    """Return the oldest valid token in a file of keys; None: there is none."""
+    try:
+        keys = KeysFile(path).read()
+    except LocalProtocolError:
+        return None
+    valid = keys.tokens.reusable()
+    return os.fsencode(keys.text_of(valid[0])) if valid else None

@@ -19,21 +19,23 @@ class Target(NamedTuple):
 
     Attributes:
         masters: address of the master; with standbys, addresses separated by commas.
-        token: the secret of the run; None: it has none.
+        token: a token of the run; None: it has none.
+        keys: path of the file with the run's keys; empty: none is known.
     """
 
     masters: str
     token: bytes | None
+    keys: str = ""
 
 
 class NoRun(click.ClickException):
-    """No run is named, and no run of ``pccl launch`` is live."""
+    """No run is named, and no run of this machine is live."""
 
     exit_code = 2
 
 
 class SeveralRuns(click.ClickException):
-    """No run is named, and several runs of ``pccl launch`` are live."""
+    """No run is named, and several runs of this machine are live."""
 
     exit_code = 2
 
@@ -41,9 +43,9 @@ class SeveralRuns(click.ClickException):
 def find_target(address: str | None, token_file: str | None) -> Target:
     """Return the run that a command asks.
 
-    The address is the argument, else ``PCCL_MASTER``, else that of the only live ``pccl launch`` of
-    this user. The token is that of ``token_file``, else of the environment, else of the run file
-    that has the address.
+    The address is the argument, else ``PCCL_MASTER``, else that of the only live ``pccl launch``
+    or ``pccl master`` of this user. The token is that of ``token_file``, else of the environment,
+    else of the run file that has the address.
 
     Args:
         address: the argument; None: not given.
@@ -56,16 +58,17 @@ def find_target(address: str | None, token_file: str | None) -> Target:
     masters = address or os.environ.get(config.MASTER)
     if not masters:
         run = _only(find_runs())
-        # The token of the environment belongs to another run: `pccl launch` always makes its own.
-        return Target(run.master, run.token if token_file is None else read_secret(token_file))
+        # The token of the environment may belong to another run; the file knows its own.
+        token = run.token if token_file is None else read_secret(token_file)
+        return Target(run.master, token, run.keys)
     try:
         wanted = config.resolve_masters(address)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     secret = read_secret(token_file)
-    if secret is None:
-        runs = (run for run in find_runs().runs if parse_masters(run.master) == wanted)
-        secret = next((run.token for run in runs), None)
+    for run in find_runs().runs:
+        if parse_masters(run.master) == wanted:
+            return Target(masters, run.token if secret is None else secret, run.keys)
     return Target(masters, secret)
 
 
@@ -82,8 +85,8 @@ def _only(found: Found) -> RunFile:
         raise SeveralRuns(f"several runs are live; choose one by its address:\n{listed}")
     ignored = "".join(f"\n  ignored: {reason}" for reason in found.ignored)
     raise NoRun(
-        "this user has no live `pccl launch` on this machine; for another master, give its "
-        f"address, HOST:PORT, or set {config.MASTER}{ignored}"
+        "this user has no live `pccl launch` or `pccl master` on this machine; for another "
+        f"master, give its address, HOST:PORT, or set {config.MASTER}{ignored}"
     )
 
 

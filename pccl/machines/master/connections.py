@@ -44,19 +44,22 @@ class Connections:
         """Open connection -> the host from which it comes."""
         self.keys: dict[int, bytes] = {}
         """Open connection -> the public key that the process behind it has proven."""
+        self.tokens: dict[int, int] = {}
+        """Open connection -> the number of the token that the process behind it has proven."""
         self.peers: dict[int, RegisteredPeer] = {}
         """Connection -> the registered peer behind it."""
 
-    def opened(self, connection: int, host: str, key: bytes) -> None:
+    def opened(self, connection: int, host: str, key: bytes, token: int) -> None:
         """Record a new connection."""
         self.hosts[connection], self.keys[connection] = host, key
+        self.tokens[connection] = token
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
         """Use this connection for a registered peer from now on, and close the peer's older one."""
         assert connection in self.hosts, "a peer is bound to a closed connection"
         if peer.connection not in (None, connection):
             self.close(peer.connection, "superseded")
-        peer.connection = connection
+        peer.connection, peer.token = connection, self.tokens[connection]
         self.peers[connection] = peer
 
     def lost(self, connection: int) -> RegisteredPeer | None:
@@ -74,6 +77,7 @@ class Connections:
     def _forget(self, connection: int) -> None:
         self.hosts.pop(connection, None)
         self.keys.pop(connection, None)
+        self.tokens.pop(connection, None)
 
     def part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
         """Send a last message on a connection, and close it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
+from pccl.machines.master.tokens import Tokens
 from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId, RemovalCause
@@ -16,12 +17,21 @@ from pccl.protocol.types import PeerId, RemovalCause
 class ConnectionOpened:
     """A connection from ``host`` was opened; the shell gives it a new number.
 
-    The process behind it has proven ``key``, its public key.
+    The process behind it has proven ``key``, its public key, and that it knows the run's token with
+    the number ``token``.
     """
 
     connection: int
     host: str
     key: bytes
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensChanged:
+    """A person has changed the tokens of the run, or has expelled members."""
+
+    tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,7 @@ MasterEvent = (
     | AddressTried
     | CallerTried
     | ProcessInspected
+    | TokensChanged
 )
 
 # -- effects -----------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.connections import ANSWERED, Connections, Outbox
-from pccl.machines.master.events import InspectProcess, ProcessInspected
+from pccl.machines.master.events import InspectProcess, ProcessInspected, SendAddress
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.succession.restart import Succession
+from pccl.machines.reachability import CallerTests, TryCaller
 from pccl.machines.ticks import Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import INQUIRIES_MAX
@@ -50,6 +51,28 @@ class Inquiries:
         self._open: dict[int, _Inquiry] = {}
         """By query, in the order of their deadlines."""
         self._last_query = 0
+        self._caller_tests = CallerTests(outbox.now_ns)
+
+    def test_caller(self, connection: int, query: msg.AddressQuery) -> None:
+        """Test the address of a process outside the run, or answer why not."""
+        seen = self._connections.hosts[connection]
+        test = self._caller_tests.begin(connection, query, seen, self._outbox.now_ns)
+        if isinstance(test, TryCaller):
+            self._outbox.add(test)
+        else:
+            self._answer_caller(connection, test, dialled=False)
+
+    def caller_tried(self, connection: int, reason: str) -> None:
+        """Pass on why the address of a process outside the run cannot be dialled; empty: it can."""
+        self._caller_tests.ended(connection)
+        self._answer_caller(connection, reason, dialled=True)
+
+    def _answer_caller(self, connection: int, reason: str, *, dialled: bool) -> None:
+        """Answer an ``AddressQuery``, unless its sender has left."""
+        if connection in self._connections.hosts:
+            seen = self._connections.hosts[connection]
+            self._outbox.add(SendAddress(connection, seen, dialled, reason))
+            self._connections.close(connection, ANSWERED)
 
     def ask(self, connection: int, request: msg.EvidenceRequest) -> None:
         """Pass a question on to its peer, or refuse it."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from pccl.machines.history import InvariantViolation
 from pccl.machines.machine import Machine
+from pccl.machines.master.admission import Admission
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
@@ -37,9 +38,9 @@ from pccl.machines.master.events import (
     MasterTick,
     MasterUnanswered,
     ProcessInspected,
-    SendAddress,
     SendStatus,
     SendTo,
+    TokensChanged,
 )
 from pccl.machines.master.inquiries import Inquiries
 from pccl.machines.master.links.peer_links import PeerLinks
@@ -54,8 +55,9 @@ from pccl.machines.master.succession.recovered import TakeUp
 from pccl.machines.master.succession.report import Report
 from pccl.machines.master.succession.restart import Succession
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
+from pccl.machines.master.tokens import OPEN, Tokens
 from pccl.machines.master.waits import Waits
-from pccl.machines.reachability import AddressTried, CallerTests, CallerTried, TryCaller
+from pccl.machines.reachability import AddressTried, CallerTried
 from pccl.machines.ticks import Ticks, Wakefulness
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
@@ -82,6 +84,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         stands_by_for: for a standby: addresses of the masters whose run it may continue, for logs.
         vouched: the members of the run, as this master or an earlier one named them.
         signer: key of this master.
+        tokens: with which tokens processes may join the run.
         tests_addresses: whether the master tests if newcomers can be dialled.
     """
 
@@ -99,6 +102,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         vouched: Vouched = NOT_TOLD,
         *,
         signer: Signer,
+        tokens: Tokens = OPEN,
         tests_addresses: bool = False,
     ) -> None:
         super().__init__("master", now_ns)
@@ -118,14 +122,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
-        self.caller_tests = CallerTests(now_ns)
+        self.admission = Admission(tokens, who, self.connections, vouched.keys or {})
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
             self.ratification, out,
         )  # fmt: skip
         self.registration = Registration(
             timing, us, random_bytes, who, self.connections, self.links, self.removals,
-            self.ballots, self.finals, self.rounds, self.ratification, out,
+            self.ballots, self.finals, self.rounds, self.ratification, out, self.admission,
         )  # fmt: skip
         self.succession = Succession(
             timing, origin, us, stands_by_for, vouched, who, self.connections,
@@ -224,8 +228,12 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
     def _take(self, event: MasterEvent) -> None:
         self.outbox.now_ns = self._now_ns
         match event:
-            case ConnectionOpened(connection, host, key):
-                self.connections.opened(connection, host, key)
+            case ConnectionOpened(connection, host, key, token):
+                self.connections.opened(connection, host, key, token)
+            case TokensChanged(tokens):
+                self.admission.tokens = tokens
+                if not self.recovering:
+                    self.removals.expel(self.admission.expelled())
             case ConnectionMessage(connection, message):
                 if isinstance(message, msg.Reported):
                     self.succession.end_report(connection)
@@ -251,11 +259,11 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case AddressTried(peer, host, reason):
                 self._on_tested(peer, None, host, reason)
             case CallerTried(connection, reason):
-                self.caller_tests.ended(connection)
-                self._answer_address(connection, reason, dialled=True)
+                self.inquiries.caller_tried(connection, reason)
             case ProcessInspected():
                 self.inquiries.inspected(event)
         self.succession.settle()
+        self.admission.returning = self.succession.vouched.keys or {} if self.recovering else {}
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
@@ -274,12 +282,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.EvidenceRequest() if not is_known:
                 self.inquiries.ask(connection, message)
             case msg.AddressQuery() if not is_known:
-                seen = self.connections.hosts[connection]
-                test = self.caller_tests.begin(connection, message, seen, self._now_ns)
-                if isinstance(test, TryCaller):
-                    self.outbox.add(test)
-                else:
-                    self._answer_address(connection, test, dialled=False)
+                self.inquiries.test_caller(connection, message)
             case msg.Return():
                 self._on_return(connection, message, is_known=is_known)
             case _ if self.recovering or self.succession.hears(connection):
@@ -293,13 +296,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                     reason=f"an unregistered peer sent {type(message).__name__}, "
                     "not Register, Resume or Return"
                 )
-
-    def _answer_address(self, connection: int, reason: str, *, dialled: bool) -> None:
-        """Answer an ``AddressQuery``, unless its sender has left."""
-        if connection in self.connections.hosts:
-            seen = self.connections.hosts[connection]
-            self.outbox.add(SendAddress(connection, seen, dialled, reason))
-            self.connections.close(connection, ANSWERED)
 
     def _on_peers_message(self, peer: RegisteredPeer, message: msg.Message) -> None:
         """Handle a message of a peer, sent now or in its report to a new master."""
@@ -372,6 +368,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if is_known:
             raise RemoteProtocolError(reason="the peer sent Return after Register or Return")
         check_return(header)
+        if flaw := self.admission.claim(connection, returns=True):
+            self.connections.refuse(connection, flaw)
+            return
         if not self.recovering and header.run == self.run:
             had_master = self.succession.had_master
             self.registration.return_late(connection, header, had_master=had_master)
@@ -470,6 +469,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             if connection in hosts and connection not in self.connections.peers:
                 reason = "the run continued before the peer's report was complete"
                 self.connections.close(connection, reason)
+        self.removals.expel(self.admission.expelled())
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():
             if connection in hosts:

@@ -40,6 +40,8 @@ class RegisteredPeer:
     id: PeerId
     group: int
     member: Member
+    token: int = 0
+    """Number of the token with which the peer registered, or returned to this master."""
     min_peers: int = 1
     """The smallest run into which the peer may be admitted, itself included."""
     masters: int = 1

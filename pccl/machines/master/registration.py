@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pccl.machines.master.admission import Admission
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
@@ -48,6 +49,7 @@ class Registration:
         rounds: JointRounds,
         ratification: Ratification,
         outbox: Outbox,
+        admission: Admission,
     ) -> None:
         self._timing = timing
         self._incarnation = incarnation
@@ -61,6 +63,7 @@ class Registration:
         self._rounds = rounds
         self._ratification = ratification
         self._outbox = outbox
+        self._admission = admission
         self.last_peer = PeerId(0)
         """The highest id that is used or skipped."""
         self.first_ns: int | None = None
@@ -73,7 +76,7 @@ class Registration:
         flaw = registration_flaw(message)
         if not flaw and not self._make_room(connection):
             flaw = f"the run has {PEERS_MAX} peers, the maximum"
-        if flaw:
+        if flaw := flaw or self._admission.claim(connection):
             self._connections.refuse(connection, flaw)
             return
         self.last_peer = PeerId(self.last_peer + 1)

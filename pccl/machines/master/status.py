@@ -16,6 +16,7 @@ from pccl.machines.master.lockstep import Wait, calls_by_member
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.removal import Removal
 from pccl.protocol.guards.texts import shortened
+from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.limits import BYTES_PER_S_MAX
 from pccl.protocol.operation import Phase
 from pccl.protocol.status_report import (
@@ -154,6 +155,8 @@ def _members(
                 peer.pace.step,
                 peer.pace.step_us,
                 peer.pace.loss,
+                peer.token,
+                fingerprint_of(peer.member.key),
             )
         )
     return tuple(found)

@@ -252,6 +252,8 @@ def refused(
     what_to_do = "update_topology() or connect() rejoins it"
     if cause is RemovalCause.STATE_CONFLICT:
         what_to_do = f"fix the program first, or it is evicted again; then {what_to_do}"
+    elif cause is RemovalCause.EXPELLED:
+        what_to_do = "this process may not come back"
     error = errors.Evicted(
         reason=f"the run evicted this peer {ago_s:.1f} s ago: {reason} [{cause.name}]; {what_to_do}"
     )

@@ -2,5 +2,6 @@
 
 * ``keys``: the keys of processes and of connections, and what is computed with them.
 * ``opening``: the first bytes that a side sends.
+* ``token``: the tokens of a run, and their texts.
 * ``exchange``: the handshake: both sides identify themselves, and prove what they claim.
 """

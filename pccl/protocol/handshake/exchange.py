@@ -159,7 +159,8 @@ def _accept(
     if flaw := judge(remote):
         raise _refused(flaw, sent)
     stranger = "its token is not one of this run"
-    if own.security and remote.token_id not in secrets.tokens:
+    number = remote.token_id
+    if own.security and not (number in secrets.tokens and secrets.accepts(number, remote.key)):
         yield sent, PROOF_BYTES
         raise _refused(stranger, REFUSAL)
     transcript = transcript_of(received, sent)

@@ -11,7 +11,7 @@ The simulator has a ``Curves`` of its own, which is quick, and keeps no secret.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -123,6 +123,11 @@ class ConnectionKeys(NamedTuple):
     acceptor_sends: bytes
 
 
+def any_owner(number: int, key: bytes) -> bool:
+    """Let the owner of any key use any token that it knows."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """What a side needs for one handshake. ``repr`` shows nothing of it.
@@ -133,6 +138,7 @@ class Secrets:
         share: secret of its share of this connection, ``SECRET_BYTES`` that nobody can predict.
         tokens: by number: see ``derive_token_key``; empty: no token; a dialler has at most one.
         flags: flags of the opening.
+        accepts: for an acceptor: whether the owner of a key may use the token with this number.
     """
 
     curves: Curves
@@ -140,6 +146,7 @@ class Secrets:
     share: bytes
     tokens: Mapping[int, bytes]
     flags: int = 0
+    accepts: Callable[[int, bytes], bool] = any_owner
 
     def __repr__(self) -> str:
         return "<Secrets>"

@@ -8,6 +8,7 @@
 * ``keeper``: keeps a peer's connection to the master: dials when the machine asks, and passes on
   received messages.
 * ``probe``: tests whether a peer can be dialled: connects, does the handshake, and disconnects.
+* ``master_keys``: the key and the tokens of a master, as its file has them.
 * ``question``: asks a master one question, without joining its run.
 * ``examination``: examines the path to a run, for a process that does not join it.
 * ``status_desk``: the queue of connections that ask a master a question: one is served at a

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pccl.addresses import is_loopback
@@ -24,6 +24,7 @@ from pccl.protocol.handshake.keys import (
     Curves,
     Secrets,
     Signer,
+    any_owner,
     derive_token_key,
     is_certified,
 )
@@ -35,6 +36,7 @@ from pccl.protocol.handshake.opening import (
     Channel,
     Opening,
 )
+from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.limits import TURN_BYTES_MAX
 from pccl.protocol.records import RECORD_BYTES_MAX, processor_has_aes
 from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
@@ -95,7 +97,7 @@ class Credentials:
     """The key of a process and the token that it knows; makes its handshakes.
 
     Args:
-        token: secret that every process of the run must know; None: any process may connect.
+        token: text of the token that this process knows (``parse_token``); None: none.
         random_bytes: source of secrets; must be unpredictable outside simulation.
         curves: computes with keys.
         secret: the secret of the key of this process; None: a new one.
@@ -111,24 +113,50 @@ class Credentials:
         encrypts: Callable[[Connection], bool] = leaves_machine,
     ) -> None:
         self._encrypts = encrypts
-        self._tokens = {} if token is None else {0: derive_token_key(token)}
+        self._tokens: Mapping[int, bytes] = {}
+        self._own: RunToken | None = None
+        self._accepts: Callable[[int, bytes], bool] = any_owner
+        if token is not None:
+            self._own = parse_token(token)
+            self._tokens = {self._own.number: derive_token_key(self._own.secret)}
         self._random_bytes = random_bytes
         self._curves = curves
         self.signer: Signer = curves.signer(secret or random_bytes(SECRET_BYTES))
         """The key of this process."""
 
-    def _secrets(self, connection: Connection) -> Secrets:
+    def accept_tokens(
+        self,
+        secrets: Mapping[int, bytes],
+        own: RunToken | None,
+        accepts: Callable[[int, bytes], bool],
+    ) -> None:
+        """Set the tokens that a master accepts, instead of the one that this process knows.
+
+        Args:
+            secrets: secrets of the tokens by number; empty: any process may connect.
+            own: what this process proves to another master of the run; None: nothing.
+            accepts: whether the owner of a key may use the token with this number.
+        """
+        self._tokens = {number: derive_token_key(secret) for number, secret in secrets.items()}
+        self._own, self._accepts = own, accepts
+
+    def _secrets(self, connection: Connection, tokens: Mapping[int, bytes]) -> Secrets:
         share = self._random_bytes(SECRET_BYTES)
         flags = ENCRYPTS if self._encrypts(connection) else 0
         flags |= HAS_AES if processor_has_aes() else 0
-        return Secrets(self._curves, self.signer, share, self._tokens, flags)
+        return Secrets(self._curves, self.signer, share, tokens, flags, self._accepts)
 
     def dial(self, connection: Connection, opening: Opening, expects: bytes = b"") -> Handshake:
         """Return a handshake for the side that has dialled.
 
-        ``expects``: fingerprint of the key that the other side must have; empty: any key.
+        ``expects``: fingerprint of the key that the other side must have; empty: that of the run's
+        key for a master, if the token names it, otherwise any key.
         """
-        return Handshake.dial(opening, self._secrets(connection), expects)
+        tokens: dict[int, bytes] = {}
+        if opening.channel is Channel.CONTROL and self._own is not None:
+            expects = expects or self._own.fingerprint
+            tokens[self._own.number] = self._tokens[self._own.number]
+        return Handshake.dial(opening, self._secrets(connection, tokens), expects)
 
     def accept(
         self,
@@ -137,7 +165,7 @@ class Credentials:
         judge: Callable[[Opening], str],
     ) -> Handshake:
         """Return the handshake of the side that was dialled; see ``Handshake.accept``."""
-        return Handshake.accept(identify, self._secrets(connection), judge)
+        return Handshake.accept(identify, self._secrets(connection, self._tokens), judge)
 
     def is_registered(self, authority: bytes, remote: Opening) -> bool:
         """Whether the master with the key ``authority`` has registered the sender of an opening."""

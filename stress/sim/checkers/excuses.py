@@ -180,6 +180,8 @@ class Excuses:
                 return False  # all hold the same, or accept what they receive
             case RemovalCause.CROWDED_OUT:
                 return False  # no simulated run has so many newcomers
+            case RemovalCause.EXPELLED:
+                return False  # no person watches
             case RemovalCause.TOO_SLOW:
                 narrow_s = self._narrow_ns.get(host, 0) / NS_PER_S
                 long = narrow_s >= timing.hold_s / 3

@@ -1,0 +1,75 @@
+"""The run of a command that changes its keys."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import NamedTuple
+
+import click
+
+from pccl.cli.command_line import F
+from pccl.cli.runs.target import NoRun, Target, find_target
+from pccl.errors import LocalProtocolError
+from pccl.run_keys import KeysFile
+
+
+class KeyedRun(NamedTuple):
+    """A run, and the file with its keys.
+
+    Attributes:
+        target: how to ask its master; None: only the file is known.
+        file: the file.
+    """
+
+    target: Target | None
+    file: KeysFile
+
+
+def keys_option(command: F) -> F:
+    """Add ``--keys FILE``: where the keys of a run are."""
+    return click.option(
+        "--keys",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="File with the keys of the run, as `pccl master` was given it.  [default: as the "
+        "master on this machine says]",
+    )(command)
+
+
+def keyed_run(master: str | None, token: str | None, keys: str | None) -> KeyedRun:
+    """Return the run that a command names.
+
+    Args:
+        master: address of its master; None: as in ``find_target``.
+        token: value of ``--token``; None: not given.
+        keys: value of ``--keys``; None: as the run file of the master says.
+
+    Raises:
+        NoRun, SeveralRuns: no run is named, and none or several are live.
+        click.ClickException: nothing says where the keys are.
+    """
+    try:
+        target = find_target(master, token)
+    except NoRun:
+        if keys is None:
+            raise
+        target = None
+    path = keys or (target.keys if target is not None else "")
+    if not path:
+        raise click.ClickException(
+            "the keys of this run are not known here: run the command on the machine of its "
+            "master, as the same user, or give --keys FILE"
+        )
+    return KeyedRun(target, KeysFile(path))
+
+
+@contextlib.contextmanager
+def errors_of_keys() -> Generator[None]:
+    """Say in a sentence why keys cannot be used."""
+    try:
+        yield
+    except LocalProtocolError as error:
+        raise click.ClickException(error.reason) from error
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,119 @@
+"""``pccl token`` makes, lists and rotates the tokens of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import click
+
+import pccl
+from pccl.cli.command_line import F, check_address, timeout_option
+from pccl.cli.tokens.target import errors_of_keys, keyed_run, keys_option
+from pccl.errors import PCCLError
+from pccl.observe.summary import names_of, who
+from pccl.progress import counted
+from pccl.run_keys import REUSABLE_MAX, Tokens, make_token
+
+
+@click.group()
+def token() -> None:
+    """Make, list and rotate the tokens of a run, on the machine of its master.
+
+    Give a token to other machines by PCCL_TOKEN, by a file or by stdin, never as an argument:
+    other users of the machine could see it.
+    """
+
+
+def _run_options(command: F) -> F:
+    argument = click.argument(
+        "master", metavar="[HOST:PORT]", required=False, callback=check_address
+    )
+    return argument(keys_option(command))
+
+
+@token.command()
+@_run_options
+def make(master: str | None, keys: str | None) -> None:
+    """Print a new reusable token, if fewer than two are valid."""
+    with errors_of_keys():
+        file = keyed_run(master, None, keys).file
+        if len(file.read().tokens.reusable()) >= REUSABLE_MAX:
+            raise click.ClickException(
+                f"{REUSABLE_MAX} tokens are valid already; `pccl token rotate` makes one and "
+                "revokes the oldest"
+            )
+        click.echo(make_token(file)[0])
+
+
+@token.command()
+@_run_options
+def ticket(master: str | None, keys: str | None) -> None:
+    """Print a ticket: a token with which only one process can join."""
+    with errors_of_keys():
+        click.echo(make_token(keyed_run(master, None, keys).file, is_ticket=True)[0])
+
+
+@token.command()
+@_run_options
+def rotate(master: str | None, keys: str | None) -> None:
+    """Print a new reusable token. Two stay valid: a third one revokes the oldest.
+
+    Members stay, and can reconnect, but no new process joins with a revoked token.
+    """
+    with errors_of_keys():
+        file = keyed_run(master, None, keys).file
+        before = {one.number for one in file.read().tokens.reusable()}
+        text, after = make_token(file)
+    click.echo(text)
+    for number in sorted(before - {one.number for one in after.tokens.reusable()}):
+        click.echo(f"revoked token {number}", err=True)
+
+
+@token.command("list")
+@_run_options
+@timeout_option()
+def list_tokens(master: str | None, keys: str | None, timeout_s: float) -> None:
+    """Show the tokens of a run and who joined with them, but no secret."""
+    with errors_of_keys():
+        target, file = keyed_run(master, None, keys)
+        tokens = file.read().tokens
+    joined: dict[int, list[str]] = {}
+    if target is not None:
+        try:
+            status = pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
+        except PCCLError as error:
+            click.echo(f"who joined is unknown: {error.reason}", err=True)
+        else:
+            for member in status.members:
+                named = who(names_of(status), member.peer)
+                joined.setdefault(member.token, []).append(named)
+    for line in lines_of(tokens, joined, int(time.time())):
+        click.echo(line)
+
+
+def lines_of(tokens: Tokens, joined: Mapping[int, Sequence[str]], now_s: int) -> Iterator[str]:
+    """Yield a line for each token.
+
+    Args:
+        tokens: the tokens of the run.
+        joined: names of the present members, by the number of their token.
+        now_s: the time, in seconds since the epoch.
+    """
+    if not tokens.known:
+        yield "the run has no token: any process may join"
+    for token in tokens.known:
+        kind = "ticket" if token.is_ticket else "token" if token.number else "plain secret"
+        state = "revoked" if token.revoked else "spent" if token.spent_by else "valid"
+        age = f", {_age(now_s - token.made_s)} old" if token.made_s else ""
+        members = ", ".join(joined.get(token.number, ())) or "nobody"
+        yield f"{token.number:4}  {kind}, {state}{age}; joined with it: {members}"
+    if tokens.expelled:
+        yield counted(len(tokens.expelled), "expelled key")
+
+
+def _age(age_s: int) -> str:
+    for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if age_s >= length_s:
+            return counted(age_s // length_s, unit)
+    return counted(max(0, age_s), "second")

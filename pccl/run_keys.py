@@ -1,0 +1,113 @@
+"""The key and the tokens of a run, in a file that only its owner can read.
+
+A master that was started with the file takes up changes within a second.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pccl.machines.master.tokens import REUSABLE_MAX, Token, Tokens
+from pccl.protocol.handshake.keys import SECRET_BYTES
+from pccl.protocol.handshake.token import TOKEN_SECRET_BYTES
+from pccl.runtime.keys_file import KEYS_FILE, KeysFile, RunKeys
+
+__all__ = [
+    "KEYS_FILE",
+    "REUSABLE_MAX",
+    "KeysFile",
+    "RunKeys",
+    "Token",
+    "Tokens",
+    "ensure_token",
+    "expel_key",
+    "make_token",
+]
+
+
+def make_token(file: KeysFile, *, is_ticket: bool = False) -> tuple[str, RunKeys]:
+    """Add a token to a run; return its text, and what the file holds now.
+
+    Args:
+        file: the file of the run's keys.
+        is_ticket: whether only one process may join with it.
+
+    Raises:
+        LocalProtocolError: the file cannot be used.
+        ValueError: the run has too many tokens, or none at all, so that any process may join.
+    """
+    secret, now_s = os.urandom(TOKEN_SECRET_BYTES), int(time.time())
+
+    def add(tokens: Tokens) -> Tokens:
+        if not tokens.known:
+            raise ValueError("the run has no token: start its master with --token auto")
+        return tokens.make(secret, now_s, is_ticket=is_ticket)
+
+    return _with_text(file.update(add))
+
+
+def ensure_token(file: KeysFile) -> str:
+    """Return the text of the newest numbered token of a run; make the file and a token if needed.
+
+    Raises:
+        LocalProtocolError: the file cannot be used.
+        ValueError: the run has too many tokens.
+    """
+    secret, now_s = os.urandom(TOKEN_SECRET_BYTES), int(time.time())
+    file.make(os.urandom(SECRET_BYTES))
+
+    def add(tokens: Tokens) -> Tokens:
+        newest = tokens.newest()
+        return tokens if newest is not None and newest.number else tokens.make(secret, now_s)
+
+    keys = file.update(add)
+    newest = keys.tokens.newest()
+    assert newest is not None
+    return keys.text_of(newest)
+
+
+def expel_key(
+    file: KeysFile, fingerprint: bytes, number: int, *, shared: bool
+) -> tuple[str, RunKeys]:
+    """Never let the owner of a key join again, and revoke the token with which it joined.
+
+    If other members share the token, or no other token is valid, the run gets a new one.
+
+    Args:
+        file: the file of the run's keys.
+        fingerprint: hash of the key, 16 bytes (``MemberStatus.fingerprint``).
+        number: number of the token.
+        shared: whether other members have joined with it.
+
+    Returns:
+        The text of the new token, empty if there is none, and what the file holds now.
+
+    Raises:
+        LocalProtocolError: the file cannot be used.
+        ValueError: the run has too many tokens or expelled keys.
+    """
+    secret, now_s = os.urandom(TOKEN_SECRET_BYTES), int(time.time())
+    made = False
+
+    def change(tokens: Tokens) -> Tokens:
+        nonlocal made
+        tokens = tokens.expel(fingerprint)
+        token = tokens.get(number)
+        if token is None or token.revoked:
+            return tokens
+        if tokens.reusable() == [token]:
+            made = True
+            return tokens.make(secret, now_s).revoke(number)
+        made = shared
+        tokens = tokens.revoke(number)
+        return tokens.make(secret, now_s) if shared else tokens
+
+    keys = file.update(change)
+    return _with_text(keys) if made else ("", keys)
+
+
+def _with_text(keys: RunKeys) -> tuple[str, RunKeys]:
+    made = keys.tokens.get(keys.tokens.last_number)
+    assert made is not None
+    return keys.text_of(made), keys
