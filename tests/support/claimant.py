@@ -40,13 +40,14 @@ class Claimant:
     Args:
         address: of a master, ``"host:port"``.
         token: the run's; None: there is none.
+        who: a byte; claimants with different ones have different keys.
     """
 
-    def __init__(self, address: str, token: bytes | None = None) -> None:
+    def __init__(self, address: str, token: bytes | None = None, who: bytes = b"a") -> None:
         where = parse_address(address)
         self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
         opening = Opening(Channel.CONTROL)
-        handshake = Handshake.dial(opening, secrets_of(token))
+        handshake = Handshake.dial(opening, secrets_of(token, who))
         self.run = greet(self.sock, handshake).run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()
@@ -97,8 +98,7 @@ def returning(
 ) -> msg.Return:
     """The first word of a peer that comes back."""
     registration = msg.Register(group, host, 4000, masters=masters)
-    token = peer.to_bytes(16, "little")
-    return msg.Return(PeerId(peer), token, run, term, registration, 0, (), MASTER)
+    return msg.Return(PeerId(peer), run, term, registration, 0, (), MASTER)
 
 
 def alone(peer: int, version: int = 7) -> msg.KnownRoster:
