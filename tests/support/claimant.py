@@ -47,7 +47,10 @@ class Claimant:
         where = parse_address(address)
         self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
         opening = Opening(Channel.CONTROL)
-        handshake = Handshake.dial(opening, secrets_of(token, who))
+        secrets = secrets_of(token, who)
+        self.key = secrets.signer.key
+        """The public key that it proves."""
+        handshake = Handshake.dial(opening, secrets)
         self.run = greet(self.sock, handshake).run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()
@@ -101,7 +104,7 @@ def returning(
     return msg.Return(PeerId(peer), run, term, registration, 0, (), MASTER)
 
 
-def alone(peer: int, version: int = 7) -> msg.KnownRoster:
-    """A roster with one member."""
-    member = Member(PeerId(peer), "127.0.0.1", 4000)
+def alone(peer: int, key: bytes, version: int = 7) -> msg.KnownRoster:
+    """A roster with one member, which has this key."""
+    member = Member(PeerId(peer), "127.0.0.1", 4000, key=key)
     return msg.KnownRoster(Roster(version, 0, 4, (member,), (4,), 1, 1, 1), MASTER)

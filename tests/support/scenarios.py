@@ -96,7 +96,14 @@ def public(module: ModuleType) -> dict[str, Any]:
     }
 
 
-WORDS: dict[str, Any] = {"GAP": TERM_GAP, "key": key, "where": where, "op": op, "roster": roster, **ROUNDS}
+WORDS: dict[str, Any] = {
+    "GAP": TERM_GAP,
+    "key": key,
+    "where": where,
+    "op": op,
+    "roster": roster,
+    **ROUNDS,
+}
 
 
 class Short:

@@ -8,6 +8,7 @@ from pccl.machines.master.events import Announce, CloseConnection, ConnectionOpe
 from pccl.protocol import messages as msg
 from pccl.protocol.types import PeerId
 from tests.support.master_stage import RUN, MasterStage, closed, told
+from tests.support.scenarios import key
 
 BAD = {
     " alice": "a name must not be empty, or begin or end with white space",
@@ -47,11 +48,11 @@ def test_a_peer_that_returns_with_a_bad_name_is_turned_away(name: str, reason: s
     master = MasterStage()
     master.restarted()
     header = msg.Return(
-        peer=PeerId(1), token=b"token", run=RUN, term=1,
+        peer=PeerId(1), run=RUN, term=1,
         registration=msg.Register(0, "", 1, name=name),
         roster_version=1, rounds=(), incumbent=b"",
     )  # fmt: skip
-    master.do(ConnectionOpened(1, "10.0.0.1"))
+    master.do(ConnectionOpened(1, "10.0.0.1", key(1)))
     effects = master.hear(1, header)
     assert closed(effects) == [1]
     assert effects == [CloseConnection(1, reason)]

@@ -13,7 +13,7 @@ from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake.exchange import REFUSAL, HandshakeRefused
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
-from pccl.protocol.types import NS_PER_S, PeerId
+from pccl.protocol.types import NO_CERTIFICATE, NS_PER_S, PeerId
 from pccl.runtime.control.greeting import Credentials, Reception, introduce, opening_of
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver
@@ -61,6 +61,7 @@ class Me:
     run = bytes(range(16))
     term = 1
     peer = PeerId(7)
+    certificate = NO_CERTIFICATE
 
 
 class Elder(Me):

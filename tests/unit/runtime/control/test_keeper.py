@@ -8,7 +8,7 @@ from random import Random
 from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
+from pccl.protocol.types import NO_CERTIFICATE, NOBODY, NS_PER_S, Certificate, PeerId
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.keeper import ControlKeeper
 from pccl.runtime.master_server import MasterServer
@@ -29,6 +29,7 @@ class Identity:
     peer: PeerId = NOBODY
     run: bytes = b""
     term: int = 0
+    certificate: Certificate = NO_CERTIFICATE
 
 
 class World:
@@ -164,7 +165,7 @@ def test_a_refusal_counts_where_there_is_one_master() -> None:
     (event,) = world.dial()
     assert isinstance(event, ControlMessage)
     assert isinstance(event.message, msg.Refused)
-    assert "have different tokens" in event.message.reason
+    assert "does not accept this token" in event.message.reason
     world.close()
 
 
@@ -185,7 +186,7 @@ def test_a_removal_is_final_whoever_else_there_is() -> None:
     world.run(0.1)
     world.identity = Identity(registered.peer, registered.run, registered.term)
     world.dial()
-    world.keeper.send(msg.Resume(registered.peer, registered.token, 0))
+    world.keeper.send(msg.Resume(registered.peer, 0))
     world.run(0.1)
     refusals = [e.message for e in world.events if isinstance(e, ControlMessage)]
     assert [m.cause is not None for m in refusals if isinstance(m, msg.Refused)] == [True]

@@ -13,7 +13,7 @@ import pytest
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
+from pccl.protocol.types import NO_CERTIFICATE, NS_PER_S, Certificate, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
@@ -84,6 +84,7 @@ class Identity:
     peer: PeerId
     run: bytes = bytes(range(16))
     term: int = 1
+    certificate: Certificate = NO_CERTIFICATE
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Side:
             lanes,
         )
         self.address = Address(host.name, PORTS[peer])
-        self.member = Member(peer, host.name, PORTS[peer])
+        self.member = Member(peer, host.name, PORTS[peer], key=self.credentials.signer.key)
         self._wakes_ns = 0
         Ticker(world.loop, TICK_NS, self._tick).start()
 

@@ -10,25 +10,34 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, Roster
 from tests.support.master_stage import MASTER, NEXT, OTHER_RUN, RUN
-from tests.support.scenarios import roster
+from tests.support.scenarios import key, roster
 
 TERM_TWO = 1 << 32
 """Rosters of the second term have higher numbers."""
 
 
 def come(
-    recovery: Recovery, peer: int, *known: Roster, run: bytes = RUN, ratified: int = 0
-) -> None:
+    recovery: Recovery,
+    peer: int,
+    *known: Roster,
+    run: bytes = RUN,
+    ratified: int = 0,
+    connection: int = 0,
+    proven: bytes | None = None,
+) -> list[int]:
+    """A peer returns and reports; the connections that are closed for it."""
+    connection = connection or peer
     group = known[0].group if known else 0
     registration = msg.Register(group, "", 4000 + peer, 1, 2)
     newest = max((one.version for one in known), default=0)
-    header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), MASTER, ratified)
-    recovery.begins(peer, f"10.0.0.{peer}", header, 0)
-    report = recovery.report_on(peer)
+    header = msg.Return(PeerId(peer), run, 1, registration, newest, (), MASTER, ratified)
+    closed = recovery.begins(connection, f"10.0.0.{peer}", proven or key(peer), header, 0)
+    report = recovery.report_on(connection)
     assert report is not None
     for one in known:
         recovery.take(report, msg.KnownRoster(one, MASTER))
     recovery.take(report, msg.Reported())
+    return closed
 
 
 def test_a_goodbye_counts_in_its_own_run_only() -> None:
