@@ -176,7 +176,9 @@ def test_whoever_asks_for_the_run_does_not_capture_a_standby(two: Two) -> None:
         run = curious.hears(msg.RunIs)
     assert isinstance(run, msg.RunIs)
     with Claimant(two.second, TOKEN) as claimant:
-        claimant.say(returning(run.run, 99, masters=2), alone(99, claimant.key, 1 << 40), msg.Reported())
+        claimant.say(
+            returning(run.run, 99, masters=2), alone(99, claimant.key, 1 << 40), msg.Reported()
+        )
         assert claimant.hears(msg.Resumed) is None  # closed, when the time to return is over
     two.master.interrupt()
     two.reduce()

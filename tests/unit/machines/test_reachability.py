@@ -97,7 +97,7 @@ def asked(master: Master, seconds: float) -> tuple[Member, ...]:
 def test_a_newcomer_is_dialled_at_what_it_declares_and_at_where_it_was_seen() -> None:
     master = Master()
     tries = [e for e in master.register(1, host="example.org") if isinstance(e, TryAddress)]
-    declared = Member(PeerId(1), "example.org", 4001)
+    declared = Member(PeerId(1), "example.org", 4001, key=key(1))
     assert tries == [TryAddress(declared, ("example.org", "10.0.0.1"), "10.0.0.1")]
 
 

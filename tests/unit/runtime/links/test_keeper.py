@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader
+from pccl.protocol.handshake.exchange import HandshakeRefused
+from pccl.protocol.handshake.keys import Signer, certify, fingerprint_of
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NO_CERTIFICATE, NS_PER_S, Certificate, Member, OperationId, PeerId
@@ -24,6 +26,7 @@ from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from pccl.transports.sinks import Sink
+from tests.support.secrets import MASTER_SIGNER, signer_of
 
 MS = 1_000_000
 LATENCY = 1 * MS
@@ -31,6 +34,7 @@ SETTLED_NS = 20 * MS
 """Long enough to dial and greet several times over."""
 
 ELDER, YOUNG = PeerId(3), PeerId(7)
+RUN = bytes(range(16))
 OPERATION = OperationId(1, 0, 1, 0, 0)
 TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, redial_max_s=0.5)
 STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
@@ -82,7 +86,7 @@ class Identity:
     """A peer of a run."""
 
     peer: PeerId
-    run: bytes = bytes(range(16))
+    run: bytes = RUN
     term: int = 1
     certificate: Certificate = NO_CERTIFICATE
 
@@ -106,6 +110,7 @@ class Side:
         self.changes: list[Change] = []
         self.credentials = Credentials(world.token, Random(peer).randbytes)
         self.identity = Identity(peer)
+        self.identity = replace(self.identity, certificate=self.certified())
         self.keeper = LinkKeeper(
             world.loop,
             host,
@@ -122,6 +127,17 @@ class Side:
         self.member = Member(peer, host.name, PORTS[peer], key=self.credentials.signer.key)
         self._wakes_ns = 0
         Ticker(world.loop, TICK_NS, self._tick).start()
+
+    def certified(
+        self,
+        by: Signer = MASTER_SIGNER,
+        *,
+        run: bytes = RUN,
+        peer: PeerId | None = None,
+        key: bytes = b"",
+    ) -> Certificate:
+        """What the master of the run signs for this peer, or another one, or for another peer."""
+        return certify(by, run, peer or self.identity.peer, key or self.credentials.signer.key)
 
     def sleep(self, duration_ns: int) -> None:
         """The process is not given the processor: no tick comes for a while."""
