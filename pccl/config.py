@@ -14,6 +14,7 @@
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
+| ``PCCL_ENCRYPT`` | 1: encrypt connections inside this machine, too; others always are |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
 | ``PCCL_STACKS_DIR`` | folder for stacks (:mod:`pccl.observe.process`); commands set it |
 | ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
@@ -48,6 +49,7 @@ TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
 LOCAL = "PCCL_LOCAL"
 NAME = "PCCL_NAME"
+ENCRYPT = "PCCL_ENCRYPT"
 STACKS = "PCCL_STACKS"
 RECORD = "PCCL_RECORD"
 PROGRESS = "PCCL_PROGRESS"
@@ -152,6 +154,15 @@ def resolve_drain() -> bool:
         ValueError: the variable is neither 0 nor 1.
     """
     return _switched_on(DRAIN)
+
+
+def resolve_encrypt() -> bool:
+    """Whether this process encrypts connections inside this machine, too; False by default.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    return _switched_on(ENCRYPT)
 
 
 def resolve_local() -> str:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_listener, check_timing
-from pccl.config import resolve_metrics, resolve_token
+from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
 from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events, show_log
@@ -23,6 +23,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
+from pccl.runtime.control.greeting import encryption
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
@@ -97,6 +98,7 @@ class MasterNode:
         self.metrics_url = ""
         show_log("master")
         self._token = resolve_token(token)
+        self._encrypts_all = resolve_encrypt()
         self._server: MasterServer | None = None
         self._io: IOThread | None = None
         self._consumers: Consumers
@@ -137,6 +139,7 @@ class MasterNode:
                 store=self._store,
                 standbys=standbys,
                 standby_of=self._standby_of,
+                encrypts=encryption(always=self._encrypts_all),
             )
             log_events(server.events, lambda: "master")
             if (inspect := self._inspect_process) is not None:

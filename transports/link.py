@@ -291,6 +291,8 @@ class Lane:
         """Report the loss to the sink of the incoming frame, if any, and to the handler."""
         self._stop()
         sink, self._sink = self._sink, None
+        if isinstance(error, DamagedData) and sink is not None and self._header is not None:
+            self.damaged_bytes = self._header.length  # at most: a sealed record failed
         if sink is not None:
             sink.lost()
         self._handler.lane_lost(self, error)

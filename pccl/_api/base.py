@@ -20,6 +20,7 @@ from pccl.checks import (
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
+    resolve_encrypt,
     resolve_group,
     resolve_lanes,
     resolve_listen,
@@ -36,6 +37,7 @@ from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Attribute
+from pccl.runtime.control.greeting import encryption
 from pccl.telemetry.events import PeerReport
 
 
@@ -97,6 +99,7 @@ class CommunicatorBase:
             name=resolve_name(name),
             pulls=local != "tcp",
             pulled_by_anyone=local == "any",
+            encrypts=encryption(always=resolve_encrypt()),
         )
         drains, metrics = resolve_drain(), resolve_metrics()
         gives_stacks, record_to = resolve_stacks(), resolve_record()

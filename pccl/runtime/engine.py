@@ -139,7 +139,9 @@ class PeerEngine:
         self._make_link = make_link
         self._tasks = Tasks(loop)
         self._listener: Listener | None = None
-        self._credentials = Credentials(options.token, options.random_bytes, options.curves)
+        self._credentials = Credentials(
+            options.token, options.random_bytes, options.curves, encrypts=options.encrypts
+        )
         self._control = ControlKeeper(
             clock,
             transport,

@@ -53,7 +53,7 @@ from pccl.protocol.limits import (
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.types import NOBODY, Member
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
-from pccl.runtime.control.greeting import Credentials, Reception
+from pccl.runtime.control.greeting import Credentials, Reception, leaves_machine
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.question import ask_run
 from pccl.runtime.control.status_desk import Question, StatusDesk
@@ -85,6 +85,7 @@ class MasterServer:
         random_bytes: source of the run id and of secrets.
         curves: computes with keys.
         secret: the secret of the run's key; None: a new one.
+        encrypts: whether this side wants a connection to be encrypted.
         observer: called with each event and its effects after they were carried out (traces).
         token: secret that every process of the run must know; None: any process may join.
         store: stores the state of the master across restarts; None: the master stores nothing.
@@ -110,6 +111,7 @@ class MasterServer:
         *,
         curves: Curves = CURVE25519,
         secret: bytes | None = None,
+        encrypts: Callable[[Connection], bool] = leaves_machine,
         tests_addresses: bool = True,
     ) -> None:
         self._tests_addresses = tests_addresses
@@ -125,7 +127,7 @@ class MasterServer:
         self._store_trouble = ""
         """Error of the last attempt to write; empty if it succeeded."""
         self._standby_of = tuple(standby_of)
-        self._credentials = Credentials(token, random_bytes, curves, secret)
+        self._credentials = Credentials(token, random_bytes, curves, secret, encrypts)
         self.machine = self._make_machine(random_bytes, standbys)
         self._tasks: Tasks | None = None
         """Questions to other masters, and test dials of newcomers."""
@@ -387,10 +389,10 @@ class MasterServer:
     async def _tried(self, test: TryAddress, patience_ns: int) -> AddressTried:
         machine, credentials = self.machine, self._credentials
 
-        def greet() -> Handshake:
+        def greet(connection: Connection) -> Handshake:
             own = Opening(Channel.PROBE, machine.run, machine.term, target=test.member.peer)
             key = test.member.key
-            return credentials.dial(own, fingerprint_of(key) if key else b"")
+            return credentials.dial(connection, own, fingerprint_of(key) if key else b"")
 
         return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
 

@@ -13,9 +13,10 @@ from pccl.protocol.handshake.keys import CURVE25519, Curves
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import RoundKind
 from pccl.runtime.collective.operand import Operand
+from pccl.runtime.control.greeting import leaves_machine
 from pccl.runtime.state.progress import SyncProgress
 from pccl.runtime.state.running_prefetch import PrefetchRequest
-from pccl.transports.base import Address
+from pccl.transports.base import Address, Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class PeerOptions:
     """Source of secrets; must be unpredictable outside simulation."""
     curves: Curves = CURVE25519
     """Computes with keys."""
+    encrypts: Callable[[Connection], bool] = leaves_machine
+    """Whether this side wants a connection to be encrypted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -71,6 +72,7 @@ class SeedRange(click.ParamType[range]):
     show_default=True,
     help="What seeds draw: calls of all kinds; training; two live masters; flipped bits.",
 )
+@click.option("--sealed", is_flag=True, help="Encrypt all connections.")
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")
 @click.option(
     "--scenario",
@@ -90,6 +92,7 @@ def sim(
     minutes: float | None,
     jobs: int,
     mix: str,
+    sealed: bool,
     bug: str | None,
     scenario: Path | None,
     shrinks: bool,
@@ -106,7 +109,7 @@ def sim(
     summary = Summary()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("seeds", total=None if minutes else len(seeds))
-        for verdict in _verdicts(seeds, minutes, jobs, mix, bug, scenario):
+        for verdict in _verdicts(seeds, minutes, jobs, mix, bug, scenario, sealed=sealed):
             summary.add(verdict)
             progress.advance(task)
             if not verdict.ok and shrinks:
@@ -135,11 +138,13 @@ def _verdicts(
     mix: str,
     bug: str | None,
     scenario: Path | None,
+    *,
+    sealed: bool,
 ) -> Iterator[Verdict]:
     if scenario is not None:
-        yield _run(bug, _load(scenario))
+        yield _run(bug, replace(_load(scenario), sealed=sealed))
         return
-    run = partial(_run_seed, bug, mix)
+    run = partial(_run_seed, bug, mix, sealed)
     gc.freeze()  # the modules live to the end: garbage collections need not visit them
     if minutes is None and (jobs == 1 or len(seeds) < 2 * jobs):
         yield from map(run, seeds)
@@ -166,8 +171,8 @@ def _next(running: deque[Future[Verdict]]) -> Iterator[Verdict]:
         raise
 
 
-def _run_seed(bug: str | None, mix: str, seed: int) -> Verdict:
-    return _run(bug, MIXES[mix].draw(seed))
+def _run_seed(bug: str | None, mix: str, sealed: bool, seed: int) -> Verdict:
+    return _run(bug, replace(MIXES[mix].draw(seed), sealed=sealed))
 
 
 def _run(bug: str | None, scenario: Scenario) -> Verdict:
@@ -201,6 +206,7 @@ def _replay(
     path = _reduced(verdict) if shrunk else scenario
     kind = "" if mix == "default" else f" --mix {mix}"
     what = f"--scenario {path}" if path else f"--seeds {verdict.scenario.seed}{kind}"
+    what += " --sealed" if verdict.scenario.sealed else ""
     with_bug = f" --planted {bug}" if bug else ""
     return f"{sys.executable} -m pccl.stress sim {what}{with_bug}"
 

@@ -169,6 +169,7 @@ class MasterProcess:
             others if standby else (),
             curves=QuickCurves(),
             secret=secret,
+            encrypts=parts.scenario.encrypts,
         )
 
     async def start(self) -> None:
@@ -266,7 +267,10 @@ class PeerProcess:
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
         listen, curves = Address("", port), QuickCurves()
-        options = replace(options, random_bytes=random_bytes, curves=curves, listen=listen)
+        options = replace(
+            options, random_bytes=random_bytes, curves=curves, listen=listen,
+            encrypts=parts.scenario.encrypts,
+        )  # fmt: skip
         self.engine = _RecordingEngine(
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )

@@ -41,6 +41,7 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.network import SimNetwork
 from tests.integration.conftest import Run
+from tests.support.clear import in_the_clear
 from tests.support.patience import LIMIT_S
 
 
@@ -244,9 +245,13 @@ async def lose_the_other_one(loop: VirtualLoop, arrays: list[Any], theirs: Any) 
     and the next one, in the same instant, commits tag 8: everybody left has that result.
     """
     network = SimNetwork(loop, Random(1), ragged=False, latency_ns=LATENCY_NS)
-    master = MasterServer(loop, network.host("master"), Timing(), Random(2).randbytes)
+    master = MasterServer(
+        loop, network.host("master"), Timing(), Random(2).randbytes, encrypts=in_the_clear
+    )
     await master.start(MASTER)
-    options = PeerOptions(listen=Address("", 0), random_bytes=Random(3).randbytes)
+    options = PeerOptions(
+        listen=Address("", 0), random_bytes=Random(3).randbytes, encrypts=in_the_clear
+    )
     hosts = [network.host(name) for name in ("staying", "dying")]
     staying, dying = (PeerEngine(loop, loop, host, MASTER, 0, options) for host in hosts)
     for joining in [

@@ -11,11 +11,13 @@ from pccl.protocol.codec import encode
 from pccl.protocol.errors import MasterLost
 from pccl.protocol.handshake.exchange import Handshake
 from pccl.protocol.handshake.opening import Channel, Opening
+from pccl.runtime.control.greeting import anyone
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, PeerOptions
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 from tests.support.secrets import secrets_of
 
 MASTER = Address("master", 48148)
@@ -27,7 +29,7 @@ class Impostor:
     def __init__(self, connection: Connection) -> None:
         self._memory = memoryview(bytearray(4096))
         opening = Opening(Channel.CONTROL, b"another run here")
-        self._handshake = Handshake.accept(lambda: opening, secrets_of())
+        self._handshake = Handshake.accept(lambda: opening, secrets_of(), anyone)
         self._connection = connection
         connection.start(self)
 
@@ -54,7 +56,7 @@ def test_a_message_that_no_master_sends() -> None:
 
     async def main() -> None:
         await network.host("master").listen(MASTER, lambda c: masters.append(Impostor(c)))
-        options = PeerOptions(listen=Address("", 0))
+        options = PeerOptions(listen=Address("", 0), encrypts=in_the_clear)
         engine = PeerEngine(loop, loop, network.host("peer"), MASTER, 0, options)
         for _ in range(2):  # the peer is unharmed: it can try again
             with pytest.raises(MasterLost, match="after 2 attempts: Goodbye has 1 bytes; the"):

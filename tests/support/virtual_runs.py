@@ -19,8 +19,9 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
 from pccl.stress.sim.runner import Verdict, run_scenario
 from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, Slot
-from pccl.transports.base import Address
+from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 
 QUIET = Scenario(
     seed=1,
@@ -59,12 +60,16 @@ def run_peers(
     def peer(index: int) -> PeerEngine:
         host = network.host(f"peer{index}")
         nonces = Random(index).randbytes
-        told = PeerOptions(timing, Address("", 0), random_bytes=nonces, **options)
+        told = PeerOptions(
+            timing, Address("", 0), random_bytes=nonces, encrypts=in_the_clear, **options
+        )
         return PeerEngine(loop, ProcessClock(loop, host), host, MASTER_ADDRESS, 0, told)
 
     async def main() -> None:
         host = network.host("master")
-        master = MasterServer(ProcessClock(loop, host), host, timing, Random(2).randbytes)
+        master = MasterServer(
+            ProcessClock(loop, host), host, timing, Random(2).randbytes, encrypts=in_the_clear
+        )
         await master.start(MASTER_ADDRESS)
         engines = [peer(index) for index in range(peers)]
         for task in [loop.create_task(part(engine, n)) for n, engine in enumerate(engines)]:
@@ -88,6 +93,7 @@ class VirtualRun:
         limit_s: of virtual time.
         on_event: what to do at whatever the network notes.
         token: of the run.
+        encrypts: which connections the master and the peers want to be encrypted.
         options: of every peer.
     """
 
@@ -99,14 +105,19 @@ class VirtualRun:
         limit_s: int = 600,
         on_event: Callable[[int, str], None] | None = None,
         token: bytes | None = None,
+        encrypts: Callable[[Connection], bool] = in_the_clear,
         **options: Any,
     ) -> None:
         self.loop = VirtualLoop(limit_ns=limit_s * NS_PER_S)
         self.network = SimNetwork(self.loop, Random(1), on_event, **network)
         master = self.network.host("master")
-        self.master = MasterServer(self.loop, master, Timing(), Random(2).randbytes, token=token)
+        self.master = MasterServer(
+            self.loop, master, Timing(), Random(2).randbytes, token=token, encrypts=encrypts
+        )
         listen, nonces = Address("", 0), Random(3).randbytes
-        told = PeerOptions(listen=listen, random_bytes=nonces, token=token, **options)
+        told = PeerOptions(
+            listen=listen, random_bytes=nonces, token=token, encrypts=encrypts, **options
+        )
         self.hosts = [self.network.host(f"p{n}") for n in range(len(groups))]
         self.engines = [
             PeerEngine(self.loop, self.loop, host, MASTER_ADDRESS, group, told)

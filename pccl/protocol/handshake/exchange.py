@@ -12,6 +12,9 @@ the signature, with a key derived from both shares, the token and both openings,
 one), and nobody has changed a byte. No side sends or reads more before the end. This is the SIGMA
 design (Krawczyk, CRYPTO 2003), with the token in the derivation.
 
+If one side wants it, the connection is encrypted from then on (:mod:`pccl.protocol.records`). The
+wishes are in the openings, so nobody between the two can change them.
+
 Only control connections prove a token. Two peers recognize each other by their keys, which their
 master has told them. So the peers of a run need no common token.
 
@@ -44,6 +47,8 @@ from pccl.protocol.handshake.keys import (
     transcript_of,
 )
 from pccl.protocol.handshake.opening import (
+    ENCRYPTS,
+    HAS_AES,
     MAGIC,
     NO_RUN,
     OPENING_BYTES,
@@ -56,6 +61,7 @@ from pccl.protocol.handshake.opening import (
     version_check,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
+from pccl.protocol.records import RecordKeys
 from pccl.protocol.types import NOBODY, SIGNATURE_BYTES
 
 PROOF_BYTES = SIGNATURE_BYTES + MAC_BYTES + SEAL_BYTES
@@ -85,9 +91,9 @@ class AnotherRun(HandshakeRefused):
 
 # -- the two roles -------------------------------------------------------------------------------
 
-_Exchange = Generator[tuple[bytes, int], bytes, tuple[bytes, Opening, ConnectionKeys]]
+_Exchange = Generator[tuple[bytes, int], bytes, tuple[bytes, Opening, RecordKeys | None]]
 """Yields bytes to send and how many bytes to read next; returns the last bytes, the opening of the
-other side, and the keys."""
+other side, and the keys of the records."""
 
 
 def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
@@ -129,7 +135,7 @@ def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
         _check_dialled(own, remote)
     else:
         _check_probed(own, remote)
-    return b"", remote, keys
+    return b"", remote, _record_keys(own, remote, keys.dialler_sends, keys.acceptor_sends)
 
 
 def _accept(
@@ -165,7 +171,7 @@ def _accept(
     last = _proof(secrets, keys.acceptor_proves, _ACCEPTOR + transcript)
     if own.channel is Channel.LANE:
         _check_dialler(own, remote, last)
-    return last, remote, keys
+    return last, remote, _record_keys(own, remote, keys.acceptor_sends, keys.dialler_sends)
 
 
 def _completed(own: Opening, secrets: Secrets) -> Opening:
@@ -173,7 +179,7 @@ def _completed(own: Opening, secrets: Secrets) -> Opening:
     return replace(
         own,
         security=Security.TOKEN if proves else Security.NONE,
-        encrypts=secrets.encrypts,
+        flags=secrets.flags,
         token_id=next(iter(secrets.tokens)) if proves else 0,
         share=secrets.curves.share(secrets.share),
         key=secrets.signer.key,
@@ -188,6 +194,12 @@ def _keys(
         raise _refused("its share is invalid", last_words)
     token_key = secrets.tokens[dialler.token_id] if dialler.security else None
     return derive_keys(agreed, token_key, transcript)
+
+
+def _record_keys(own: Opening, remote: Opening, sends: bytes, receives: bytes) -> RecordKeys | None:
+    if not (own.flags | remote.flags) & ENCRYPTS:
+        return None
+    return RecordKeys(sends, receives, has_aes=bool(own.flags & remote.flags & HAS_AES))
 
 
 def _proof(secrets: Secrets, key: bytes, message: bytes) -> bytes:
@@ -283,13 +295,14 @@ class Handshake:
         awaited_bytes: number of bytes to read next, and never more; 0 once the handshake ends.
         remote: the opening of the other side, once the handshake has succeeded; its ``key`` is
             proven.
-        keys: the keys of the connection, once the handshake has succeeded.
+        keys: the keys of the records, once the handshake has succeeded; None: both sides send in
+            the clear.
     """
 
     def __init__(self, exchange: _Exchange) -> None:
         self.awaited_bytes = 0
         self.remote: Opening | None = None
-        self.keys: ConnectionKeys | None = None
+        self.keys: RecordKeys | None = None
         self._exchange = exchange
         self._data = bytearray()
         self._output, self.awaited_bytes = next(exchange)

@@ -132,14 +132,14 @@ class Secrets:
         signer: key of the process.
         share: secret of its share of this connection, ``SECRET_BYTES`` that nobody can predict.
         tokens: by number: see ``derive_token_key``; empty: no token; a dialler has at most one.
-        encrypts: whether this side wants the connection to be encrypted.
+        flags: flags of the opening.
     """
 
     curves: Curves
     signer: Signer
     share: bytes
     tokens: Mapping[int, bytes]
-    encrypts: bool = False
+    flags: int = 0
 
     def __repr__(self) -> str:
         return "<Secrets>"

@@ -29,6 +29,12 @@ OPENING_BYTES = _OPENING.size + SEAL_BYTES
 RUN_BYTES = 16
 NO_RUN = bytes(RUN_BYTES)
 
+ENCRYPTS = 1
+"""The sender wants the connection to be encrypted. The wish of one side is enough."""
+
+HAS_AES = 2
+"""The sender's processor has instructions for AES."""
+
 assert (PREFIX_BYTES, OPENING_BYTES) == (8, 192)
 
 
@@ -67,8 +73,8 @@ class Opening:
     lanes: int = 0
     """Number of lanes that the sender wants for the link; 0: the other side decides."""
     security: int = Security.NONE
-    encrypts: bool = False
-    """Whether the sender wants the connection to be encrypted. Either side's wish is enough."""
+    flags: int = 0
+    """Of ``ENCRYPTS`` and ``HAS_AES``."""
     token_id: int = 0
     """Number of the token that a dialler knows; 0: a token without a number, or none."""
     share: bytes = bytes(KEY_BYTES)
@@ -85,7 +91,7 @@ class Opening:
         assert (len(self.run), len(self.certificate)) == (RUN_BYTES, SIGNATURE_BYTES)
         packed = _OPENING.pack(
             MAGIC, self.version, version_check(self.version), self.security, self.channel,
-            self.lane, self.lanes, self.encrypts, self.term, self.run, self.source, self.target,
+            self.lane, self.lanes, self.flags, self.term, self.run, self.source, self.target,
             self.token_id, self.share, self.key, self.certificate,
         )  # fmt: skip
         return seal(packed)
@@ -104,11 +110,11 @@ class Opening:
             _, version, _, security, channel, lane, lanes, flags, term, run, source, target,
             token_id, share, key, certificate,
         ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
-        if channel not in _CHANNELS or flags > 1:
+        if channel not in _CHANNELS or flags > (ENCRYPTS | HAS_AES):
             raise RemoteProtocolError(func="handshake", reason="the opening is malformed")
         return Opening(
             _CHANNELS[channel], run, term, PeerId(source), PeerId(target), lane, lanes,
-            security, bool(flags), token_id, share, key, certificate, version,
+            security, flags, token_id, share, key, certificate, version,
         )  # fmt: skip
 
 

@@ -192,8 +192,8 @@ class _Examiner:
             target = Member(member.peer, member.host, member.port)
             own = Opening(Channel.PROBE, status.run, status.term, target=member.peer)
 
-            def greet(own: Opening = own) -> Handshake:
-                return self._credentials.dial(own)
+            def greet(connection: Connection, own: Opening = own) -> Handshake:
+                return self._credentials.dial(connection, own)
 
             test = TryAddress(target, (member.host,), member.host)
             patience_ns = round(min(self._timeout_s * 1e9, self._patience_ns))

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from pccl.addresses import is_loopback
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake.exchange import Handshake, HandshakeRefused
@@ -26,11 +27,21 @@ from pccl.protocol.handshake.keys import (
     derive_token_key,
     is_certified,
 )
-from pccl.protocol.handshake.opening import NO_RUN, OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.opening import (
+    ENCRYPTS,
+    HAS_AES,
+    NO_RUN,
+    OPENING_BYTES,
+    Channel,
+    Opening,
+)
+from pccl.protocol.limits import TURN_BYTES_MAX
+from pccl.protocol.records import RECORD_BYTES_MAX, processor_has_aes
 from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
+from pccl.transports.sealed import SealedConnection
 
 _log = logging.getLogger("pccl.link")
 
@@ -70,6 +81,16 @@ def opening_of(
     )  # fmt: skip
 
 
+def leaves_machine(connection: Connection) -> bool:
+    """Whether other machines may see what a connection carries."""
+    return not (is_loopback(connection.local.host) and is_loopback(connection.remote.host))
+
+
+def encryption(*, always: bool) -> Callable[[Connection], bool]:
+    """Return which connections this side wants to be encrypted: all, or those to elsewhere."""
+    return (lambda connection: True) if always else leaves_machine
+
+
 class Credentials:
     """The key of a process and the token that it knows; makes its handshakes.
 
@@ -78,6 +99,7 @@ class Credentials:
         random_bytes: source of secrets; must be unpredictable outside simulation.
         curves: computes with keys.
         secret: the secret of the key of this process; None: a new one.
+        encrypts: whether this side wants a connection to be encrypted.
     """
 
     def __init__(
@@ -86,27 +108,36 @@ class Credentials:
         random_bytes: Callable[[int], bytes],
         curves: Curves = CURVE25519,
         secret: bytes | None = None,
+        encrypts: Callable[[Connection], bool] = leaves_machine,
     ) -> None:
+        self._encrypts = encrypts
         self._tokens = {} if token is None else {0: derive_token_key(token)}
         self._random_bytes = random_bytes
         self._curves = curves
         self.signer: Signer = curves.signer(secret or random_bytes(SECRET_BYTES))
         """The key of this process."""
 
-    def _secrets(self) -> Secrets:
+    def _secrets(self, connection: Connection) -> Secrets:
         share = self._random_bytes(SECRET_BYTES)
-        return Secrets(self._curves, self.signer, share, self._tokens)
+        flags = ENCRYPTS if self._encrypts(connection) else 0
+        flags |= HAS_AES if processor_has_aes() else 0
+        return Secrets(self._curves, self.signer, share, self._tokens, flags)
 
-    def dial(self, opening: Opening, expects: bytes = b"") -> Handshake:
+    def dial(self, connection: Connection, opening: Opening, expects: bytes = b"") -> Handshake:
         """Return a handshake for the side that has dialled.
 
         ``expects``: fingerprint of the key that the other side must have; empty: any key.
         """
-        return Handshake.dial(opening, self._secrets(), expects)
+        return Handshake.dial(opening, self._secrets(connection), expects)
 
-    def accept(self, identify: Callable[[], Opening], judge: Callable[[Opening], str]) -> Handshake:
+    def accept(
+        self,
+        connection: Connection,
+        identify: Callable[[], Opening],
+        judge: Callable[[Opening], str],
+    ) -> Handshake:
         """Return the handshake of the side that was dialled; see ``Handshake.accept``."""
-        return Handshake.accept(identify, self._secrets(), judge)
+        return Handshake.accept(identify, self._secrets(connection), judge)
 
     def is_registered(self, authority: bytes, remote: Opening) -> bool:
         """Whether the master with the key ``authority`` has registered the sender of an opening."""
@@ -127,8 +158,9 @@ class Greeting:
         handshake: a handshake that has not begun.
         clock: gives the time.
         deadline_ns: time by which the handshake must be complete.
-        on_proven: called when the handshake is complete and sent; must restart or end the
-            connection.
+        on_proven: called when the handshake is complete and sent, with the connection, which is
+            encrypted from now on if either side wants that, and the other side's opening; must
+            start or end the connection.
         on_failed: called with the error if the handshake fails; ``dismiss`` does not call it.
         on_opening: called when a valid opening of the other side has arrived.
     """
@@ -139,12 +171,13 @@ class Greeting:
         handshake: Handshake,
         clock: Clock,
         deadline_ns: int,
-        on_proven: Callable[[Opening], None],
+        on_proven: Callable[[Connection, Opening], None],
         on_failed: Callable[[PCCLError], None],
         on_opening: Callable[[], None] | None = None,
     ) -> None:
         self.connection = connection
         self._handshake = handshake
+        self._clock = clock
         self._on_proven = on_proven
         self._on_failed: Callable[[PCCLError], None] | None = on_failed
         self._on_opening = on_opening
@@ -182,8 +215,16 @@ class Greeting:
             self.connection.close()
         elif self._handshake.remote is not None:
             self._timer.cancel()
-            self._on_proven(self._handshake.remote)
+            self._on_proven(self._protected(self._handshake.remote), self._handshake.remote)
             self._on_failed = None
+
+    def _protected(self, remote: Opening) -> Connection:
+        keys = self._handshake.keys
+        if keys is None:
+            return self.connection
+        is_lane = remote.channel is Channel.LANE
+        longest = RECORD_BYTES_MAX if is_lane else TURN_BYTES_MAX
+        return SealedConnection(self.connection, keys, self._clock, longest)
 
     def _fail(self, error: PCCLError) -> None:
         self._timer.cancel()
@@ -255,7 +296,7 @@ async def introduce(
     """
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def proven(remote: Opening) -> None:
+    def proven(connection: Connection, remote: Opening) -> None:
         if over.done():  # the waiter was cancelled, and has not run since
             connection.abort()
         else:
@@ -318,10 +359,10 @@ class Reception:
             self.log.write(logging.INFO, text, goes.remote)
         deadline_ns = self._clock.now_ns() + self._patience_ns
 
-        def proven(remote: Opening) -> None:
+        def proven(protected: Connection, remote: Opening) -> None:
             del self._waiting[connection]
             self._shares.remove(connection)
-            self._on_proven(connection, remote, deadline_ns)
+            self._on_proven(protected, remote, deadline_ns)
 
         def failed(error: PCCLError) -> None:
             greeting = self._waiting.pop(connection, None)
@@ -336,7 +377,7 @@ class Reception:
         def begun() -> None:
             self._shares.spoke(connection)
 
-        handshake = self._credentials.accept(self._identify, self._judge)
+        handshake = self._credentials.accept(connection, self._identify, self._judge)
         self._waiting[connection] = Greeting(
             connection, handshake, self._clock, deadline_ns, proven, failed, begun
         )

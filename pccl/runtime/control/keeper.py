@@ -99,9 +99,9 @@ class ControlKeeper:
         self._create_task(self._probe(test))
 
     async def _probe(self, test: TryAddress) -> None:
-        def greet() -> Handshake:
+        def greet(connection: Connection) -> Handshake:
             opening = opening_of(Channel.PROBE, self._identify(), test.member.peer)
-            return self._credentials.dial(opening, fingerprint_of(test.member.key))
+            return self._credentials.dial(connection, opening, fingerprint_of(test.member.key))
 
         patience_ns = round(self._dial_s * NS_PER_S)
         self._feed(
@@ -136,7 +136,7 @@ class ControlKeeper:
         own, credentials = self._identify(), self._credentials
         try:
             connection = await self._transport.dial(self.address, self._dial_s)
-            handshake = credentials.dial(opening_of(Channel.CONTROL, own))
+            handshake = credentials.dial(connection, opening_of(Channel.CONTROL, own))
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)
         except (LinkError, RemoteProtocolError) as error:

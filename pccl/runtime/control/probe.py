@@ -17,7 +17,7 @@ async def probe(
     transport: Transport,
     clock: Clock,
     test: TryAddress,
-    greet: Callable[[], Handshake],
+    greet: Callable[[Connection], Handshake],
     patience_ns: int,
     by: str,
 ) -> AddressTried:
@@ -27,7 +27,7 @@ async def probe(
         transport: the network.
         clock: gives the time.
         test: the peer, and the hosts to try in order.
-        greet: makes a handshake.
+        greet: makes the handshake on a connection.
         patience_ns: time limit of each dial, and of each handshake.
         by: host between this process and the master.
     """
@@ -44,7 +44,7 @@ async def probe(
             address = Address(host, test.member.port)
             connection = await transport.dial(address, patience_ns / 1e9, may_dial)
             deadline_ns = clock.now_ns() + patience_ns
-            await introduce(connection, greet(), clock, deadline_ns, leave)
+            await introduce(connection, greet(connection), clock, deadline_ns, leave)
         except (LinkError, RemoteProtocolError) as error:
             why = why or error.reason
         else:

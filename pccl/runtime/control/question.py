@@ -126,7 +126,7 @@ class _MasterQuestion(Generic[_Answer]):
         clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
         connection = await transport.dial(master, timeout_s)
-        handshake = credentials.dial(Opening(Channel.CONTROL))
+        handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, clock, deadline_ns, self._begin)
         overdue = LinkError(reason=f"the master is connected, but sent no {self._name} in time")
         timer = clock.call_at_ns(deadline_ns, self._fail, overdue)

@@ -18,6 +18,7 @@ from pccl.protocol.messages import Message
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.transports.base import Connection, Traffic
+from pccl.transports.sealed import DamagedThere
 
 _log = logging.getLogger("pccl.link")
 
@@ -204,4 +205,5 @@ class ControlStream:
         """Report why the connection ended, unless this side has closed it."""
         if isinstance(error, RemoteProtocolError):
             self._complain(error.reason)
+        self.was_damaged |= isinstance(error, DamagedData | DamagedThere)
         self._end(error.reason if isinstance(error, PCCLError) else str(error or "closed"))

@@ -233,6 +233,7 @@ class LinkKeeper:
                 connection.abort()  # nothing was sent on it yet
                 return
             handshake = self._credentials.dial(
+                connection,
                 opening_of(Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes),
                 fingerprint_of(member.key),
             )

@@ -75,8 +75,10 @@ class Garbage(TimedFault, kind="garbage", calm=True, keeps_majority=True):
             if not greets:
                 attack(connection)
                 return
-            credentials = Credentials(stage.scenario.token, rng.randbytes, QuickCurves())
-            handshake = credentials.dial(Opening(self._channel))
+            credentials = Credentials(
+                stage.scenario.token, rng.randbytes, QuickCurves(), encrypts=stage.scenario.encrypts
+            )
+            handshake = credentials.dial(connection, Opening(self._channel))
             until_ns = stage.now_ns() + _STAYS_NS
             await introduce(connection, handshake, stage.loop, until_ns, attack)
         except (LinkError, RemoteProtocolError):

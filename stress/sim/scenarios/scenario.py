@@ -26,6 +26,7 @@ from pccl.stress.sim.faults.processes import Freeze, Interrupt
 from pccl.stress.sim.faults.state import FetchInterrupt, Lies
 from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, draw_training
+from pccl.transports.base import Connection
 
 
 class Style(enum.Enum):
@@ -120,6 +121,8 @@ class Scenario:
     mistake: Mistake | None = None
     secured: bool = False
     """Whether the run has a token."""
+    sealed: bool = False
+    """Whether all connections are encrypted."""
     drops: bool = False
     """Whether each iteration launches a reduce and drops its handle at once."""
     lanes: int = 1
@@ -146,6 +149,10 @@ class Scenario:
     def token(self) -> bytes | None:
         """Secret of the run; None: the run has no token."""
         return b"a secret that all of them know" if self.secured else None
+
+    def encrypts(self, connection: Connection) -> bool:
+        """Whether each side wants a connection to be encrypted."""
+        return self.sealed
 
     @property
     def undisturbed(self) -> bool:
