@@ -104,7 +104,7 @@ TO_A_MASTER = {
     "version 1": b"PCCL\1\0\0\0" + encode(Goodbye()),
     "TLS": bytes.fromhex("160301020001000001fc0303") + GARBAGE[:500],
     "zeros": bytes(5000),
-    "an opening with a reserved flag": changed(control(), 14, 2) + GARBAGE,
+    "an opening with a reserved flag": changed(control(), 14, 4) + GARBAGE,
 }
 AFTER_THE_HANDSHAKE = {
     "a message that was damaged": encode(Register(0, "", 1))[:-1] + b"\7",
@@ -154,7 +154,7 @@ TO_A_PEER = {
     "zeros": bytes(5000),
     "TLS": TO_A_MASTER["TLS"],
     "a lane of another number": changed(lane(), 10, 7),
-    "an opening with a reserved flag": changed(lane(), 14, 2) + GARBAGE,
+    "an opening with a reserved flag": changed(lane(), 14, 4) + GARBAGE,
     "security that nobody has": changed(lane(), 8, 7),
     "an opening that was damaged": changed(lane(), 50, 1, sealed=False),
     "another version": lane(version=PROTOCOL_VERSION + 1),

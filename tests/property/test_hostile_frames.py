@@ -38,6 +38,7 @@ from pccl.transports.base import Connection
 from pccl.transports.link import Lane, Links
 from pccl.transports.sim.memory import SimMemories, SimMemory
 from pccl.transports.sinks import Drain, Sink
+from tests.support.clear import in_the_clear
 from tests.support.frames import encode_frame
 from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of
 from tests.support.wires import FakeClock, Wire
@@ -146,7 +147,7 @@ class Port:
             FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls),
             lambda peer, reason: None,
             typing.cast("Any", None),
-            Credentials(None, lambda count: bytes(count)),
+            Credentials(None, lambda count: bytes(count), encrypts=in_the_clear),
             lanes=0,
         )
         self._keeper.want(tuple(Member(peer, "there", 1, key=KEY) for peer in RING[1:]))

@@ -17,10 +17,12 @@ MASTER_SIGNER = signer_of(b"m")
 """The key of a master in tests."""
 
 
-def secrets_of(token: bytes | None = None, who: bytes = b"a", number: int = 0) -> Secrets:
+def secrets_of(
+    token: bytes | None = None, who: bytes = b"a", number: int = 0, flags: int = 0
+) -> Secrets:
     """The secrets of a side that knows a token; sides with different ``who`` (a byte) differ."""
     tokens = {} if token is None else {number: derive_token_key(token)}
-    return Secrets(CURVE25519, signer_of(who), who.swapcase() * 32, tokens)
+    return Secrets(CURVE25519, signer_of(who), who.swapcase() * 32, tokens, flags)
 
 
 def as_sent(opening: Opening, who: bytes = b"a") -> bytes:

@@ -37,6 +37,8 @@ from pccl.protocol.handshake.keys import (
     is_certified,
 )
 from pccl.protocol.handshake.opening import (
+    ENCRYPTS,
+    HAS_AES,
     NO_RUN,
     OPENING_BYTES,
     PREFIX_BYTES,
@@ -45,6 +47,7 @@ from pccl.protocol.handshake.opening import (
     Security,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
+from pccl.protocol.records import RecordKeys
 from pccl.protocol.types import (
     KEY_BYTES,
     NO_CERTIFICATE,
@@ -90,8 +93,10 @@ def security_of(opening: Opening, token: bytes | None) -> Security:
     return Security.TOKEN if proves else Security.NONE
 
 
-def dialler(opening: Opening, token: bytes | None, expects: bytes = b"") -> Handshake:
-    return Handshake.dial(opening, secrets_of(token, b"d"), expects)
+def dialler(
+    opening: Opening, token: bytes | None, expects: bytes = b"", flags: int = 0
+) -> Handshake:
+    return Handshake.dial(opening, secrets_of(token, b"d", flags=flags), expects)
 
 
 def acceptor(
@@ -169,10 +174,29 @@ def test_both_sides_learn_what_the_other_has_said(
     assert wire.sides[0].remote == answer
     assert [len(sent) for sent in wire.sent] == [OPENING_BYTES + PROOF_BYTES] * 2
     assert [side.awaited_bytes for side in wire.sides] == [0, 0]
+    assert [side.keys for side in wire.sides] == [None, None], "nobody wants records"
+
+
+FLAGS = st.integers(0, ENCRYPTS | HAS_AES)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(PAIRS)), FLAGS, FLAGS)
+def test_the_wish_of_one_side_to_encrypt_is_enough(name: str, ours: int, theirs: int) -> None:
+    one = dialler(PAIRS[name][0], TOKEN, flags=ours)
+    other = accepting(PAIRS[name][1], replace(ACCEPTOR, flags=theirs))
+    wire = Wire(one, other).run()
+    assert wire.passed == (True, True)
+    assert [side.remote and side.remote.flags for side in wire.sides] == [theirs, ours]
     keys, others = (side.keys for side in wire.sides)
+    if not (ours | theirs) & ENCRYPTS:
+        assert keys is others is None
+        return
     assert keys is not None
-    assert keys == others
-    assert len({*keys}) == 4
+    assert others is not None
+    assert (keys.sends, keys.receives) == (others.receives, others.sends)
+    assert keys.sends != keys.receives
+    assert keys.has_aes is others.has_aes is bool(ours & theirs & HAS_AES)
 
 
 @settings(max_examples=60)
@@ -199,11 +223,11 @@ def test_the_dialler_speaks_first_and_nobody_reads_beyond_his_part(token: bytes 
 def test_an_opening_byte_by_byte() -> None:
     opening = Opening(
         Channel.LANE, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B,
-        encrypts=True, token_id=0x090A, share=b"S" * 32, key=b"K" * 32, certificate=b"C" * 64,
+        flags=HAS_AES, token_id=0x090A, share=b"S" * 32, key=b"K" * 32, certificate=b"C" * 64,
     )  # fmt: skip
     expected = bytes.fromhex("50 43 43 4c") + struct.pack("<H", PROTOCOL_VERSION)
     expected += struct.pack("<H", binascii.crc_hqx(expected, 0))
-    expected += bytes.fromhex("00 02 0900 0b0a 0100 04030201") + b"R" * 16
+    expected += bytes.fromhex("00 02 0900 0b0a 0200 04030201") + b"R" * 16
     expected += bytes.fromhex("0605000000000000 0807000000000000 0a09000000000000")
     expected += b"S" * 32 + b"K" * 32 + b"C" * 64
     expected += struct.pack("<I", zlib.crc32(expected))
@@ -219,7 +243,7 @@ OPENINGS = st.builds(
     share=st.binary(min_size=32, max_size=32),
     key=st.binary(min_size=32, max_size=32),
     certificate=st.binary(min_size=64, max_size=64),
-    encrypts=st.booleans(),
+    flags=st.integers(0, ENCRYPTS | HAS_AES),
     token_id=U64,
     run=st.binary(min_size=16, max_size=16),
     term=U32,
@@ -237,7 +261,7 @@ def test_openings_round_trip(opening: Opening) -> None:
     assert Opening.decode(opening.encode()) == opening
 
 
-@given(st.integers(2, (1 << 16) - 1))
+@given(st.integers((ENCRYPTS | HAS_AES) + 1, (1 << 16) - 1))
 def test_flags_that_this_version_does_not_know(flags: int) -> None:
     sent = NEWCOMER.encode()
     wrong = seal(sent[:14] + flags.to_bytes(2, "little") + sent[16:-4])
@@ -277,11 +301,13 @@ def proof_of(secrets: Secrets, key: bytes, role: bytes, openings: bytes) -> byte
 
 @TOKENS
 def test_keys_and_proofs_are_what_the_documentation_says(token: bytes | None) -> None:
-    wire = Wire(dialler(MEMBER, token), acceptor(MASTER, token)).run()
+    wire = Wire(dialler(MEMBER, token, flags=ENCRYPTS), acceptor(MASTER, token)).run()
     there, back = (bytes(sent) for sent in wire.sent)
     openings = there[:OPENING_BYTES] + back[:OPENING_BYTES]
     keys = keys_of(token, openings)
-    assert [*(wire.sides[0].keys or ())] == keys
+    assert len({*keys}) == 4
+    assert wire.sides[0].keys == RecordKeys(keys[2], keys[3], has_aes=False)
+    assert wire.sides[1].keys == RecordKeys(keys[3], keys[2], has_aes=False)
     assert there[OPENING_BYTES:] == proof_of(DIALLER, keys[0], b"pccl dialler", openings)
     assert back[OPENING_BYTES:] == proof_of(ACCEPTOR, keys[1], b"pccl acceptor", openings)
 
@@ -440,10 +466,13 @@ def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening], token: byte
 
 @PAIR
 def test_keys_of_a_later_connection_are_new(pair: tuple[Opening, Opening]) -> None:
-    first = Wire(dialler(pair[0], TOKEN), acceptor(pair[1], TOKEN)).run()
-    fresh = replace(DIALLER, share=b"2" * 32)
+    first = Wire(dialler(pair[0], TOKEN, flags=ENCRYPTS), acceptor(pair[1], TOKEN)).run()
+    fresh = replace(DIALLER, share=b"2" * 32, flags=ENCRYPTS)
     second = Wire(Handshake.dial(pair[0], fresh), acceptor(pair[1], TOKEN)).run()
-    assert {*(first.sides[0].keys or ())}.isdisjoint(second.sides[0].keys or ())
+    before, now = first.sides[0].keys, second.sides[0].keys
+    assert before is not None
+    assert now is not None
+    assert len({before.sends, before.receives, now.sends, now.receives}) == 4
     assert repr(fresh) == "<Secrets>"
 
 

@@ -31,6 +31,7 @@ from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
+from tests.support.clear import in_the_clear
 
 TIMING = Timing(recovery_s=1.0)
 ADDRESS = Address("master", 48000)
@@ -50,10 +51,10 @@ class Client:
     async def _dial(self, host: str) -> None:
         network, loop = self._world.network, self._world.loop
         transport = network.hosts.get(host) or network.host(host)
-        credentials = Credentials(None, Random(1).randbytes)
+        credentials = Credentials(None, Random(1).randbytes, encrypts=in_the_clear)
         self.key = credentials.signer.key
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
-        handshake = credentials.dial(Opening(Channel.CONTROL))
+        handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
 
     def _take(self, connection: Connection, remote: object) -> None:
@@ -89,7 +90,7 @@ class World:
         """Connection -> what its messages would be charged."""
         self.server = MasterServer(
             self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
-            self._observe, store=store, tests_addresses=False,
+            self._observe, store=store, tests_addresses=False, encrypts=in_the_clear,
         )  # fmt: skip
         self.loop.run_until_complete(self.server.start(ADDRESS))
 

@@ -19,6 +19,7 @@ from pccl.runtime.control.greeting import Credentials, Reception, anyone, introd
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 from tests.support.secrets import as_sent
 
 PORT = Address("elder", 4000)
@@ -95,7 +96,7 @@ class World:
         """What the elder's reception has let in."""
         self.says = b""
         """What the elder sends as soon as he has let somebody in."""
-        credentials = Credentials(token, self.rng.randbytes)
+        credentials = Credentials(token, self.rng.randbytes, encrypts=in_the_clear)
         self.elder_key = credentials.signer.key
         self.reception = Reception(
             self.loop,
@@ -133,10 +134,11 @@ class World:
         *,
         expects: bytes = b"",
     ) -> None:
-        credentials = Credentials(token, self.rng.randbytes)
+        credentials = Credentials(token, self.rng.randbytes, encrypts=in_the_clear)
         opening = opening_of(self.channel, Me(), Elder.peer)
-        handshake = credentials.dial(opening, fingerprint_of(expects) if expects else b"")
         connection = await self.young.dial(PORT, 1.0)
+        fingerprint = fingerprint_of(expects) if expects else b""
+        handshake = credentials.dial(connection, opening, fingerprint)
         deadline_ns = self.loop.now_ns() + PATIENCE_S * NS_PER_S
         await introduce(connection, handshake, self.loop, deadline_ns, lambda c, _: _do(take, c))
 
@@ -233,8 +235,8 @@ def test_the_dialler_waits_no_longer_either() -> None:
         )
         began_ns = world.loop.now_ns()
         connection = await world.young.dial(listener.address, 1.0)
-        credentials = Credentials(TOKEN, world.rng.randbytes)
-        handshake = credentials.dial(opening_of(Channel.CONTROL, Me()))
+        credentials = Credentials(TOKEN, world.rng.randbytes, encrypts=in_the_clear)
+        handshake = credentials.dial(connection, opening_of(Channel.CONTROL, Me()))
         deadline_ns = world.loop.now_ns() + PATIENCE_S * NS_PER_S
         with pytest.raises(LinkError, match="did not complete the pccl handshake in time"):
             await introduce(connection, handshake, world.loop, deadline_ns, _never)
@@ -436,8 +438,8 @@ def test_cancelled_in_the_turn_in_which_the_answer_comes(answer: str) -> None:
     connection = StubConnection()
 
     async def main() -> None:
-        credentials = Credentials(None, world.rng.randbytes)
-        handshake = credentials.dial(opening_of(Channel.LANE, Me(), Elder.peer))
+        credentials = Credentials(None, world.rng.randbytes, encrypts=in_the_clear)
+        handshake = credentials.dial(connection, opening_of(Channel.LANE, Me(), Elder.peer))
         task = world.loop.create_task(
             introduce(connection, handshake, world.loop, NS_PER_S, _never)
         )

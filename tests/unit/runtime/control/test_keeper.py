@@ -16,6 +16,7 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 
 TIMING = Timing()
 FIRST, SECOND, THIRD = (Address(f"master{n}", 48000 + n) for n in (1, 2, 3))
@@ -42,7 +43,8 @@ class World:
         self.events: list[PeerEvent] = []
         self.keeper = ControlKeeper(
             self.loop, self.network.host("peer"), known, TIMING.dial_s,
-            Credentials(TOKEN, Random(1).randbytes), lambda: self.identity, self.events.append,
+            Credentials(TOKEN, Random(1).randbytes, encrypts=in_the_clear),
+            lambda: self.identity, self.events.append,
             self.loop.create_task,
         )  # fmt: skip
         self.servers: list[MasterServer] = []
@@ -74,7 +76,7 @@ class World:
         server = MasterServer(
             self.loop, host, TIMING, Random(address.port).randbytes, token=token,
             standbys=tuple(msg.MasterAddress(a.host, a.port) for a in standbys),
-            standby_of=standby_of,
+            standby_of=standby_of, encrypts=in_the_clear,
         )  # fmt: skip
         self.loop.run_until_complete(server.start(address))
         self.servers.append(server)

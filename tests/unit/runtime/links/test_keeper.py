@@ -26,6 +26,7 @@ from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from pccl.transports.sinks import Sink
+from tests.support.clear import in_the_clear
 from tests.support.secrets import MASTER_SIGNER, signer_of
 
 MS = 1_000_000
@@ -108,7 +109,7 @@ class Side:
         self.frames = Frames()
         self.links = Links()
         self.changes: list[Change] = []
-        self.credentials = Credentials(world.token, Random(peer).randbytes)
+        self.credentials = Credentials(world.token, Random(peer).randbytes, encrypts=in_the_clear)
         self.identity = Identity(peer)
         self.identity = replace(self.identity, certificate=self.certified())
         self.keeper = LinkKeeper(
@@ -452,7 +453,9 @@ async def dial_by_hand(
     def take(connection: Connection, remote: Opening) -> None:
         Lane(connection, number, world.young.links.to(ELDER), world.young.keeper)
 
-    await introduce(connection, credentials.dial(opening), world.loop, deadline_ns, take)
+    await introduce(
+        connection, credentials.dial(connection, opening), world.loop, deadline_ns, take
+    )
     await world.settle()
 
 
@@ -486,7 +489,7 @@ def test_a_member_with_another_key_than_the_roster_says_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main(world: World) -> None:
-        thief = Credentials(world.token, Random(99).randbytes)
+        thief = Credentials(world.token, Random(99).randbytes, encrypts=in_the_clear)
         certificate = world.young.certified(key=thief.signer.key)
         for number in (0, 1):
             with pytest.raises(LinkError):
