@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from pccl.protocol.types import KEY_BYTES, SIGNATURE_BYTES
+from pccl.protocol.handshake.keys import SIGNATURE_BYTES
+from pccl.protocol.types import KEY_BYTES
 
 
 def _public(secret: bytes) -> bytes:

@@ -22,11 +22,11 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
+from pccl.protocol.handshake.certificates import Certificate, certify
 from pccl.protocol.handshake.exchange import Handshake
-from pccl.protocol.handshake.keys import certify
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
-from pccl.protocol.types import Certificate, Descriptor, Member, OperationId, PeerId, ReduceOp
+from pccl.protocol.types import Descriptor, Member, OperationId, PeerId, ReduceOp
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.control.greeting import Credentials

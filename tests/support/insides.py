@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pccl
 from pccl.machines.master.machine import MasterMachine
-from pccl.protocol.handshake.keys import Signer, certify
+from pccl.protocol.handshake.certificates import certify
+from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Opening
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer

@@ -19,16 +19,9 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import TERM_GAP
-from pccl.protocol.types import (
-    KEY_BYTES,
-    Certificate,
-    Member,
-    OperationId,
-    PeerId,
-    Roster,
-    RoundKind,
-)
+from pccl.protocol.types import KEY_BYTES, Member, OperationId, PeerId, Roster, RoundKind
 
 INDENT = "    "
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, certify, is_certified
 from pccl.protocol.handshake.exchange import (
     PROOF_BYTES,
     REFUSAL,
@@ -28,13 +29,12 @@ from pccl.protocol.handshake.exchange import (
 )
 from pccl.protocol.handshake.keys import (
     CURVE25519,
+    SIGNATURE_BYTES,
     Curve25519,
     Secrets,
     Signer,
-    certify,
     derive_token_key,
     fingerprint_of,
-    is_certified,
 )
 from pccl.protocol.handshake.opening import (
     ENCRYPTS,
@@ -48,14 +48,7 @@ from pccl.protocol.handshake.opening import (
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.records import RecordKeys
-from pccl.protocol.types import (
-    KEY_BYTES,
-    NO_CERTIFICATE,
-    NOBODY,
-    SIGNATURE_BYTES,
-    Certificate,
-    PeerId,
-)
+from pccl.protocol.types import KEY_BYTES, NOBODY, PeerId
 from pccl.runtime.control.greeting import anyone
 from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of
 

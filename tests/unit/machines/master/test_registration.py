@@ -12,7 +12,8 @@ from pccl.machines.master.events import (
     SendTo,
 )
 from pccl.protocol import messages as msg
-from pccl.protocol.handshake.keys import CURVE25519, is_certified
+from pccl.protocol.handshake.certificates import is_certified
+from pccl.protocol.handshake.keys import CURVE25519
 from pccl.protocol.types import KEY_BYTES, PeerId, RemovalCause
 from tests.support.master_stage import NEW_RUN, RUN, MasterStage, closed, told
 from tests.support.scenarios import key

@@ -11,10 +11,11 @@ import pytest
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE
 from pccl.protocol.handshake.exchange import REFUSAL, HandshakeRefused
 from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
-from pccl.protocol.types import KEY_BYTES, NO_CERTIFICATE, NS_PER_S, PeerId
+from pccl.protocol.types import KEY_BYTES, NS_PER_S, PeerId
 from pccl.runtime.control.greeting import Credentials, Reception, anyone, introduce, opening_of
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver

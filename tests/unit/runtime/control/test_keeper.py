@@ -7,8 +7,9 @@ from random import Random
 
 from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NO_CERTIFICATE, NOBODY, NS_PER_S, Certificate, PeerId
+from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.keeper import ControlKeeper
 from pccl.runtime.master_server import MasterServer

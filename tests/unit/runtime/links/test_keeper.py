@@ -12,10 +12,11 @@ import pytest
 
 from pccl.protocol.errors import LinkError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader
-from pccl.protocol.handshake.keys import Signer, certify
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, certify
+from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NO_CERTIFICATE, NS_PER_S, Certificate, Member, OperationId, PeerId
+from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
