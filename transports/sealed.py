@@ -197,6 +197,7 @@ class SealedConnection:
         try:
             while self._plain and not self._paused:
                 memory = self._receiver.get_buffer()
+                assert len(memory), "memory for a read must not be empty"
                 part = min(len(memory), len(self._plain))
                 memory[:part] = self._plain[:part]
                 self._plain = self._plain[part:]

@@ -1,4 +1,7 @@
-"""What every transport must do: one suite over TCP (on two loops) and the in-memory network."""
+"""What every transport must do: one suite over TCP (on two loops) and the in-memory network.
+
+Encrypted connections must do the same.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
+from pccl.runtime.clock import Clock, LoopClock
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, Listener, Transport
 from pccl.transports.sim.network import SimNetwork
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
+from tests.support.sealing import SealedTransport
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
@@ -34,23 +39,29 @@ class Net:
         self.host = "127.0.0.1"
         self.violations: list[str] = []
         self.reported: list[dict[str, Any]] = []
-        if kind == "sim":
+        if kind.endswith("sim"):
             loop = VirtualLoop()
             self.loop = loop
             network = SimNetwork(loop, Random(20))
             self.client, self.server = network.host("client"), network.host("server")
             self.host = "server"
         else:
-            if kind == "tcp-uvloop":
+            if kind.endswith("tcp-uvloop"):
                 self.loop = pytest.importorskip("uvloop").new_event_loop()
             else:
                 self.loop = asyncio.SelectorEventLoop()
             self.client = self.server = TcpTransport(self.loop)
+        if kind.startswith("sealed"):
+            clock = LoopClock(self.loop) if self.host == "127.0.0.1" else self.loop
+            self.client, self.server = (
+                cast("Transport", SealedTransport(one, cast("Clock", clock)))
+                for one in (self.client, self.server)
+            )
         self.loop.set_exception_handler(lambda _loop, context: self.reported.append(context))
 
     def run_test(self, main: Coroutine[Any, Any, T]) -> T:
         task = self.loop.create_task(main)
-        guard = None if self.kind == "sim" else self.loop.call_later(LIMIT_S, task.cancel)
+        guard = None if self.kind.endswith("sim") else self.loop.call_later(LIMIT_S, task.cancel)
         try:
             return self.loop.run_until_complete(task)
         finally:
@@ -197,7 +208,10 @@ def open_descriptors() -> set[str]:
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
 
 
-@pytest.fixture(params=["tcp-asyncio", "tcp-uvloop", "sim"])
+KINDS = ["tcp-asyncio", "tcp-uvloop", "sim"]
+
+
+@pytest.fixture(params=[*KINDS, *(f"sealed-{kind}" for kind in KINDS)])
 def net(request: pytest.FixtureRequest) -> Iterator[Net]:
     Net(request.param).loop.close()  # the first uvloop of a process opens a pipe for good
     before = open_descriptors()
@@ -392,12 +406,12 @@ async def test_bytes_before_the_end_are_read_though_sending_failed(net: Net) -> 
     a, b, listener = await net.link()
     a.send(b"last words")
     a.abort()
-    if net.kind != "sim":
+    if not net.kind.endswith("sim"):
         await a.until_lost()
         while b.send(bytes(KIB)):  # the reset has arrived: this fails
             pass
     assert isinstance(await b.until_lost(), LinkError)
-    assert net.kind == "sim" or b.received == b"last words"
+    assert net.kind.endswith("sim") or b.received == b"last words"
     assert b.send(b"x") == 0
     listener.close()
 

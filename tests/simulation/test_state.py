@@ -101,12 +101,12 @@ def test_a_caller_outlasts_the_lies_of_his_only_source() -> None:
 
 def test_a_map_takes_longer_than_anybody_waits_for_silence() -> None:
     """Who lacks the state receives eight seconds of digests before the first piece."""
-    tensors = (StateTensor(DataType.FLOAT, 10_000),)
+    tensors = (StateTensor(DataType.FLOAT, 16_000),)
     verdict = run(
         peers=3,
         late_peers=0,
         syncs=replace(STATE, tensors=tensors),
-        bytes_per_s=5_000,
+        bytes_per_s=8_000,
         timing=replace(TIMINGS["quick"], hold_s=120.0),
         settles_ns=0,
     )
