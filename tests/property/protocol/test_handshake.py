@@ -695,6 +695,29 @@ def test_the_dialler_expects_a_key(pair: tuple[Opening, Opening], token: bytes |
         assert (wire.passed, len(wire.sent[0])) == ((False, False), OPENING_BYTES)
 
 
+PROBING = Opening(Channel.PROBE, RUN, 3, target=PeerId(4))
+
+
+@TOKENS
+@pytest.mark.parametrize("probed", [ELDER, Opening(Channel.LANE)], ids=["a peer", "a newcomer"])
+def test_a_probe_needs_no_token_and_expects_a_key(probed: Opening, token: bytes | None) -> None:
+    """The probed peer may not know its own id yet, so its key says that it is the right one."""
+    fingerprint = fingerprint_of(ACCEPTOR.signer.key)
+    assert Wire(dialler(PROBING, TOKEN, fingerprint), acceptor(probed, token)).run().passed == (
+        True,
+        True,
+    )
+    wire = Wire(dialler(PROBING, TOKEN, fingerprint_of(b"x")), acceptor(probed, token)).run()
+    assert reasons(wire)[0] == "another process answered instead of peer 4"
+    assert wire.passed == (False, False)
+
+
+@pytest.mark.parametrize("fields", [{"run": b"x" * 16}, {"source": PeerId(5)}])
+def test_a_probe_of_another_process(fields: dict[str, Any]) -> None:
+    wire = Wire(dialler(PROBING, None), acceptor(changed(ELDER, **fields), None)).run()
+    assert reasons(wire)[0] == "another process answered instead of peer 4"
+
+
 @given(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), st.integers(0, 8 * KEY_BYTES - 1))
 def test_fingerprints_of_different_keys_differ(key: bytes, bit: int) -> None:
     assert fingerprint_of(key) == hashlib.sha256(key).digest()[:16]
