@@ -326,7 +326,7 @@ class SealedConnection:
         """Call back from the loop; an error of the receiver ends the connection."""
         try:
             callback()
-        except Exception as error:  # noqa: BLE001 - told to the receiver, and raised if it is a bug
+        except Exception as error:
             failure = receiver_failure(self.remote, error)
             if self._open:
                 self._end_with(failure)

@@ -17,15 +17,16 @@ from typing import Protocol
 from pccl.addresses import is_loopback
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
+from pccl.protocol.handshake.certificates import Certificate, is_certified
 from pccl.protocol.handshake.exchange import Handshake, HandshakeRefused
 from pccl.protocol.handshake.keys import (
     CURVE25519,
     SECRET_BYTES,
+    SIGNATURE_BYTES,
     Curves,
     Secrets,
     Signer,
     derive_token_key,
-    is_certified,
 )
 from pccl.protocol.handshake.opening import (
     ENCRYPTS,
@@ -37,7 +38,7 @@ from pccl.protocol.handshake.opening import (
 )
 from pccl.protocol.limits import TURN_BYTES_MAX
 from pccl.protocol.records import RECORD_BYTES_MAX, processor_has_aes
-from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
