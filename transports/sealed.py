@@ -43,7 +43,7 @@ class DamagedThere(LinkError):
     """The other side has closed the connection, because data was damaged on the way to it."""
 
 
-class _Clock(Protocol):
+class _Timers(Protocol):
     def now_ns(self) -> int: ...
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., None], *args: object) -> object: ...
@@ -75,7 +75,7 @@ class SealedConnection:
         self,
         connection: Connection,
         keys: RecordKeys,
-        clock: _Clock,
+        clock: _Timers,
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self._inner = connection

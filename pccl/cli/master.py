@@ -16,7 +16,7 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address, metrics_option, read_secret
+from pccl.cli.command_line import check_address, encrypt_option, metrics_option, read_secret
 from pccl.cli.page import http_option, page_of
 from pccl.errors import LinkError, LocalProtocolError
 
@@ -149,6 +149,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@encrypt_option()
 @metrics_option("Serve metrics of the run for Prometheus here.")
 @http_option()
 @logs.verbose_option(logging.INFO)
@@ -166,7 +167,7 @@ def master(
 
     It listens on loopback by default, and runs until Ctrl-C or SIGTERM. If other machines can reach
     it, it needs a token: a secret that both sides of each connection prove to know before anything
-    else. The token does not encrypt data.
+    else. Connections that leave this machine are encrypted, with or without a token.
     """
     try:
         parse_address(listen)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Protocol
 
-from pccl.addresses import is_loopback
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.handshake.certificates import Certificate, is_certified
@@ -84,7 +84,14 @@ def opening_of(
 
 def leaves_machine(connection: Connection) -> bool:
     """Whether other machines may see what a connection carries."""
-    return not (is_loopback(connection.local.host) and is_loopback(connection.remote.host))
+    return not all(_is_loopback(end.host) for end in (connection.local, connection.remote))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a link-local address with its scope, or a simulated host
+        return False
 
 
 def encryption(*, always: bool) -> Callable[[Connection], bool]:
