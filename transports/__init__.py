@@ -1,6 +1,7 @@
 """Transports move bytes between processes. Of the library, only this package opens sockets.
 
 * ``base``: the interface that every transport implements, and that the runtime uses.
+* ``sealed``: an encrypted connection over a connection of any transport.
 * ``outgoing``: frames that wait to be sent; they refer to the sender's memory.
 * ``sinks``: destinations for the payload of incoming frames.
 * ``link``: the link to one other peer, and its lanes: the connections that carry frames.

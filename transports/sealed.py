@@ -43,7 +43,7 @@ class DamagedThere(LinkError):
     """The other side has closed the connection, because data was damaged on the way to it."""
 
 
-class _Clock(Protocol):
+class _Timers(Protocol):
     def now_ns(self) -> int: ...
 
     def call_at_ns(self, when_ns: int, callback: Callable[..., None], *args: object) -> object: ...
@@ -75,7 +75,7 @@ class SealedConnection:
         self,
         connection: Connection,
         keys: RecordKeys,
-        clock: _Clock,
+        clock: _Timers,
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self._inner = connection
@@ -326,7 +326,7 @@ class SealedConnection:
         """Call back from the loop; an error of the receiver ends the connection."""
         try:
             callback()
-        except Exception as error:  # noqa: BLE001 - told to the receiver, and raised if it is a bug
+        except Exception as error:
             failure = receiver_failure(self.remote, error)
             if self._open:
                 self._end_with(failure)

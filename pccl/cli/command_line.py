@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,23 @@ def metrics_option(text: str) -> Callable[[F], F]:
         metavar="ADDRESS",
         callback=check_metrics,
         help=f"{text} PORT: for this machine only; HOST:PORT; or auto ({config.METRICS}).",
+    )
+
+
+def encrypt_option() -> Callable[[F], F]:
+    """Return a decorator that adds ``--encrypt``, for this process and those that it starts."""
+
+    def take(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            os.environ[config.ENCRYPT] = "1"
+
+    return click.option(
+        "--encrypt",
+        is_flag=True,
+        expose_value=False,
+        callback=take,
+        help="Encrypt connections inside this machine, too. All others always are "
+        f"({config.ENCRYPT}).",
     )
 
 

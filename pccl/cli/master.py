@@ -19,7 +19,7 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address, metrics_option, read_secret
+from pccl.cli.command_line import check_address, encrypt_option, metrics_option, read_secret
 from pccl.cli.page import http_option, page_of
 from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
 from pccl.errors import LinkError, LocalProtocolError
@@ -188,6 +188,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@encrypt_option()
 @metrics_option("Serve metrics of the run for Prometheus here.")
 @http_option()
 @logs.verbose_option(logging.INFO)
@@ -205,8 +206,9 @@ def master(
     """Run a master: the process that admits and evicts peers, and decides joint calls.
 
     It listens on loopback by default, and runs until Ctrl-C or SIGTERM. If other machines can reach
-    it, it needs a token, which both sides prove to know before anything else. `pccl token` makes
-    and rotates tokens, `pccl expel` removes a member.
+    it, it needs a token, which both sides prove to know before anything else; `pccl token` makes
+    and rotates tokens, `pccl expel` removes a member. Connections that leave this machine are
+    encrypted, with or without a token.
     """
     try:
         parse_address(listen)

@@ -7,7 +7,8 @@
 * ``operation``: the life cycle of one collective.
 * ``shared_state``: offers, elections and differences of shared states.
 * ``checksum``: checksums that find damaged bytes.
-* ``handshake``: the beginning of every connection, with the proofs of identity and token.
+* ``handshake``: the beginning of every connection, with the proofs of keys and token.
+* ``records``: what follows the handshake of an encrypted connection.
 * ``frame``: the fixed binary header of the data plane.
 * ``messages``: control messages between a peer and its master.
 * ``link_messages``: control messages about links.

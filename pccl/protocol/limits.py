@@ -219,7 +219,7 @@ elsewhere."""
 
 # -- joining -------------------------------------------------------------------------------------
 
-PEERS_MAX = 3072
+PEERS_MAX = 2816
 """Peers registered at one master. It refuses further newcomers.
 
 A roster of all these peers, with the longest hosts and names, fits a message."""

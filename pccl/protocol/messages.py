@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
     DEPARTURE_BYTES_MAX,
@@ -50,11 +51,9 @@ from pccl.protocol.run_messages import RunQuery as RunQuery
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
 from pccl.protocol.status_report import StatusReport
 from pccl.protocol.types import (
-    NO_CERTIFICATE,
     AbortCause,
     AtMost,
     Below,
-    Certificate,
     Descriptor,
     Loss,
     OperationId,

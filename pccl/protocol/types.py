@@ -14,12 +14,8 @@ PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
 NOBODY = PeerId(0)
 """The id of no peer. In a handshake: a master, or a peer that is not registered yet."""
-
 KEY_BYTES = 32
 """Length of a public key, and of each key of a connection."""
-
-SIGNATURE_BYTES = 64
-
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
@@ -48,10 +44,8 @@ class AtMost:
 
 NAME_BYTES_MAX = 64
 PeerName = Annotated[str, AtMost(NAME_BYTES_MAX)]
-
 WEIGHT_MAX = 1e300
 """The largest weight. The sum of all weights stays finite even in the largest run."""
-
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]
 """The weight of a contribution to an average."""
 LOSS_MAX = 1e300
@@ -458,7 +452,7 @@ def _settled(descriptor: Descriptor, table: AlgorithmTable, near: bool) -> Descr
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The id, address, machine and name of a peer, as other members see it."""
+    """The id, address, machine, name and public key of a peer, as other members see it."""
 
     peer: PeerId
     host: str
@@ -467,20 +461,8 @@ class Member:
     """Hash of its machine and user if it can share memory there; otherwise 0."""
     name: PeerName = ""
     key: Annotated[bytes, AtMost(KEY_BYTES)] = b""
-    """The public key by which other members and masters recognize its process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What a registered peer shows to peers that no roster has told about it yet."""
-
-    authority: Annotated[bytes, AtMost(KEY_BYTES)] = b""
-    """The public key of the master that has signed; empty: there is no certificate."""
-    signature: Annotated[bytes, AtMost(SIGNATURE_BYTES)] = b""
-    """Of the run, the peer's id and its key."""
-
-
-NO_CERTIFICATE = Certificate()
 _peer_of = attrgetter("peer")
 _machine_of = attrgetter("machine")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from pccl.protocol.types import KEY_BYTES, SIGNATURE_BYTES
+from pccl.protocol.handshake.keys import SIGNATURE_BYTES
+from pccl.protocol.types import KEY_BYTES
 
 
 def _public(secret: bytes) -> bytes:
@@ -28,11 +29,11 @@ class QuickCurves:
     """Deterministic stand-ins for Ed25519 and X25519."""
 
     def signer(self, secret: bytes) -> _QuickSigner:
-        """Return the identity with this secret."""
+        """Return the key with this secret."""
         return _QuickSigner(_public(secret))
 
     def is_signed(self, key: bytes, signature: bytes, message: bytes) -> bool:
-        """Whether the identity ``key`` has signed the message."""
+        """Whether the owner of ``key`` has signed the message."""
         return _QuickSigner(key).sign(message) == signature
 
     def share(self, secret: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,10 +16,13 @@ import pccl
 from pccl import Attribute, Timing
 from pccl.machines.master.machine import MasterMachine
 from pccl.protocol.guards.log_quota import LogQuota
+from pccl.protocol.handshake.exchange import Handshake
+from pccl.protocol.handshake.opening import Opening
 from tests.support import forks, waiting
-from tests.support.insides import machine_of
+from tests.support.insides import engine_of, machine_of, registered, signer_of_member
 from tests.support.members import grow
 from tests.support.patience import LIMIT_S
+from tests.support.secrets import secrets_of
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -115,6 +119,14 @@ class Run:
     @property
     def machine(self) -> MasterMachine:
         return machine_of(self.master)
+
+    def greeting(self, opening: Opening) -> Handshake:
+        """The handshake of a lane: with the key of a member, or of a newcomer of the master."""
+        secrets = secrets_of()
+        for member in self.members:
+            if engine_of(member).machine.peer == opening.source:
+                return Handshake.dial(opening, replace(secrets, signer=signer_of_member(member)))
+        return Handshake.dial(registered(self.master, opening, secrets.signer.key), secrets)
 
     # -- members -------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def test_tokens(doctor: Doctor) -> None:
         assert (good["handshake"]["level"], good["reach in"]["level"]) == ("ok", "ok")
         wrong = findings(doctor("--json", master.address, PCCL_TOKEN=TOKEN[::-1]))
         assert wrong["handshake"]["level"] == "fail"
-        assert wrong["handshake"]["found"] == "the two sides have different tokens"
+        assert wrong["handshake"]["found"] == "the other side does not accept this token"
         assert "set PCCL_TOKEN" in wrong["handshake"]["remedy"]
         weak = findings(doctor("--json", master.address, PCCL_TOKEN="short"))
         assert weak["token"]["level"] == "fail"

@@ -104,7 +104,7 @@ TO_A_MASTER = {
     "version 1": b"PCCL\1\0\0\0" + encode(Goodbye()),
     "TLS": bytes.fromhex("160301020001000001fc0303") + GARBAGE[:500],
     "zeros": bytes(5000),
-    "an opening with a reserved field": changed(control(), 14, 1) + GARBAGE,
+    "an opening with a reserved flag": changed(control(), 14, 4) + GARBAGE,
 }
 AFTER_THE_HANDSHAKE = {
     "a message that was damaged": encode(Register(0, "", 1))[:-1] + b"\7",
@@ -115,7 +115,7 @@ AFTER_THE_HANDSHAKE = {
     "an empty message": message(b""),
     "a goodbye": encode(Goodbye()),
     "what only masters say": encode(MasterHeartbeat()),
-    "a forged token": encode(Resume(PeerId(1), b"guess", 1)),
+    "a member's id without its key": encode(Resume(PeerId(1), 1)),
     "a newcomer who talks nonsense": encode(Register(0, "", 1)) + GARBAGE,
     "a newcomer twice": 2 * encode(Register(0, "", 1)),
     "the longest length": b"\xff" * 1000,
@@ -128,14 +128,14 @@ AFTER_THE_HANDSHAKE = {
     "a text that is none": message(b"\x95\1\0\xa2\xff\xfe\1\1"),
     "a host that is too long": message(msgpack.packb([1, 0, "\U0001f600" * 200, 1, 1])),
     "a host that breaks lines": encode(Register(0, "a\nb", 1)),
-    "a stranger who comes back": encode(Resume(PeerId(1 << 60), bytes(16), 0)),
+    "a stranger who comes back": encode(Resume(PeerId(1 << 60), 0)),
     "thousands of messages": 20_000 * encode(MasterHeartbeat()),
     "a newcomer who requests a round": newcomer(RoundRequest(ROUND)),
     "a newcomer who reduces": newcomer(OperationRequest(OPERATION, DESCRIPTOR)),
     "a newcomer who is done": newcomer(OperationDone(OPERATION, b"digest")),
     "a newcomer who withdraws": newcomer(Withdraw(OPERATION, "x" * 4000)),
     "a newcomer who asks": newcomer(OutcomeQuery(OPERATION)),
-    "a newcomer who comes back": newcomer(Resume(PeerId(1), b"guess", 1)),
+    "a newcomer who comes back": newcomer(Resume(PeerId(1), 1)),
     "a newcomer who leaves": newcomer(Goodbye(), Goodbye(), RoundRequest(ROUND)),
     "a newcomer who says a lot": newcomer(
         *[LinkReport(PeerId(peer), peer % 2 == 0, "\0\n") for peer in range(3000)],
@@ -154,7 +154,7 @@ TO_A_PEER = {
     "zeros": bytes(5000),
     "TLS": TO_A_MASTER["TLS"],
     "a lane of another number": changed(lane(), 10, 7),
-    "an opening with a reserved field": changed(lane(), 14, 1) + GARBAGE,
+    "an opening with a reserved flag": changed(lane(), 14, 4) + GARBAGE,
     "security that nobody has": changed(lane(), 8, 7),
     "an opening that was damaged": changed(lane(), 50, 1, sealed=False),
     "another version": lane(version=PROTOCOL_VERSION + 1),
@@ -192,7 +192,7 @@ def dial(address: tuple[str, int]) -> socket.socket:
 def open_lane(sock: socket.socket, run: Run) -> None:
     """In the name of a peer that does not exist."""
     opening = Opening(Channel.LANE, run.machine.run, 1, PeerId(99), PeerId(1))
-    greet(sock, Handshake.dial(opening, secrets_of()))
+    greet(sock, run.greeting(opening))
 
 
 Port = Callable[["Run"], tuple[str, int]]

@@ -21,7 +21,6 @@ from pccl.protocol.codec import encode
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import SourceShares
-from pccl.protocol.handshake.exchange import Handshake
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
     EARLY_STORE_BYTES_MAX,
@@ -50,7 +49,6 @@ from tests.integration.conftest import Array, Run
 from tests.support.claimant import Claimant, greet
 from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
-from tests.support.secrets import secrets_of
 from tests.support.strangers import is_closed, send
 
 pytestmark = pytest.mark.usefixtures("no_errors")
@@ -120,7 +118,7 @@ MISDEEDS: dict[str, Callable[[ForgedMember], list[Message]]] = {
     "a round far ahead": lambda m: [ROUND_FAR_AHEAD],
     "an answer that it has": lambda m: [RoundRequest(RoundId(RoundKind.UPDATE_TOPOLOGY, 0))],
     "a second registration": lambda m: [Register(GROUP, "", 1)],
-    "coming back on the spot": lambda m: [Resume(PeerId(1), b"guess", 0)],
+    "coming back on the spot": lambda m: [Resume(PeerId(1), 0)],
     "what only masters say": lambda m: [OperationEnded(m.operation(), None, "", (), 1)],
     "a heartbeat of a master": lambda m: [MasterHeartbeat()],
 }
@@ -228,10 +226,10 @@ class Victim:
 
     def attack(self, source: int, data: bytes, lane: int = 0) -> socket.socket:
         """All at once: lane 0 is the real peer's, who comes back soon and ends this one then."""
-        run, victim = self.run.machine.run, PeerId(1)
-        opening = Opening(Channel.LANE, run, 1, PeerId(source), victim, lane)
+        run, victim = self.run, PeerId(1)
+        opening = Opening(Channel.LANE, run.machine.run, 1, PeerId(source), victim, lane)
         sock = socket.create_connection(port_of(self.run.members[0]), LIMIT_S)
-        greet(sock, Handshake.dial(opening, secrets_of()))
+        greet(sock, run.greeting(opening))
         send(sock, data)
         return sock
 

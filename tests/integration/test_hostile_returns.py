@@ -157,7 +157,7 @@ def test_an_invented_run_does_not_capture_a_standby(two: Two) -> None:
     two.reduce()
     until(two.standby_knows_the_run)
     with Claimant(two.second, TOKEN) as claimant:
-        claimant.say(returning(INVENTED, 1, masters=2), alone(1), msg.Reported())
+        claimant.say(returning(INVENTED, 1, masters=2), alone(1, claimant.key), msg.Reported())
         asked = claimant.hears(msg.Resumed)
         if isinstance(asked, msg.Resumed):  # it would take up that run, if its member follows
             claimant.say(msg.Heartbeat(roster_version=7, term=asked.term))
@@ -176,7 +176,9 @@ def test_whoever_asks_for_the_run_does_not_capture_a_standby(two: Two) -> None:
         run = curious.hears(msg.RunIs)
     assert isinstance(run, msg.RunIs)
     with Claimant(two.second, TOKEN) as claimant:
-        claimant.say(returning(run.run, 99, masters=2), alone(99, 1 << 40), msg.Reported())
+        claimant.say(
+            returning(run.run, 99, masters=2), alone(99, claimant.key, 1 << 40), msg.Reported()
+        )
         assert claimant.hears(msg.Resumed) is None  # closed, when the time to return is over
     two.master.interrupt()
     two.reduce()
@@ -200,7 +202,7 @@ def test_whoever_is_there_first_does_not_capture_a_restarted_master(
         assert known is not None
         first.interrupt()
         with MasterNode(address, timing=QUICK, state=tmp_path), Claimant(address) as claimant:
-            claimant.say(returning(known.run, 99), alone(99, 1 << 40), msg.Reported())
+            claimant.say(returning(known.run, 99), alone(99, claimant.key, 1 << 40), msg.Reported())
             arrays = [np.ones(10) for _ in members]
             pairs = zip(members, arrays, strict=True)
             all_at_once(*(partial(member.all_reduce, array) for member, array in pairs))
@@ -216,7 +218,7 @@ def test_a_standby_that_has_not_reached_its_master_takes_up_nothing_and_says_so(
         MasterNode(address, timing=QUICK, standby_of=nobody, state=tmp_path),
     ):
         with Claimant(address) as claimant:
-            claimant.say(returning(INVENTED, 1, masters=2), alone(1), msg.Reported())
+            claimant.say(returning(INVENTED, 1, masters=2), alone(1, claimant.key), msg.Reported())
             assert claimant.hears(msg.Resumed) is None  # closed
         words = master_status(address).waits_for
         assert words.startswith("it is a standby, and continues no run until one of its masters")

@@ -30,7 +30,14 @@ BYTES_PER_COMMUNICATOR = 1_000
 
 LOGS = {"AlgorithmTable", "Member", "Removal", "Roster"}
 """Kept by the master for peers that come back late, so many and no more."""
-IN_HISTORIES = ("peer.events.", "master.events.", "messages.", ".reachability.", ".telemetry.")
+IN_HISTORIES = (
+    "peer.events.",
+    "master.events.",
+    "messages.",
+    "handshake.certificates.",
+    ".reachability.",
+    ".telemetry.",
+)
 """The histories of the machines are of bounded length."""
 
 

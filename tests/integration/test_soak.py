@@ -249,7 +249,9 @@ class Attacker:
         with closing(socket.create_connection(port, LIMIT_S)) as sock, suppress(ConnectionError):
             if opening is not None:
                 with suppress(RemoteProtocolError, AssertionError):  # it was refused
-                    greet(sock, Handshake.dial(opening, secrets_of()))
+                    is_lane = opening.channel is Channel.LANE
+                    stranger = Handshake.dial(opening, secrets_of())
+                    greet(sock, self._run.greeting(opening) if is_lane else stranger)
             while data:
                 portion = rng.choice((1, 7, 100, len(data)))
                 sock.sendall(data[:portion])
@@ -292,7 +294,7 @@ class Attacker:
         register = Register(0, rng.choice(("", "nowhere.invalid", "\0")), rng.randrange(65536))
         said: list[Message] = [
             register,
-            Resume(PeerId(rng.randrange(6)), rng.randbytes(16), rng.randrange(6)),
+            Resume(PeerId(rng.randrange(6)), rng.randrange(6)),
             Heartbeat((), (operation,), (round_id,), blocked=True),
             LinkReport(PeerId(rng.randrange(6)), rng.random() < 0.5, "?"),
             OperationRequest(operation, Descriptor(DataType.FLOAT, ReduceOp.SUM, 1 << 63)),

@@ -19,14 +19,22 @@ from pccl.protocol.checksum import seal
 from pccl.protocol.codec import encode
 from pccl.protocol.handshake.exchange import PROOF_BYTES, REFUSAL, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
-from pccl.protocol.messages import Register, Registered, Resume
+from pccl.protocol.messages import Refused, Register, Registered, Reported, Resume, Resumed
 from pccl.protocol.types import PeerId
 from tests.integration.conftest import QUICK, Run
-from tests.support.claimant import Claimant, greet
-from tests.support.insides import engine_of, lanes_of, machine_of, master_port, port_of, server_of
+from tests.support.claimant import Claimant, alone, greet, returning
+from tests.support.insides import (
+    engine_of,
+    lanes_of,
+    machine_of,
+    master_port,
+    port_of,
+    registered,
+    server_of,
+)
 from tests.support.patience import LIMIT_S, patient
 from tests.support.secret_files import keep
-from tests.support.secrets import as_sent, secrets_of
+from tests.support.secrets import as_sent, secrets_of, signer_of
 from tests.support.waiting import until
 
 TOKEN = "the token of these tests"
@@ -131,7 +139,7 @@ def test_a_member_resumes(pair: Run) -> None:
 @pytest.mark.parametrize(
     ("there", "here", "words", "log"),
     [
-        (TOKEN, OTHER, "the two sides have different tokens: set PCCL_TOKEN", "its token is"),
+        (TOKEN, OTHER, "the other side does not accept this token: set PCCL_TOKEN", "its token is"),
         (TOKEN, None, "requires a token: set PCCL_TOKEN, or token=", "it has no token"),
         (None, TOKEN, "has none: start the master with the same token", "this side has none"),
     ],
@@ -179,7 +187,7 @@ def test_nothing_is_parsed_before_the_proof() -> None:
 def test_a_resume_without_the_token(pair: Run) -> None:
     """Who has overheard a peer's place still cannot take it."""
     machine = engine_of(pair.members[0]).machine
-    resume = encode(Resume(machine.peer, machine.own.token, 0))
+    resume = encode(Resume(machine.peer, 0))
     opening = Opening(Channel.CONTROL, machine.run, 1, machine.peer, security=1)
     with closing(dial(master_port(pair.master))) as sock:
         sock.sendall(as_sent(opening) + REFUSAL + resume)
@@ -187,27 +195,50 @@ def test_a_resume_without_the_token(pair: Run) -> None:
     reduce(pair)
 
 
-@pytest.mark.parametrize("security", [0, 1])
-def test_a_lane_cannot_be_opened(pair: Run, security: int) -> None:
-    run = pair.machine.run
-    opening = Opening(Channel.LANE, run, 1, PeerId(99), PeerId(1), security=security)
-    first = pair.members[0]
-    lanes = lanes_of(first)
-    with closing(dial(port_of(first))) as sock:
-        sock.sendall(as_sent(opening) + seal(b"\1" * 96))
-        assert rest_of(sock)[OPENING_BYTES:] == (REFUSAL if security else b"")
-    assert lanes_of(first) == lanes == 1
+def test_a_resume_with_the_token_and_another_key(pair: Run) -> None:
+    machine = engine_of(pair.members[0]).machine
+    with Claimant(pair.master.address, TOKEN.encode()) as thief:
+        thief.say(Resume(machine.peer, 0))
+        refused = thief.hears(Refused)
+    assert refused is not None
+    assert refused.reason == "this master does not know this peer"
     reduce(pair)
 
 
-def test_a_lane_is_opened_with_it(pair: Run) -> None:
-    """The test above fails for the right reason."""
-    run, first = pair.machine.run, pair.members[0]
-    opening = Opening(Channel.LANE, run, 1, PeerId(99), PeerId(1))
+def test_a_return_to_a_new_master_with_another_key(tmp_path: Path) -> None:
+    """The master has stored the keys of its members, and a thief comes first."""
+    with pccl.MasterNode("127.0.0.1:0", timing=QUICK, token=TOKEN, state=tmp_path) as node:
+        address = node.address
+        member = join(address, TOKEN)
+    run = engine_of(member).machine.own.run
+    with member, pccl.MasterNode(address, timing=QUICK, token=TOKEN, state=tmp_path) as node:
+        with Claimant(address, TOKEN.encode()) as thief:
+            thief.say(returning(run, member.peer_id), alone(member.peer_id, thief.key), Reported())
+            assert thief.hears(Resumed) is None
+        member.update_topology()
+        assert member.peer_id == 1
+        assert list(machine_of(node).membership.peers) == [1]
+
+
+@pytest.mark.parametrize("source", [2, 99])
+@pytest.mark.parametrize("signed", [b"a", b"x", b""], ids=["its own", "another's", "none"])
+def test_a_lane_cannot_be_opened(pair: Run, source: int, signed: bytes) -> None:
+    """With the token, and with a certificate, but not as a member, or without a fitting one."""
+    first = pair.members[0]
+    lanes = lanes_of(first)
+    opening = Opening(Channel.LANE, pair.machine.run, 1, PeerId(source), PeerId(1))
+    if signed:
+        opening = registered(pair.master, opening, signer_of(signed).key)
     with closing(dial(port_of(first))) as sock:
-        remote = greet(sock, Handshake.dial(opening, secrets_of(TOKEN.encode())))
-        assert (remote.source, remote.target, remote.run) == (1, 99, run)
-        until(lambda: lanes_of(first) == 2)
+        handshake = Handshake.dial(opening, secrets_of(TOKEN.encode()))
+        if (source, signed) == (99, b"a"):  # the others fail for the right reason
+            remote = greet(sock, handshake)
+            assert (remote.source, remote.target, remote.run) == (1, 99, opening.run)
+            until(lambda: lanes_of(first) == lanes + 1)
+        else:
+            sock.sendall(handshake.take_output() + seal(b"\1" * 96))
+            assert len(rest_of(sock)) in (0, OPENING_BYTES)
+            assert lanes_of(first) == lanes == 1
     reduce(pair)
 
 

@@ -50,6 +50,7 @@ from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
+from pccl.runtime.control.greeting import anyone
 from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.state.frames import numbers_of, pack_numbers
 from pccl.runtime.state.results import ResultNews
@@ -207,7 +208,7 @@ def dialled() -> Handshake:
 
 
 def accepted() -> Handshake:
-    return Handshake.accept(lambda: OTHER, secrets_of(TOKEN))
+    return Handshake.accept(lambda: OTHER, secrets_of(TOKEN), anyone)
 
 
 def both_sides() -> tuple[bytes, bytes]:

@@ -22,6 +22,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION, FrameHeader, FrameKind, encode_header
 from pccl.protocol.guards.source_shares import PortLimits
+from pccl.protocol.handshake.certificates import Certificate, certify
 from pccl.protocol.handshake.exchange import Handshake
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX, Timing
@@ -37,17 +38,22 @@ from pccl.transports.base import Connection
 from pccl.transports.link import Lane, Links
 from pccl.transports.sim.memory import SimMemories, SimMemory
 from pccl.transports.sinks import Drain, Sink
+from tests.support.clear import in_the_clear
 from tests.support.frames import encode_frame
-from tests.support.secrets import secrets_of
+from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
+KEY = signer_of(b"y").key
+"""The key of every other peer."""
 RUN = b"the run of these"
 ME, DOWNSTREAM, UPSTREAM = PeerId(1), PeerId(2), PeerId(3)
 RING = (ME, DOWNSTREAM, UPSTREAM)
 OPERATION = OperationId(1, 0, 1, 0, 0)
 COUNT = 30
 SEGMENT_BYTES = 16
+
+CERTIFICATE = certify(MASTER_SIGNER, RUN, ME, KEY)
 
 
 # -- a peer's port ----------------------------------------------------------------------
@@ -58,6 +64,7 @@ class Identity:
     peer: PeerId = ME
     run: bytes = RUN
     term: int = 1
+    certificate: Certificate = CERTIFICATE
 
 
 class FakeNetwork:
@@ -140,10 +147,10 @@ class Port:
             FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls),
             lambda peer, reason: None,
             typing.cast("Any", None),
-            Credentials(None, lambda count: bytes(count)),
+            Credentials(None, lambda count: bytes(count), encrypts=in_the_clear),
             lanes=0,
         )
-        self._keeper.want(tuple(Member(peer, "there", 1) for peer in RING[1:]))
+        self._keeper.want(tuple(Member(peer, "there", 1, key=KEY) for peer in RING[1:]))
         self._send_guarded = np.full(COUNT + 200, -7, np.int32)
         self._recv_guarded = np.full(COUNT + 200, -7, np.int32)
         self.send = self._send_guarded[100:-100]
@@ -173,7 +180,8 @@ class Port:
 
 def greet(wire: Wire, rng: Random, source: PeerId, lane: int = 0) -> None:
     """Do the handshake of a peer, as far as the other side takes part."""
-    opening = Opening(Channel.LANE, RUN, 1, source, ME, lane)
+    signature = certify(MASTER_SIGNER, RUN, source, KEY).signature
+    opening = Opening(Channel.LANE, RUN, 1, source, ME, lane, certificate=signature)
     handshake, heard = Handshake.dial(opening, secrets_of(None, b"y")), bytearray()
     on_sent, wire.on_sent = wire.on_sent, heard.extend
     wire.feed(handshake.take_output(), rng)

@@ -54,6 +54,7 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import (
+    KEY_BYTES,
     Descriptor,
     Member,
     OperationId,
@@ -73,6 +74,8 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.master_stage import MasterStage
+from tests.support.scenarios import key
+from tests.support.secrets import MASTER_SIGNER
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
@@ -201,8 +204,7 @@ def report(rng: Random) -> list[msg.Message]:
     run = rng.choice((RUN, RUN, RUN, OURS, bytes(16), b"invented by him!"))
     term = rng.choice((1, 1, 2, (1 << 31) - 1, (1 << 32) - 1))
     rounds = tuple(draw(rng, msg.RoundCount) for _ in range(rng.randrange(3)))
-    token = rng.choice((b"token", b"token", bytes(16), bytes(64)))
-    header = msg.Return(peer, token, run, term, registration, 1, rounds, b"", rng.choice(NUMBERS))
+    header = msg.Return(peer, run, term, registration, 1, rounds, b"", rng.choice(NUMBERS))
     words: list[msg.Message] = [header]
     for _ in range(rng.randrange(4)):
         ring = {peer, *(PeerId(rng.choice(NUMBERS)) for _ in range(rng.randrange(3)))}
@@ -273,7 +275,7 @@ def test_any_messages_to_a_master_with_members(seed: int) -> None:
     for _ in range(rng.randrange(1, 60)):
         if not hosts or rng.random() < 0.2:
             connection = last = last + 1
-            master.do(ConnectionOpened(connection, "10.0.0.9"))
+            master.do(ConnectionOpened(connection, "10.0.0.9", key(rng.choice((1, 2, 3, 9)))))
             asked = msg.EvidenceRequest(PeerId(rng.randrange(5)), EvidenceKind.STATE)
             choices = (newcomer(rng), question(rng), [asked], [asked] * 2)
             words: list[msg.Message] = list(rng.choice(choices))
@@ -381,7 +383,8 @@ def test_any_messages_from_a_master(seed: int) -> None:
 def test_the_fullest_roster_fits_a_message() -> None:
     last = (1 << 32) - 1
     members = tuple(
-        Member(PeerId(last - n), "x" * 253, 65535, 65535, "n" * 64) for n in range(PEERS_MAX)
+        Member(PeerId(last - n), "x" * 253, 65535, 65535, "n" * 64, bytes(KEY_BYTES))
+        for n in range(PEERS_MAX)
     )
     roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
     message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
@@ -395,9 +398,9 @@ def test_the_fullest_roster_fits_a_message() -> None:
 
 
 def crowd(size: int) -> MasterMachine:
-    machine = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0)
+    machine = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0, signer=MASTER_SIGNER)
     for number in range(size):
-        machine.handle(ConnectionOpened(number, "there"), 0)
+        machine.handle(ConnectionOpened(number, "there", key(number)), 0)
         machine.handle(ConnectionMessage(number, msg.Register(0, "", 1)), 0)
     return machine
 
@@ -420,7 +423,7 @@ def test_newcomers_who_leave_one_by_one_cost_a_word_for_each_who_stays() -> None
 
 def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
     machine, last = crowd(1 + PENDING_MAX), 1 + PENDING_MAX  # the first one is a member
-    machine.handle(ConnectionOpened(last, "elsewhere"), 0)
+    machine.handle(ConnectionOpened(last, "elsewhere", key(last)), 0)
     effects = machine.handle(ConnectionMessage(last, msg.Register(0, "", 1)), 0)
     refused = [m for m in messages(effects) if isinstance(m, msg.Refused)]
     assert [m.cause for m in refused] == [RemovalCause.CROWDED_OUT]
@@ -429,9 +432,12 @@ def test_of_a_crowd_that_waits_the_oldest_from_where_most_come_goes() -> None:
 
 
 def test_a_run_may_begin_with_more_than_may_wait_for_one_that_goes_on() -> None:
-    machine, size = MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0), PENDING_MAX + 9
+    machine, size = (
+        MasterMachine(Timing(), RUN, 1, lambda count: bytes(count), 0, signer=MASTER_SIGNER),
+        PENDING_MAX + 9,
+    )
     for number in range(size):
-        machine.handle(ConnectionOpened(number, "there"), 0)
+        machine.handle(ConnectionOpened(number, "there", key(number)), 0)
         machine.handle(ConnectionMessage(number, msg.Register(0, "", 1, size)), 0)
     assert len(machine.membership.pending()) == size
 
@@ -460,7 +466,7 @@ def pending(*min_peers: int) -> Membership:
     membership = Membership(1)
     for number, wanted in enumerate(min_peers, start=1):
         member = Member(PeerId(number), "h", 1)
-        peer = RegisteredPeer(PeerId(number), 0, member, b"", wanted, connection=number)
+        peer = RegisteredPeer(PeerId(number), 0, member, wanted, connection=number)
         membership.peers[peer.id] = peer
     return membership
 
@@ -485,7 +491,7 @@ def test_newcomers_of_whom_each_wants_one_more_than_there_are_cost_a_few_seating
 @pytest.mark.parametrize("host", ["\U0001f600" * 64, "a" * 254, "a\nb", "\0"])
 def test_what_is_no_host_name_is_refused(host: str) -> None:
     machine = crowd(1)
-    machine.handle(ConnectionOpened(7, "there"), 0)
+    machine.handle(ConnectionOpened(7, "there", key(7)), 0)
     refused, closed = machine.handle(ConnectionMessage(7, msg.Register(0, host, 1)), 0)
     assert isinstance(refused, SendTo)
     assert isinstance(refused.message, msg.Refused)

@@ -31,6 +31,8 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
+from tests.support.scenarios import key
+from tests.support.secrets import MASTER_SIGNER
 
 SECOND = 1_000_000_000
 TIMING = Timing()
@@ -43,10 +45,11 @@ UPDATE = RoundKind.UPDATE_TOPOLOGY
 
 
 def new_master(now_ns: int = 0) -> MasterMachine:
-    tokens = count(1)
+    numbers = count(1)
     return MasterMachine(
-        TIMING, b"r" * 16, 1, lambda size: next(tokens).to_bytes(size, "big"), now_ns
-    )
+        TIMING, b"r" * 16, 1, lambda size: next(numbers).to_bytes(size, "big"), now_ns,
+        signer=MASTER_SIGNER,
+    )  # fmt: skip
 
 
 # -- what must be true of everything that a master does ------------------------------------------
@@ -59,7 +62,9 @@ class MasterWitness:
         self.open: set[int] = set()
         self.peer_of: dict[int, PeerId] = {}
         self.connection_of: dict[PeerId, int] = {}
-        self.tokens: dict[PeerId, bytes] = {}
+        self.proven: dict[int, bytes] = {}
+        """Connection -> the key of the process behind it."""
+        self.keys: dict[PeerId, bytes] = {}
         self.group_of: dict[PeerId, int] = {}
         self.min_peers: dict[PeerId, int] = {}
         self.blocked: dict[PeerId, bool] = {}
@@ -93,9 +98,10 @@ class MasterWitness:
     def before(self, event: me.MasterEvent) -> None:
         self.fresh_request = self.fresh_round = None
         match event:
-            case me.ConnectionOpened(connection):
+            case me.ConnectionOpened(connection, _, proven):
                 assert connection not in self.open
                 self.open.add(connection)
+                self.proven[connection] = proven
             case me.ConnectionClosed(connection):
                 self.open.discard(connection)
                 self._forget(connection)
@@ -184,7 +190,7 @@ class MasterWitness:
                         assert isinstance(event.message, msg.Register)
                         self.peer_of[connection] = message.peer
                         self.connection_of[message.peer] = connection
-                        self.tokens[message.peer] = message.token
+                        self.keys[message.peer] = self.proven[connection]
                         self.group_of[message.peer] = event.message.group
                         self.min_peers[message.peer] = event.message.min_peers
                     elif isinstance(message, msg.Resumed):
@@ -192,7 +198,7 @@ class MasterWitness:
                         assert isinstance(event.message, msg.Resume)
                         resumed = event.message.peer
                         self.resuming = True
-                        assert event.message.token == self.tokens[resumed]
+                        assert self.proven[connection] == self.keys[resumed]
                         self.peer_of[connection] = resumed
                         self.connection_of[resumed] = connection
                     receiver = self.peer_of.get(connection)
@@ -369,9 +375,10 @@ class MasterAlone:
         choice = rng.random()
         if choice < 0.10 or not connections:
             self.last_connection += 1
-            self.feed(me.ConnectionOpened(self.last_connection, "host"))
+            proven, greeting = self._greeting()
+            self.feed(me.ConnectionOpened(self.last_connection, "host", proven))
             if rng.random() < 0.9:
-                self.feed(me.ConnectionMessage(self.last_connection, self._greeting()))
+                self.feed(me.ConnectionMessage(self.last_connection, greeting))
         elif choice < 0.14:
             self.feed(me.ConnectionClosed(rng.choice(connections), "reset"))
         elif choice < 0.15:
@@ -388,14 +395,16 @@ class MasterAlone:
             for _ in range(rng.choice([1, 1, 3])):
                 self.feed(me.ConnectionMessage(connection, self._message(connection)))
 
-    def _greeting(self) -> msg.Message:
-        rng, witness = self.rng, self.witness
-        if not witness.tokens or rng.random() < 0.4:
+    def _greeting(self) -> tuple[bytes, msg.Message]:
+        """The key of a process, and its first message."""
+        rng, witness, own = self.rng, self.witness, key(self.last_connection)
+        if not witness.keys or rng.random() < 0.4:
             min_peers = rng.choice([1, 1, 1, 1, 2, 3, 9])
-            return msg.Register(rng.choice([0, 0, 0, 1]), rng.choice(["", "me"]), 9, min_peers)
-        peer = rng.choice(sorted(witness.tokens))
-        token = witness.tokens[peer] if rng.random() < 0.95 else b"wrong"
-        return msg.Resume(peer, token, rng.choice(witness.shown.get(peer, [0])))
+            host = rng.choice(["", "me"])
+            return own, msg.Register(rng.choice([0, 0, 0, 1]), host, 9, min_peers)
+        peer = rng.choice(sorted(witness.keys))
+        proven = witness.keys[peer] if rng.random() < 0.95 else own
+        return proven, msg.Resume(peer, rng.choice(witness.shown.get(peer, [0])))
 
     def _together(self) -> None:
         """What well-behaved members do: everyone who can makes the same call."""
@@ -459,7 +468,7 @@ class MasterAlone:
         return OperationId(1, group, view, tag, max(ended, default=-1) + 1)
 
     def _some_peer(self) -> PeerId:
-        return PeerId(self.rng.randint(0, len(self.witness.tokens) + 1))
+        return PeerId(self.rng.randint(0, len(self.witness.keys) + 1))
 
     def _operation(self, peer: PeerId | None) -> OperationId:
         rng, witness = self.rng, self.witness
@@ -513,7 +522,7 @@ class MasterAlone:
             case "goodbye":
                 return msg.Goodbye()
             case _:
-                return self._greeting()
+                return self._greeting()[1]
 
 
 @settings(max_examples=300)
@@ -557,6 +566,7 @@ class Process:
         self.world = world
         self.group = group
         self.machine = PeerMachine(TIMING, world.now_ns)
+        self.key = key(next(world.numbers))
         self.wire: Wire | None = None
         self.dial_ns: int | None = None
         self.wanted: tuple[Member, ...] = ()
@@ -765,6 +775,8 @@ class World:
         self.witness = MasterWitness()
         self.wires: list[Wire] = []
         self.last_number = 0
+        self.numbers = count(1)
+        """Of processes."""
         self.last_call = 0
         self.begun: dict[OperationId, set[PeerId]] = {}
         self.every_post: dict[Process, set[OperationId]] = {}
@@ -833,7 +845,7 @@ class World:
         self.last_number += 1
         process.wire = Wire(self.last_number)
         self.wires.append(process.wire)
-        self.feed_master(me.ConnectionOpened(self.last_number, "host"))
+        self.feed_master(me.ConnectionOpened(self.last_number, "host", process.key))
         process.feed(pe.ControlOpened(self.master.run, self.master.term))
 
     def drop(self, wire: Wire) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from random import Random
@@ -34,6 +34,7 @@ from pccl.protocol.errors import RemoteProtocolError, ResyncRequired
 from pccl.protocol.handshake.opening import NO_RUN
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
+    KEY_BYTES,
     AbortCause,
     Descriptor,
     OperationId,
@@ -44,6 +45,8 @@ from pccl.protocol.types import (
     RoundKind,
 )
 from pccl.protocol.types import Member as Whereabouts
+from tests.support.scenarios import key
+from tests.support.secrets import MASTER_SIGNER
 
 SECOND = 1_000_000_000
 STEP_NS = SECOND // 4
@@ -102,7 +105,7 @@ class World:
         self.moods = Random(f"{seed}/unruly")
         self.now_ns = 0
         self.numbers = count(1)
-        self.tokens = count(1)
+        self.chances = count(1)
         self.lines: dict[int, Line] = {}
         self.kept: list[tuple[bytes, int] | None] = [None, None]
         self.vouched = [NOT_TOLD, NOT_TOLD]
@@ -131,9 +134,10 @@ class World:
         if origin is not Origin.STANDBY:
             self.kept[index] = (run, term)
         return MasterMachine(
-            TIMING, run, term, lambda size: next(self.tokens).to_bytes(size, "big"),
+            TIMING, run, term, lambda size: next(self.chances).to_bytes(size, "big"),
             self.now_ns, origin, b"master %d" % index, (ADDRESSES[1 - index],),
             stands_by_for=("a",) if index else (), vouched=self.vouched[index],
+            signer=MASTER_SIGNER,
         )  # fmt: skip
 
     # -- the shells ----------------------------------------------------------------------------
@@ -232,7 +236,7 @@ class World:
         first = self.masters[0]
         answer: me.MasterEvent = me.MasterUnanswered(number, "nobody there")
         if first is not None and self.between:
-            first.handle(me.ConnectionOpened(0, "standby"), self.now_ns)
+            first.handle(me.ConnectionOpened(0, "standby", MASTER_SIGNER.key), self.now_ns)
             asked = me.ConnectionMessage(0, query)
             for effect in first.handle(asked, self.now_ns):
                 if isinstance(effect, me.SendTo):
@@ -342,7 +346,7 @@ class World:
             return
         line = Line(next(self.numbers), member.number, index)
         self.lines[line.number] = member.line = line
-        self.tell_master(index, me.ConnectionOpened(line.number, "host"))
+        self.tell_master(index, me.ConnectionOpened(line.number, "host", key(member.number)))
         self.tell(member, pe.ControlOpened(run, term))
 
     def pass_time(self, step_ns: int = STEP_NS) -> None:
@@ -406,10 +410,13 @@ class World:
             version = lies.choice((roster.version, roster.version + 1, 1 << 40))
             alone = (Whereabouts(peer, "host", 4000 + peer - 1),)
             roster = Roster(version, 0, roster.view, alone, (roster.view,), 1, 1, 1)
+        own = lies.randbytes(KEY_BYTES)
+        members = [replace(one, key=own) if one.peer == peer else one for one in roster.members]
+        roster = replace(roster, members=tuple(members))
         ratified = lies.choice((0, roster.version))
         registration = msg.Register(0, "", 4000 + peer - 1, masters=2)
         header = msg.Return(
-            peer, lies.randbytes(16), RUN, lies.choice((1, 1, 2, 3)), registration,
+            peer, RUN, lies.choice((1, 1, 2, 3)), registration,
             roster.version, (), lies.choice((b"master 0", b"master 1")), ratified,
         )  # fmt: skip
         self.imposters[connection] = index
@@ -420,7 +427,7 @@ class World:
         ]
         if lies.random() < 0.2:
             words.append(msg.Goodbye())
-        self.tell_master(index, me.ConnectionOpened(connection, "elsewhere"))
+        self.tell_master(index, me.ConnectionOpened(connection, "elsewhere", own))
         for word in words:
             if connection in self.imposters:
                 self.tell_master(index, me.ConnectionMessage(connection, word))
@@ -619,13 +626,13 @@ def test_half_open_masters_and_leaving_callers_see_one_outcome(seed: int, size: 
 @settings(max_examples=30)
 @given(SEEDS, st.integers(2, 7))
 def test_imposters_have_no_part_in_any_outcome(seed: int, size: int) -> None:
-    """They know the token, the run, the members' ids and ports, and no resume token."""
+    """They know the token, the run, the members' ids and ports, and have keys of their own."""
     world = World(seed, size, unruly=True, imposters=True)
     world.live(60)
     for master in world.masters:
         if master is not None and not master.recovering:
-            tokens = {m.machine.own.token for m in world.members}
-            assert {peer.token for peer in master.membership.members()} <= tokens
+            keys = {key(member.number) for member in world.members}
+            assert {peer.member.key for peer in master.membership.members()} <= keys
 
 
 @pytest.mark.parametrize(("seed", "size"), [(3, 5), (46, 6), (53, 7), (82, 6)])

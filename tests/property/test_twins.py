@@ -303,7 +303,7 @@ def test_membership_agrees_with_its_dumb_twin(seed: int) -> None:
                 peer, group = PeerId(last), rng.choice([0, 0, 1, 5])
                 min_peers = rng.choice([1, 1, 1, 2, 3, 6])
                 real.peers[peer] = RegisteredPeer(
-                    peer, group, Member(peer, "h", 9), b"", min_peers, connection=1
+                    peer, group, Member(peer, "h", 9), min_peers, connection=1
                 )
                 dumb.groups[peer] = group
                 dumb.min_peers[peer] = min_peers

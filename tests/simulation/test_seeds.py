@@ -25,6 +25,9 @@ SEEDS = range(130, 365)
 SEEDS_OF_A_MIX = 80
 """Likewise of each other mix."""
 
+SEALED_SEEDS = 25
+"""Likewise of each mix with encrypted connections."""
+
 WORKLOADS = (
     "CollectiveAborted",
     "DeadlineExceeded",
@@ -145,6 +148,13 @@ def test_no_seed_breaks_a_promise_and_everything_is_hit_under_any_hash_seed() ->
     again = simulate("--seeds", few, "--jobs", "1", PYTHONHASHSEED="4242")["trace_digests"]
     assert len(set(again.values())) == len(again) == 12
     assert again.items() <= result["trace_digests"].items(), "traces depend on the hash seed"
+
+
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_no_seed_breaks_a_promise_where_all_is_encrypted(mix: str) -> None:
+    result = simulate("--sealed", "--mix", mix, "--seeds", f"0:{SEALED_SEEDS}")
+    assert result["violations"] == {}
+    assert result["reduces"] > 200
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         min_peers=2,
         step_ns=19_336_171,
     )
-    most = [Freeze(2180 * MS, peer, 6820 * MS) for peer in (0, 1, 2)]
-    rest = [Freeze(4760 * MS, peer, 4240 * MS) for peer in (3, 4)]
+    most = [Freeze(2480 * MS, peer, 6520 * MS) for peer in (0, 1, 2)]
+    rest = [Freeze(5060 * MS, peer, 3940 * MS) for peer in (3, 4)]
     scenario = replace(
         drawn,
         peers=5,
@@ -180,7 +180,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         faults=(*most, *rest),
         timing=TIMINGS["quick"],
         standby=False,
-        stop_ns=4860 * MS,
+        stop_ns=5160 * MS,
         settles_ns=20_000 * MS,
     )
     verdict = run_scenario(scenario)

@@ -40,13 +40,17 @@ class Claimant:
     Args:
         address: of a master, ``"host:port"``.
         token: the run's; None: there is none.
+        who: a byte; claimants with different ones have different keys.
     """
 
-    def __init__(self, address: str, token: bytes | None = None) -> None:
+    def __init__(self, address: str, token: bytes | None = None, who: bytes = b"a") -> None:
         where = parse_address(address)
         self.sock = socket.create_connection((where.host, where.port), LIMIT_S)
         opening = Opening(Channel.CONTROL)
-        handshake = Handshake.dial(opening, secrets_of(token))
+        secrets = secrets_of(token, who)
+        self.key = secrets.signer.key
+        """The public key that it proves."""
+        handshake = Handshake.dial(opening, secrets)
         self.run = greet(self.sock, handshake).run
         """The run that the master says it has."""
         self._decoder = StreamDecoder()
@@ -97,11 +101,10 @@ def returning(
 ) -> msg.Return:
     """The first word of a peer that comes back."""
     registration = msg.Register(group, host, 4000, masters=masters)
-    token = peer.to_bytes(16, "little")
-    return msg.Return(PeerId(peer), token, run, term, registration, 0, (), MASTER)
+    return msg.Return(PeerId(peer), run, term, registration, 0, (), MASTER)
 
 
-def alone(peer: int, version: int = 7) -> msg.KnownRoster:
-    """A roster with one member."""
-    member = Member(PeerId(peer), "127.0.0.1", 4000)
+def alone(peer: int, key: bytes, version: int = 7) -> msg.KnownRoster:
+    """A roster with one member, which has this key."""
+    member = Member(PeerId(peer), "127.0.0.1", 4000, key=key)
     return msg.KnownRoster(Roster(version, 0, 4, (member,), (4,), 1, 1, 1), MASTER)

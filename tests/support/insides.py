@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pccl
 from pccl.machines.master.machine import MasterMachine
+from pccl.protocol.handshake.certificates import certify
+from pccl.protocol.handshake.keys import Signer
+from pccl.protocol.handshake.opening import Opening
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 
@@ -26,6 +31,11 @@ def lanes_of(comm: pccl.Communicator) -> int:
     return sum(len(link.lanes) for link in links)
 
 
+def signer_of_member(comm: pccl.Communicator) -> Signer:
+    """The key of a member's process."""
+    return engine_of(comm)._credentials.signer  # pyright: ignore[reportPrivateUsage]
+
+
 def knows_the_time(comm: pccl.Communicator) -> bool:
     """Whether a member has heard a heartbeat, which says the time by the master's clock."""
     return engine_of(comm).machine.contact._clock_ahead_ms is not None  # pyright: ignore[reportPrivateUsage]
@@ -41,6 +51,13 @@ def server_of(node: pccl.MasterNode) -> MasterServer:
 def machine_of(node: pccl.MasterNode) -> MasterMachine:
     """What a master knows."""
     return server_of(node).machine
+
+
+def registered(node: pccl.MasterNode, opening: Opening, key: bytes) -> Opening:
+    """The opening of a newcomer with this key, with a certificate of the master."""
+    signer = machine_of(node).incarnation.signer
+    certificate = certify(signer, opening.run, opening.source, key)
+    return replace(opening, certificate=certificate.signature)
 
 
 def master_port(node: pccl.MasterNode) -> tuple[str, int]:

@@ -30,7 +30,8 @@ from pccl.protocol.types import (
     RoundId,
     RoundKind,
 )
-from tests.support.scenarios import WORDS, Short, op, public, roster
+from tests.support.scenarios import WORDS, Short, key, op, public, roster
+from tests.support.secrets import MASTER_SIGNER
 
 SECOND = 1_000_000_000
 NEW_RUN, RUN, OTHER_RUN = b"run", b"the run of these", b"quite other runs"
@@ -59,16 +60,6 @@ BACKGROUND = (msg.MasterHeartbeat, msg.AdmissionWaits)
 """What comes of time alone."""
 
 
-def token(peer: int) -> bytes:
-    """The resume token that a new master gives peer 1, 2, ..."""
-    return bytes([peer] * 16)
-
-
-def secret(peer: int) -> bytes:
-    """The resume token of a member of the run whose master has died."""
-    return bytes([(100 + peer) % 256] * 16)
-
-
 def counts(update: int = 0, pending: int = 0, optimize: int = 0) -> tuple[msg.RoundCount, ...]:
     """How many rounds there were, by kind."""
     return tuple(map(msg.RoundCount, RoundKind, (update, pending, optimize)))
@@ -77,8 +68,7 @@ def counts(update: int = 0, pending: int = 0, optimize: int = 0) -> tuple[msg.Ro
 SHORT = Short(
     {
         **{value: name for name, value in NAMED.items()},
-        **{token(peer): f"token({peer})" for peer in range(1, 10)},
-        **{secret(peer): f"secret({peer})" for peer in range(1, 10)},
+        **{key(peer): f"key({peer})" for peer in range(1, 100)},
     }
 )
 VOCABULARY = {
@@ -95,7 +85,7 @@ class MasterStage:
         self.now_ns = 0
         self.words: dict[str, Any] = {**VOCABULARY, **WORDS, **NAMED}
         mine = (self.new, self.blank, self.restarted, self.standby, self.register, self.resume)
-        more = (self.start, self.come, self.say, self.wait, self.sleep, token, secret, counts)
+        more = (self.start, self.come, self.say, self.wait, self.sleep, counts)
         self.words |= {word.__name__: word for word in (*mine, *more)}
 
     def tell(self, said: Any, listener: str) -> Iterator[str]:
@@ -204,6 +194,7 @@ class MasterStage:
             origin,
             incumbent,
             standbys,
+            signer=MASTER_SIGNER,
             **others,
         )
         return self
@@ -220,7 +211,7 @@ class MasterStage:
         name: str = "",
     ) -> list[ev.MasterEffect]:
         """A newcomer registers."""
-        self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}"))
+        self.do(ev.ConnectionOpened(peer, f"10.0.0.{peer}", key(peer)))
         asked = msg.Register(group, host, 4000 + peer, min_peers, masters, name=name)
         return self.hear(peer, asked)
 
@@ -235,11 +226,19 @@ class MasterStage:
         return [effect for peer in peers for effect in self.hear(peer, asked)]
 
     def resume(
-        self, peer: int, connection: int, version: int, incumbent: bytes = b""
+        self,
+        peer: int,
+        connection: int,
+        version: int,
+        incumbent: bytes = b"",
+        proven: bytes | None = None,
     ) -> list[ev.MasterEffect]:
-        """A peer comes back on another connection, with the newest roster that it has."""
-        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
-        return self.hear(connection, msg.Resume(PeerId(peer), token(peer), version, incumbent))
+        """A peer comes back on another connection, with the newest roster that it has.
+
+        ``proven``: the key that the process behind the connection has; None: the peer's.
+        """
+        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}", proven or key(peer)))
+        return self.hear(connection, msg.Resume(PeerId(peer), version, incumbent))
 
     def start(self, *peers: int, what: OperationId = FIRST) -> list[ev.MasterEffect]:
         """Members ask for the same sum."""
@@ -257,16 +256,18 @@ class MasterStage:
         run: bytes = RUN,
         incumbent: bytes = MASTER,
         masters: int = 1,
-        proof: bytes | None = None,
+        proven: bytes | None = None,
         ratified: int = 0,
         expected: Expected = NOTHING_EXPECTED,
     ) -> list[ev.MasterEffect]:
-        """A member of the run returns with a report, and has not said its end."""
+        """A member of the run returns with a report, and has not said its end.
+
+        ``proven``: the key that the process behind the connection has; None: the peer's.
+        """
         connection = connection or peer
         newest = max((one.version for one in known), default=0)
         header = msg.Return(
             PeerId(peer),
-            proof or secret(peer),
             run,
             term,
             msg.Register(0, "", 4000 + peer, 1, masters),
@@ -276,7 +277,7 @@ class MasterStage:
             ratified,
             expected,
         )
-        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}"))
+        self.do(ev.ConnectionOpened(connection, f"10.0.0.{peer}", proven or key(peer)))
         return self.hear(
             connection, header, *(msg.KnownRoster(one, incumbent) for one in known), *more
         )

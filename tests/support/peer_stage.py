@@ -118,7 +118,7 @@ class PeerStage:
         """A newcomer that the master has given an id; its call 1 is to join."""
         self.do(ev.JoinCall(1, 0, "", 4002, 5))
         self.do(ev.ControlOpened(RUN, 1))
-        self.do(msg.Registered(PeerId(ME), 1, RUN, b"token", master, standbys))
+        self.do(msg.Registered(PeerId(ME), 1, RUN, master, standbys))
         return self
 
     def member(self, *peers: int, **others: Any) -> Self:

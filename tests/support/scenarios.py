@@ -19,8 +19,9 @@ from types import ModuleType
 from typing import Any, Protocol, cast
 
 from pccl.protocol.errors import PCCLError, RemoteProtocolError
+from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import TERM_GAP
-from pccl.protocol.types import Member, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import KEY_BYTES, Member, OperationId, PeerId, Roster, RoundKind
 
 INDENT = "    "
 
@@ -49,9 +50,15 @@ ROUNDS = {
 }
 
 
-def where(peer: int) -> Member:
-    """The member of that number, at its usual address."""
-    return Member(PeerId(peer), f"10.0.0.{peer}", 4000 + peer)
+def key(peer: int) -> bytes:
+    """The public key of the peer of that number."""
+    return peer.to_bytes(KEY_BYTES)
+
+
+def where(peer: int, owner: int | None = None) -> Member:
+    """The member of that number, at its usual address; with another key than its own: ``owner``."""
+    proven = key(peer if owner is None else owner)
+    return Member(PeerId(peer), f"10.0.0.{peer}", 4000 + peer, key=proven)
 
 
 def op(n: int = 0, *, tag: int = 5, view: int = 1, term: int = 1, group: int = 0) -> OperationId:
@@ -82,11 +89,18 @@ def public(module: ModuleType) -> dict[str, Any]:
     }
 
 
-WORDS: dict[str, Any] = {"GAP": TERM_GAP, "where": where, "op": op, "roster": roster, **ROUNDS}
+WORDS: dict[str, Any] = {
+    "GAP": TERM_GAP,
+    "key": key,
+    "where": where,
+    "op": op,
+    "roster": roster,
+    **ROUNDS,
+}
 
 
 class Short:
-    """Writes values as the expressions that make them, in few letters.
+    """Writes values as the expressions that make them, in few letters, without certificates.
 
     Args:
         names: of values that have one.
@@ -160,7 +174,7 @@ class Short:
             usual = item.default
             if usual is MISSING and item.default_factory is not MISSING:
                 usual = item.default_factory()
-            if usual is not MISSING and held == usual:
+            if isinstance(held, Certificate) or (usual is not MISSING and held == usual):
                 all_so_far = False
             else:
                 text = self.of(held)

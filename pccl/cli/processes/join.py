@@ -24,6 +24,7 @@ from pccl.cli.command_line import (
     check_name,
     check_own_address,
     check_switches,
+    encrypt_option,
     metrics_option,
     read_secret,
     token_option,
@@ -152,6 +153,7 @@ class JoinCommand(Wrapper):
     type=click.IntRange(0, LANES_MAX),
     help="Connections per link; 0: the library chooses (PCCL_LANES).",
 )
+@encrypt_option()
 @metrics_option("Serve the peer's metrics for Prometheus here.")
 @token_option()
 @click.option(

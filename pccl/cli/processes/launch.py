@@ -31,6 +31,7 @@ from pccl.cli.command_line import (
     Wrapper,
     check_address,
     check_switches,
+    encrypt_option,
     metrics_option,
     wrapped_command,
 )
@@ -361,6 +362,7 @@ class LaunchCommand(Wrapper):
     type=click.IntRange(1, MIN_PEERS_MAX),
     help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
 )
+@encrypt_option()
 @metrics_option("Serve metrics for Prometheus: of the master here, of the peers at the next ports.")
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
 @click.option(

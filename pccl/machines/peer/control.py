@@ -12,9 +12,10 @@ from pccl.machines.peer.rounds import OpenRounds
 from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE
 from pccl.protocol.handshake.opening import RUN_BYTES
 from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
-from pccl.protocol.types import NO_CERTIFICATE, NOBODY
+from pccl.protocol.types import NOBODY
 
 
 class JoinAttempt:

@@ -43,9 +43,10 @@ from pccl.machines.peer.synchronization import LeftSync, Synchronizations
 from pccl.machines.reachability import AddressTried
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import Certificate, OperationId, PeerId, Roster
+from pccl.protocol.types import OperationId, PeerId, Roster
 
 __all__ = ["PeerMachine", "Standing"]
 

@@ -16,16 +16,9 @@ from pccl.machines.peer.contact import PeerOutbox
 from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import LINKS_BATCH_MAX, ROSTERS_KEPT_MAX
-from pccl.protocol.types import (
-    NO_CERTIFICATE,
-    NOBODY,
-    Certificate,
-    MeasuredLink,
-    Member,
-    PeerId,
-    Roster,
-)
+from pccl.protocol.types import NOBODY, MeasuredLink, Member, PeerId, Roster
 from pccl.topology.link_measures import ToldMeasures
 
 

@@ -1,6 +1,7 @@
 """The beginning of every connection. Pure: bytes in, bytes out; callers pass in the randomness.
 
 * ``keys``: the keys of processes and of connections, and what is computed with them.
+* ``certificates``: how a master vouches for the key of a newcomer.
 * ``opening``: the first bytes that a side sends.
 * ``token``: the tokens of a run, and their texts.
 * ``exchange``: the handshake: both sides identify themselves, and prove what they claim.

@@ -38,6 +38,7 @@ from pccl.protocol.checksum import SEAL_BYTES, DamagedData, seal, unseal
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake.keys import (
     MAC_BYTES,
+    SIGNATURE_BYTES,
     ConnectionKeys,
     Secrets,
     derive_keys,
@@ -62,7 +63,7 @@ from pccl.protocol.handshake.opening import (
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
 from pccl.protocol.records import RecordKeys
-from pccl.protocol.types import NOBODY, SIGNATURE_BYTES
+from pccl.protocol.types import NOBODY
 
 PROOF_BYTES = SIGNATURE_BYTES + MAC_BYTES + SEAL_BYTES
 REFUSAL = seal(bytes(SIGNATURE_BYTES + MAC_BYTES))

@@ -22,16 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from pccl.protocol.types import KEY_BYTES, Certificate, PeerId
+from pccl.protocol.types import KEY_BYTES
 
 SECRET_BYTES = 32
 """Length of the secret of a key or of a share."""
 
+SIGNATURE_BYTES = 64
 MAC_BYTES = 32
 FINGERPRINT_BYTES = 16
 _TOKEN_INFO = b"pccl handshake key"
 _KEYS_INFO = b"pccl connection keys"
-_CERTIFIED = b"pccl registered peer"
 
 
 class Signer(Protocol):
@@ -160,23 +160,6 @@ def derive_token_key(token: bytes) -> bytes:
 def fingerprint_of(key: bytes) -> bytes:
     """Return a short hash of a public key, by which people and tokens name its owner."""
     return sha256(key).digest()[:FINGERPRINT_BYTES]
-
-
-def certify(signer: Signer, run: bytes, peer: PeerId, key: bytes) -> Certificate:
-    """Return the certificate of a master that it has registered the owner of ``key``."""
-    return Certificate(signer.key, signer.sign(_certified(run, peer, key)))
-
-
-def is_certified(
-    curves: Curves, certificate: Certificate, run: bytes, peer: PeerId, key: bytes
-) -> bool:
-    """Whether the certificate's master has registered the owner of ``key`` as this peer."""
-    message = _certified(run, peer, key)
-    return curves.is_signed(certificate.authority, certificate.signature, message)
-
-
-def _certified(run: bytes, peer: PeerId, key: bytes) -> bytes:
-    return _CERTIFIED + run + peer.to_bytes(8) + key
 
 
 def transcript_of(dialler: bytes, acceptor: bytes) -> bytes:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from pccl.protocol.checksum import SEAL_BYTES, seal, short_check, unpack_sealed
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake.keys import SIGNATURE_BYTES
 from pccl.protocol.limits import PROTOCOL_VERSION
-from pccl.protocol.types import KEY_BYTES, NOBODY, SIGNATURE_BYTES, PeerId
+from pccl.protocol.types import KEY_BYTES, NOBODY, PeerId
 
 MAGIC = b"PCCL"
 PREFIX = struct.Struct("<4sHH")

@@ -12,21 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from typing import Protocol
 
-from pccl.addresses import is_loopback
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.guards.source_shares import SourceShares
+from pccl.protocol.handshake.certificates import Certificate, is_certified
 from pccl.protocol.handshake.exchange import Handshake, HandshakeRefused
 from pccl.protocol.handshake.keys import (
     CURVE25519,
     SECRET_BYTES,
+    SIGNATURE_BYTES,
     Curves,
     Secrets,
     Signer,
     any_owner,
     derive_token_key,
-    is_certified,
 )
 from pccl.protocol.handshake.opening import (
     ENCRYPTS,
@@ -39,7 +40,7 @@ from pccl.protocol.handshake.opening import (
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.limits import TURN_BYTES_MAX
 from pccl.protocol.records import RECORD_BYTES_MAX, processor_has_aes
-from pccl.protocol.types import NOBODY, SIGNATURE_BYTES, Certificate, PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
@@ -85,7 +86,14 @@ def opening_of(
 
 def leaves_machine(connection: Connection) -> bool:
     """Whether other machines may see what a connection carries."""
-    return not (is_loopback(connection.local.host) and is_loopback(connection.remote.host))
+    return not all(_is_loopback(end.host) for end in (connection.local, connection.remote))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a link-local address with its scope, or a simulated host
+        return False
 
 
 def encryption(*, always: bool) -> Callable[[Connection], bool]:

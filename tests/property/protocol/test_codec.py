@@ -229,14 +229,14 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9, 5, "alice"]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
+    roster = [7, 2, 1, [[1, "h", 9, 5, "alice", b"key"]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1, True, 5, "alice"]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
-        msg.Resume: [2, 1, b"t", 0, b"m"],
+        msg.Resume: [2, 1, 0, b"m"],
         msg.Goodbye: [3],
         msg.Heartbeat: [
             4,
@@ -276,7 +276,7 @@ def _fill_samples() -> None:
         msg.LinksMeasured: [22, [[1, [250000, 1 << 30]], [2, [0, 0]]]],
         msg.BlockedReply: [11, 3, True],
         msg.StatusRequest: [21],
-        msg.Return: [16, 1, b"t", b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
+        msg.Return: [16, 1, b"run", 1, registration, 7, [[1, 3]], b"m", 6, [7, lineage]],
         msg.KnownRoster: [17, roster, b"m"],
         msg.KnownOutcome: [18, outcome, False, [7, lineage]],
         msg.KnownAnswer: [19, answer, False],
@@ -288,15 +288,15 @@ def _fill_samples() -> None:
         msg.EvidenceQuery: [88, 7, 3],
         msg.EvidenceReport: [89, b"", "no", True],
         msg.RunQuery: [23, b"run", 9],
-        msg.RunIs: [83, b"run", 7, True, 9, [[1, b"digest"]]],
-        msg.Registered: [64, 1, 1, b"run", b"token", b"m", [["h", 9]]],
+        msg.RunIs: [83, b"run", 7, True, 9, [[1, b"key"]]],
+        msg.Registered: [64, 1, 1, b"run", b"m", [["h", 9]], [b"key", b"signature"]],
         msg.Holdings: [12, op, 2, True],
-        msg.LinkPlan: [65, [[1, "h", 9, 0, ""]], [2]],
-        msg.DialNewcomers: [87, [[1, "h", 9, 0, ""]]],
-        msg.ProbeAddress: [85, [1, "h", 9, 0, ""], "10.0.0.7"],
+        msg.LinkPlan: [65, [[1, "h", 9, 0, "", b"key"]], [2]],
+        msg.DialNewcomers: [87, [[1, "h", 9, 0, "", b"key"]]],
+        msg.ProbeAddress: [85, [1, "h", 9, 0, "", b"key"], "10.0.0.7"],
         msg.Undialable: [86, "at h:9 (the master: connection refused)"],
         msg.AddressProbed: [25, 1, "connection refused"],
-        msg.Resumed: [66, 2, b"m", [["h", 9]]],
+        msg.Resumed: [66, 2, b"m", [["h", 9]], [b"key", b"signature"]],
         msg.Refused: [67, None, "why", 5, 9],
         msg.Admitted: [68, roster, [[1, 0]], 7, [8, lineage]],
         msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
@@ -347,8 +347,10 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(1, 1.0, "h", 9, 1, 1, False, 0, ""), "not an integer"),
         (pack(1, 0, b"h", 9, 1, 1, False, 0, ""), "not str"),
         (pack(1, 0, None, 9, 1, 1, False, 0, ""), "not str"),
-        (pack(2, 1, "token", 0, b""), "not bytes"),
-        (pack(2, -1, b"t", 0, b""), "not an integer"),
+        (pack(2, 1, 0, "master"), "not bytes"),
+        (pack(2, -1, 0, b""), "not an integer"),
+        (pack(65, [[1, "h", 9, 0, "", "key"]], []), "not bytes"),
+        (pack(65, [[1, "h", 9, 0, "", bytes(33)]], []), "byte string has 33 bytes, over 32"),
         (pack(10, 1, 1, ""), "not bool"),
         (pack(5, [4, 0]), "not a RoundKind"),
         (pack(5, [True, 0]), "not a RoundKind"),
@@ -369,7 +371,7 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
         (pack(71, [1, 2, 3, 4, 5], 1.0), "not a list"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
-        (pack(65, [[1, "h"]], []), "Member has 5 fields, not 2"),
+        (pack(65, [[1, "h"]], []), "Member has 6 fields, not 2"),
         (pack(67, None, "x" * (TEXT_BYTES_MAX + 1), 0, 0), "text has 4097 bytes, over 4096"),
         (pack(67, None, "é" * 2049, 0, 0), "text has 4098 bytes, over 4096"),
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),

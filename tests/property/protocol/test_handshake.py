@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import binascii
+import dataclasses
 import hashlib
 import hmac
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import RemoteProtocolError
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, certify, is_certified
 from pccl.protocol.handshake.exchange import (
     PROOF_BYTES,
     REFUSAL,
@@ -24,8 +27,18 @@ from pccl.protocol.handshake.exchange import (
     Handshake,
     HandshakeRefused,
 )
-from pccl.protocol.handshake.keys import CURVE25519, Secrets, Signer, derive_token_key
+from pccl.protocol.handshake.keys import (
+    CURVE25519,
+    SIGNATURE_BYTES,
+    Curve25519,
+    Secrets,
+    Signer,
+    derive_token_key,
+    fingerprint_of,
+)
 from pccl.protocol.handshake.opening import (
+    ENCRYPTS,
+    HAS_AES,
     NO_RUN,
     OPENING_BYTES,
     PREFIX_BYTES,
@@ -34,8 +47,10 @@ from pccl.protocol.handshake.opening import (
     Security,
 )
 from pccl.protocol.limits import LANES_MAX, PROTOCOL_VERSION
-from pccl.protocol.types import NOBODY, PeerId
-from tests.support.secrets import secrets_of
+from pccl.protocol.records import RecordKeys
+from pccl.protocol.types import KEY_BYTES, NOBODY, PeerId
+from pccl.runtime.control.greeting import anyone
+from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of
 
 RUN = bytes(range(16))
 TOKEN = b"correct horse battery staple"
@@ -48,6 +63,7 @@ YOUNGER = Opening(Channel.LANE, RUN, 3, PeerId(7), PeerId(4))
 ELDER = Opening(Channel.LANE, RUN, 3, PeerId(4))
 PAIRS = {"newcomer": (NEWCOMER, MASTER), "member": (MEMBER, MASTER), "lane": (YOUNGER, ELDER)}
 PAIR = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+CONTROL = pytest.mark.parametrize("pair", [PAIRS["newcomer"], PAIRS["member"]])
 
 
 def changed(opening: Opening, **fields: Any) -> Opening:
@@ -60,16 +76,32 @@ DIALLER, ACCEPTOR = (secrets_of(TOKEN, who) for who in (b"d", b"a"))
 
 def told(opening: Opening, secrets: Secrets, **fields: Any) -> Opening:
     """An opening as it is sent."""
-    share, identity = CURVE25519.share(secrets.share), secrets.signer.key
-    return changed(opening, **{"share": share, "identity": identity, **fields})
+    share, key = CURVE25519.share(secrets.share), secrets.signer.key
+    return changed(opening, **{"share": share, "key": key, **fields})
 
 
-def dialler(opening: Opening, token: bytes | None) -> Handshake:
-    return Handshake.dial(opening, secrets_of(token, b"d"))
+def security_of(opening: Opening, token: bytes | None) -> Security:
+    """Control connections prove the token."""
+    proves = opening.channel is Channel.CONTROL and token is not None
+    return Security.TOKEN if proves else Security.NONE
 
 
-def acceptor(opening: Opening, token: bytes | None) -> Handshake:
-    return Handshake.accept(lambda: opening, secrets_of(token, b"a"))
+def dialler(
+    opening: Opening, token: bytes | None, expects: bytes = b"", flags: int = 0
+) -> Handshake:
+    return Handshake.dial(opening, secrets_of(token, b"d", flags=flags), expects)
+
+
+def acceptor(
+    opening: Opening, token: bytes | None, judge: Callable[[Opening], str] = anyone
+) -> Handshake:
+    return accepting(opening, secrets_of(token, b"a"), judge)
+
+
+def accepting(
+    opening: Opening, secrets: Secrets, judge: Callable[[Opening], str] = anyone
+) -> Handshake:
+    return Handshake.accept(lambda: opening, secrets, judge)
 
 
 class Wire:
@@ -129,16 +161,35 @@ def test_both_sides_learn_what_the_other_has_said(
     pair: tuple[Opening, Opening], token: bytes | None
 ) -> None:
     wire = Wire(dialler(pair[0], token), acceptor(pair[1], token)).run()
-    security = Security.NONE if token is None else Security.TOKEN
+    security = security_of(pair[0], token)
     assert wire.sides[1].remote == told(pair[0], DIALLER, security=security)
     answer = told(pair[1], ACCEPTOR, security=security, target=pair[0].source)
     assert wire.sides[0].remote == answer
     assert [len(sent) for sent in wire.sent] == [OPENING_BYTES + PROOF_BYTES] * 2
     assert [side.awaited_bytes for side in wire.sides] == [0, 0]
+    assert [side.keys for side in wire.sides] == [None, None], "nobody wants records"
+
+
+FLAGS = st.integers(0, ENCRYPTS | HAS_AES)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(sorted(PAIRS)), FLAGS, FLAGS)
+def test_the_wish_of_one_side_to_encrypt_is_enough(name: str, ours: int, theirs: int) -> None:
+    one = dialler(PAIRS[name][0], TOKEN, flags=ours)
+    other = accepting(PAIRS[name][1], replace(ACCEPTOR, flags=theirs))
+    wire = Wire(one, other).run()
+    assert wire.passed == (True, True)
+    assert [side.remote and side.remote.flags for side in wire.sides] == [theirs, ours]
     keys, others = (side.keys for side in wire.sides)
+    if not (ours | theirs) & ENCRYPTS:
+        assert keys is others is None
+        return
     assert keys is not None
-    assert keys == others
-    assert len({*keys}) == 4
+    assert others is not None
+    assert (keys.sends, keys.receives) == (others.receives, others.sends)
+    assert keys.sends != keys.receives
+    assert keys.has_aes is others.has_aes is bool(ours & theirs & HAS_AES)
 
 
 @settings(max_examples=60)
@@ -165,15 +216,16 @@ def test_the_dialler_speaks_first_and_nobody_reads_beyond_his_part(token: bytes 
 def test_an_opening_byte_by_byte() -> None:
     opening = Opening(
         Channel.LANE, b"R" * 16, 0x01020304, PeerId(0x0506), PeerId(0x0708), 9, 0x0A0B,
-        share=b"S" * 32, identity=b"I" * 32,
+        flags=HAS_AES, token_id=0x090A, share=b"S" * 32, key=b"K" * 32, certificate=b"C" * 64,
     )  # fmt: skip
     expected = bytes.fromhex("50 43 43 4c") + struct.pack("<H", PROTOCOL_VERSION)
     expected += struct.pack("<H", binascii.crc_hqx(expected, 0))
-    expected += bytes.fromhex("00 02 0900 0b0a 0000 04030201") + b"R" * 16
-    expected += bytes.fromhex("0605000000000000 0807000000000000") + b"S" * 32 + b"I" * 32
+    expected += bytes.fromhex("00 02 0900 0b0a 0200 04030201") + b"R" * 16
+    expected += bytes.fromhex("0605000000000000 0807000000000000 0a09000000000000")
+    expected += b"S" * 32 + b"K" * 32 + b"C" * 64
     expected += struct.pack("<I", zlib.crc32(expected))
     assert opening.encode() == expected
-    assert len(expected) == OPENING_BYTES == 120
+    assert len(expected) == OPENING_BYTES == 192
     assert Opening.decode(expected) == opening
 
 
@@ -182,7 +234,10 @@ OPENINGS = st.builds(
     Opening,
     channel=st.sampled_from(Channel),
     share=st.binary(min_size=32, max_size=32),
-    identity=st.binary(min_size=32, max_size=32),
+    key=st.binary(min_size=32, max_size=32),
+    certificate=st.binary(min_size=64, max_size=64),
+    flags=st.integers(0, ENCRYPTS | HAS_AES),
+    token_id=U64,
     run=st.binary(min_size=16, max_size=16),
     term=U32,
     source=U64.map(PeerId),
@@ -197,6 +252,14 @@ OPENINGS = st.builds(
 @given(OPENINGS)
 def test_openings_round_trip(opening: Opening) -> None:
     assert Opening.decode(opening.encode()) == opening
+
+
+@given(st.integers((ENCRYPTS | HAS_AES) + 1, (1 << 16) - 1))
+def test_flags_that_this_version_does_not_know(flags: int) -> None:
+    sent = NEWCOMER.encode()
+    wrong = seal(sent[:14] + flags.to_bytes(2, "little") + sent[16:-4])
+    with pytest.raises(RemoteProtocolError, match="the opening is malformed"):
+        Opening.decode(wrong)
 
 
 # -- proofs ----------------------------------------------------------------------------------------
@@ -231,11 +294,13 @@ def proof_of(secrets: Secrets, key: bytes, role: bytes, openings: bytes) -> byte
 
 @TOKENS
 def test_keys_and_proofs_are_what_the_documentation_says(token: bytes | None) -> None:
-    wire = Wire(dialler(MEMBER, token), acceptor(MASTER, token)).run()
+    wire = Wire(dialler(MEMBER, token, flags=ENCRYPTS), acceptor(MASTER, token)).run()
     there, back = (bytes(sent) for sent in wire.sent)
     openings = there[:OPENING_BYTES] + back[:OPENING_BYTES]
     keys = keys_of(token, openings)
-    assert [*(wire.sides[0].keys or ())] == keys
+    assert len({*keys}) == 4
+    assert wire.sides[0].keys == RecordKeys(keys[2], keys[3], has_aes=False)
+    assert wire.sides[1].keys == RecordKeys(keys[3], keys[2], has_aes=False)
     assert there[OPENING_BYTES:] == proof_of(DIALLER, keys[0], b"pccl dialler", openings)
     assert back[OPENING_BYTES:] == proof_of(ACCEPTOR, keys[1], b"pccl acceptor", openings)
 
@@ -278,14 +343,15 @@ def test_a_share_that_decides_the_result(share: bytes) -> None:
         other.receive(opening[PREFIX_BYTES:])
 
 
-def test_an_identity_that_is_not_the_senders() -> None:
-    """A process that knows the token, and claims the identity of another one."""
+@PAIR
+def test_a_key_that_is_not_the_senders(pair: tuple[Opening, Opening]) -> None:
+    """A process that knows the token, and claims the key of another one."""
     thief = replace(DIALLER, signer=Thief(ACCEPTOR.signer.key, DIALLER.signer))
-    wire = Wire(Handshake.dial(MEMBER, thief), acceptor(MASTER, TOKEN)).run()
-    assert reasons(wire)[1] == "the other side has not proven its identity"
+    wire = Wire(Handshake.dial(pair[0], thief), acceptor(pair[1], TOKEN)).run()
+    assert reasons(wire)[1] == "the other side has not proven its key"
     thief = replace(ACCEPTOR, signer=Thief(DIALLER.signer.key, ACCEPTOR.signer))
-    wire = Wire(dialler(MEMBER, TOKEN), Handshake.accept(lambda: MASTER, thief)).run()
-    assert reasons(wire)[0] == "the other side has not proven its identity"
+    wire = Wire(dialler(pair[0], TOKEN), accepting(pair[1], thief)).run()
+    assert reasons(wire)[0] == "the other side has not proven its key"
 
 
 @dataclass
@@ -302,17 +368,17 @@ class Thief:
 def test_somebody_between_two_sides_without_a_token() -> None:
     """Both agree with it on keys, but its signatures are not theirs."""
     between = secrets_of(None, b"m")
-    wire = Wire(dialler(MEMBER, None), Handshake.accept(lambda: MASTER, between)).run()
+    wire = Wire(dialler(MEMBER, None), accepting(MASTER, between)).run()
     assert wire.sides[0].remote == told(MASTER, between, target=MEMBER.source)
 
 
-@PAIR
+@CONTROL
 def test_another_token(pair: tuple[Opening, Opening]) -> None:
     wire = Wire(dialler(pair[0], TOKEN + b"!"), acceptor(pair[1], TOKEN)).run()
     assert reasons(wire) == (
-        "the two sides have different tokens: set PCCL_TOKEN, or token=, to the run's token; "
+        "the other side does not accept this token: set PCCL_TOKEN, or token=, to the run's token; "
         "commands of pccl take --token FILE",
-        "its token is not the one of this run",
+        "its token is not one of this run",
     )
     assert wire.passed == (False, False)
     assert wire.sent[1][OPENING_BYTES:] == REFUSAL == seal(bytes(96))
@@ -376,12 +442,12 @@ def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening], token: byte
     """Either side's words of an earlier connection, to somebody with a new share."""
     earlier = Wire(dialler(pair[0], token), acceptor(pair[1], token)).run()
     fresh = replace(secrets_of(token, b"a"), share=b"2" * 32)
-    wire = Wire(Handshake.accept(lambda: pair[1], fresh), dialler(pair[0], token))
+    wire = Wire(accepting(pair[1], fresh), dialler(pair[0], token))
     wire.sent[1].extend(earlier.sent[0])
     while wire.carry(0, OPENING_BYTES):
         pass
     assert wire.passed[0] is False
-    assert reasons(wire)[0] == "its token is not the one of this run"
+    assert reasons(wire)[0] == "its token is not one of this run"
     fresh = replace(secrets_of(token, b"d"), share=b"2" * 32)
     wire = Wire(Handshake.dial(pair[0], fresh), acceptor(pair[1], token))
     wire.sent[1].extend(earlier.sent[1])
@@ -393,10 +459,13 @@ def test_a_handshake_that_is_replayed(pair: tuple[Opening, Opening], token: byte
 
 @PAIR
 def test_keys_of_a_later_connection_are_new(pair: tuple[Opening, Opening]) -> None:
-    first = Wire(dialler(pair[0], TOKEN), acceptor(pair[1], TOKEN)).run()
-    fresh = replace(DIALLER, share=b"2" * 32)
+    first = Wire(dialler(pair[0], TOKEN, flags=ENCRYPTS), acceptor(pair[1], TOKEN)).run()
+    fresh = replace(DIALLER, share=b"2" * 32, flags=ENCRYPTS)
     second = Wire(Handshake.dial(pair[0], fresh), acceptor(pair[1], TOKEN)).run()
-    assert {*(first.sides[0].keys or ())}.isdisjoint(second.sides[0].keys or ())
+    before, now = first.sides[0].keys, second.sides[0].keys
+    assert before is not None
+    assert now is not None
+    assert len({before.sends, before.receives, now.sends, now.receives}) == 4
     assert repr(fresh) == "<Secrets>"
 
 
@@ -549,7 +618,218 @@ def test_nothing_is_said_about_a_run_before_the_proof() -> None:
     """A stranger cannot find out by his lane's opening which peers there are."""
     for source, target, run in ((7, 4, RUN), (7, 5, RUN), (2, 4, RUN), (7, 4, b"x" * 16)):
         opening = changed(YOUNGER, run=run, source=PeerId(source), target=PeerId(target))
-        wire = Wire(dialler(opening, b"guess"), acceptor(ELDER, TOKEN)).run()
-        assert reasons(wire)[1] == "its token is not the one of this run"
-        answer = told(ELDER, ACCEPTOR, security=Security.TOKEN, target=PeerId(source))
-        assert wire.sent[1] == answer.encode() + REFUSAL
+        wire = Wire(dialler(opening, None), acceptor(ELDER, None, lambda _: "unknown")).run()
+        assert reasons(wire)[1] == "unknown"
+        assert wire.sent[1] == told(ELDER, ACCEPTOR, target=PeerId(source)).encode()
+
+
+# -- who may connect -------------------------------------------------------------------------------
+
+
+class CountedCurves(Curve25519):
+    """Counts what costs much."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    def agree(self, secret: bytes, share: bytes) -> bytes | None:
+        self.computed += 1
+        return super().agree(secret, share)
+
+    def is_signed(self, key: bytes, signature: bytes, message: bytes) -> bool:
+        self.computed += 1
+        return super().is_signed(key, signature, message)
+
+
+@PAIR
+def test_who_may_not_connect_is_refused_before_anything_is_computed(
+    pair: tuple[Opening, Opening],
+) -> None:
+    curves, judged = CountedCurves(), list[Opening]()
+
+    def judge(remote: Opening) -> str:
+        judged.append(remote)
+        return "it does not have the key of peer 7"
+
+    other = accepting(pair[1], replace(ACCEPTOR, curves=curves), judge)
+    wire = Wire(dialler(pair[0], TOKEN), other).run()
+    assert reasons(wire)[1] == "it does not have the key of peer 7"
+    assert [one.key for one in judged] == [DIALLER.signer.key]
+    assert curves.computed == 0
+    assert wire.passed == (False, False)
+    assert len(wire.sent[1]) == OPENING_BYTES
+
+
+@PAIR
+def test_whom_the_judge_lets_in_has_still_to_prove_the_key(pair: tuple[Opening, Opening]) -> None:
+    thief = replace(DIALLER, signer=Thief(signer_of(b"x").key, DIALLER.signer))
+
+    def judge(remote: Opening) -> str:
+        return "" if remote.key == signer_of(b"x").key else "unknown"
+
+    wire = Wire(Handshake.dial(pair[0], thief), acceptor(pair[1], TOKEN, judge)).run()
+    assert reasons(wire)[1] == "the other side has not proven its key"
+    owner = replace(DIALLER, signer=signer_of(b"x"))
+    wire = Wire(Handshake.dial(pair[0], owner), acceptor(pair[1], TOKEN, judge)).run()
+    assert wire.passed == (True, True)
+
+
+@PAIR
+@TOKENS
+def test_the_dialler_expects_a_key(pair: tuple[Opening, Opening], token: bytes | None) -> None:
+    fingerprint = fingerprint_of(ACCEPTOR.signer.key)
+    wire = Wire(dialler(pair[0], token, fingerprint), acceptor(pair[1], token)).run()
+    assert wire.passed == (True, True)
+    for wrong in (fingerprint_of(DIALLER.signer.key), fingerprint_of(b""), fingerprint[:-1]):
+        curves = CountedCurves()
+        secrets = replace(secrets_of(token, b"d"), curves=curves)
+        one = Handshake.dial(pair[0], secrets, wrong)
+        wire = Wire(one, acceptor(pair[1], token)).run()
+        words = (
+            "another process answered instead of peer 4"
+            if pair[0].channel is Channel.LANE
+            else "the master has another key than the token says"
+        )
+        assert reasons(wire)[0].startswith(words)
+        assert curves.computed == 0
+        assert (wire.passed, len(wire.sent[0])) == ((False, False), OPENING_BYTES)
+
+
+PROBING = Opening(Channel.PROBE, RUN, 3, target=PeerId(4))
+
+
+@TOKENS
+@pytest.mark.parametrize("probed", [ELDER, Opening(Channel.LANE)], ids=["a peer", "a newcomer"])
+def test_a_probe_needs_no_token_and_expects_a_key(probed: Opening, token: bytes | None) -> None:
+    """The probed peer may not know its own id yet, so its key says that it is the right one."""
+    fingerprint = fingerprint_of(ACCEPTOR.signer.key)
+    assert Wire(dialler(PROBING, TOKEN, fingerprint), acceptor(probed, token)).run().passed == (
+        True,
+        True,
+    )
+    wire = Wire(dialler(PROBING, TOKEN, fingerprint_of(b"x")), acceptor(probed, token)).run()
+    assert reasons(wire)[0] == "another process answered instead of peer 4"
+    assert wire.passed == (False, False)
+
+
+@pytest.mark.parametrize("fields", [{"run": b"x" * 16}, {"source": PeerId(5)}])
+def test_a_probe_of_another_process(fields: dict[str, Any]) -> None:
+    wire = Wire(dialler(PROBING, None), acceptor(changed(ELDER, **fields), None)).run()
+    assert reasons(wire)[0] == "another process answered instead of peer 4"
+
+
+@given(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), st.integers(0, 8 * KEY_BYTES - 1))
+def test_fingerprints_of_different_keys_differ(key: bytes, bit: int) -> None:
+    assert fingerprint_of(key) == hashlib.sha256(key).digest()[:16]
+    assert fingerprint_of(flipped(key, bit)) != fingerprint_of(key)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+# -- tokens with numbers -----------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(st.integers(0, (1 << 64) - 1), st.binary(max_size=40), min_size=1, max_size=4),
+    st.data(),
+)
+def test_a_dialler_with_one_token_of_several(tokens: dict[int, bytes], data: st.DataObject) -> None:
+    number = data.draw(st.sampled_from(sorted(tokens)))
+    keys = {one: derive_token_key(token) for one, token in tokens.items()}
+    other = accepting(MASTER, replace(ACCEPTOR, tokens=keys))
+    wire = Wire(Handshake.dial(MEMBER, secrets_of(tokens[number], b"d", number)), other).run()
+    assert wire.passed == (True, True)
+    assert wire.sides[1].remote == told(MEMBER, DIALLER, security=Security.TOKEN, token_id=number)
+    answer = wire.sides[0].remote
+    assert answer is not None
+    assert answer.token_id == 0, "the answer does not say which tokens there are"
+
+
+@CONTROL
+@settings(max_examples=30)
+@given(number=st.integers(0, (1 << 64) - 1), proof=st.binary(max_size=PROOF_BYTES - 4))
+def test_an_unknown_number_is_refused_after_the_proof(
+    pair: tuple[Opening, Opening], number: int, proof: bytes
+) -> None:
+    """Nobody can try which numbers there are: the answer is that to a wrong token."""
+    known = {number ^ 1: derive_token_key(TOKEN)}
+    curves = CountedCurves()
+    other = accepting(pair[1], replace(ACCEPTOR, tokens=known, curves=curves))
+    wire = Wire(Handshake.dial(pair[0], secrets_of(TOKEN, b"d", number)), other).run()
+    assert reasons(wire)[1] == "its token is not one of this run"
+    assert reasons(wire)[0].startswith("the other side does not accept this token")
+    assert (wire.passed, curves.computed) == ((False, False), 0)
+    openings = told(pair[1], ACCEPTOR, security=Security.TOKEN, target=pair[0].source).encode()
+    assert wire.sent[1] == openings + REFUSAL
+
+    other = accepting(pair[1], replace(ACCEPTOR, tokens=known))
+    opening = told(pair[0], DIALLER, security=Security.TOKEN, token_id=number).encode()
+    other.receive(opening[:PREFIX_BYTES])
+    other.receive(opening[PREFIX_BYTES:])
+    assert (other.take_output(), other.awaited_bytes) == (openings, PROOF_BYTES)
+    with pytest.raises(HandshakeRefused) as caught:
+        other.receive(seal(proof.ljust(PROOF_BYTES - 4, b"\0")))
+    assert caught.value.last_words == REFUSAL
+
+
+def test_another_token_under_the_same_number() -> None:
+    known = {5: derive_token_key(TOKEN), 6: derive_token_key(TOKEN + b"!")}
+    other = accepting(MASTER, replace(ACCEPTOR, tokens=known))
+    wire = Wire(Handshake.dial(MEMBER, secrets_of(TOKEN, b"d", 6)), other).run()
+    assert reasons(wire)[1] == "its token is not one of this run"
+
+
+def test_lanes_prove_no_token() -> None:
+    """Two peers of a run may know different tokens of it, or none."""
+    for token in (TOKEN, TOKEN + b"!", None):
+        wire = Wire(dialler(YOUNGER, token), acceptor(ELDER, TOKEN)).run()
+        assert wire.passed == (True, True)
+        remote = wire.sides[1].remote
+        assert remote is not None
+        assert (remote.security, remote.token_id) == (Security.NONE, 0)
+
+
+# -- certificates --------------------------------------------------------------------------------
+
+SEVEN = PeerId(7)
+CERTIFICATE = certify(MASTER_SIGNER, RUN, SEVEN, DIALLER.signer.key)
+
+
+def test_a_certificate_byte_by_byte() -> None:
+    """Its master signs a fixed text, the run, the id (8 bytes, big-endian) and the key."""
+    key = DIALLER.signer.key
+    signed = b"pccl registered peer" + RUN + (7).to_bytes(8, "big") + key
+    assert Certificate(MASTER_SIGNER.key, MASTER_SIGNER.sign(signed)) == CERTIFICATE
+    assert is_certified(CURVE25519, CERTIFICATE, RUN, SEVEN, key)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 8 * (KEY_BYTES + SIGNATURE_BYTES + 16 + 8 + KEY_BYTES) - 1))
+def test_a_flipped_bit_anywhere_makes_a_certificate_false(bit: int) -> None:
+    """Of the master's key, its signature, the run, the id, or the peer's key."""
+    parts = [*dataclasses.astuple(CERTIFICATE), RUN, SEVEN.to_bytes(8), DIALLER.signer.key]
+    for number, part in enumerate(parts):
+        if 0 <= bit < 8 * len(part):
+            parts[number] = flipped(part, bit)
+        bit -= 8 * len(part)
+    authority, signature, run, peer, key = parts
+    certificate = Certificate(authority, signature)
+    assert not is_certified(CURVE25519, certificate, run, PeerId(int.from_bytes(peer)), key)
+
+
+@pytest.mark.parametrize("key", [DIALLER.signer.key, MASTER_SIGNER.key, b"", bytes(KEY_BYTES)])
+def test_no_certificate_certifies_nobody(key: bytes) -> None:
+    for one in (NO_CERTIFICATE, Certificate(MASTER_SIGNER.key), Certificate(b"", bytes(64))):
+        assert not is_certified(CURVE25519, one, RUN, SEVEN, key)
+
+
+def test_peers_cannot_certify_each_other() -> None:
+    own = certify(DIALLER.signer, RUN, SEVEN, DIALLER.signer.key)
+    assert not is_certified(
+        CURVE25519, replace(own, authority=MASTER_SIGNER.key), RUN, SEVEN, DIALLER.signer.key
+    )

@@ -35,7 +35,7 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.types import NS_PER_S, Member, PeerId, RoundId, RoundKind
 from tests.support.master_stage import SECOND, MasterStage, told
-from tests.support.scenarios import where
+from tests.support.scenarios import key, where
 
 UPDATE = RoundKind.UPDATE_TOPOLOGY
 
@@ -97,7 +97,7 @@ def asked(master: Master, seconds: float) -> tuple[Member, ...]:
 def test_a_newcomer_is_dialled_at_what_it_declares_and_at_where_it_was_seen() -> None:
     master = Master()
     tries = [e for e in master.register(1, host="example.org") if isinstance(e, TryAddress)]
-    declared = Member(PeerId(1), "example.org", 4001)
+    declared = Member(PeerId(1), "example.org", 4001, key=key(1))
     assert tries == [TryAddress(declared, ("example.org", "10.0.0.1"), "10.0.0.1")]
 
 
@@ -209,7 +209,7 @@ def test_newcomers_for_whom_there_was_no_room_have_time() -> None:
 def test_an_elder_that_tries_in_vain_for_long_is_asked_no_more() -> None:
     """Newcomers that wait for something else are not refused for want of a link."""
     master = Master(2)
-    master.do(ConnectionOpened(3, "10.0.0.3"))
+    master.do(ConnectionOpened(3, "10.0.0.3", key(3)))
     master.hear(3, msg.Register(0, "", 4003, 1, 1, prefetches=True))
     master.do(AddressTried(PeerId(3), "", "connection refused"))
     assert told(master.hear(3, FAILED_TWO), msg.DialNewcomers) == dials(2, 3)
@@ -395,13 +395,13 @@ def answered(seen: str, dialled: bool, reason: str) -> list[MasterEffect]:
 def test_a_stranger_learns_how_it_is_seen_and_whether_it_can_be_dialled() -> None:
     master = Master(1)
     before = master.machine.status()
-    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
     (test,) = master.hear(ASKER, msg.AddressQuery("example.org", 48200))
     assert test == TryCaller(ASKER, "example.org", 48200, "10.0.0.9")
     tried = master.do(CallerTried(ASKER, "connection refused"))
     assert tried == answered("10.0.0.9", True, "connection refused")
 
-    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
     (test,) = master.hear(ASKER, msg.AddressQuery(port=9))
     assert test == TryCaller(ASKER, "10.0.0.9", 9, "10.0.0.9")
     assert master.do(CallerTried(ASKER, "")) == answered("10.0.0.9", True, "")
@@ -411,13 +411,13 @@ def test_a_stranger_learns_how_it_is_seen_and_whether_it_can_be_dialled() -> Non
 def test_a_query_without_a_port_is_answered_at_once() -> None:
     master = Master()
     for _ in range(2 * QUERIES_AT_ONCE_MAX):
-        master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+        master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
         assert master.hear(ASKER, msg.AddressQuery()) == answered("10.0.0.9", False, "")
 
 
 def test_an_address_of_the_masters_own_machine_is_not_dialled() -> None:
     master = Master()
-    master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+    master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
     reason = "127.0.0.1 is an address for its own machine or network only"
     effects = master.hear(ASKER, msg.AddressQuery("127.0.0.1", 22))
     assert effects == answered("10.0.0.9", False, reason)
@@ -426,7 +426,7 @@ def test_an_address_of_the_masters_own_machine_is_not_dialled() -> None:
 def test_who_left_gets_no_answer_and_may_ask_again() -> None:
     master = Master()
     for _ in range(2):
-        master.do(ConnectionOpened(ASKER, "10.0.0.9"))
+        master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
         assert len(master.hear(ASKER, msg.AddressQuery(port=9))) == 1
         master.do(ConnectionClosed(ASKER, "it left"))
         assert master.do(CallerTried(ASKER, "")) == []
@@ -454,7 +454,7 @@ def test_callers_are_tested_one_at_a_time_for_a_source_and_seldom_in_all() -> No
 def test_callers_take_nothing_from_newcomers() -> None:
     master = Master()
     for caller in range(2 * QUERIES_AT_ONCE_MAX):
-        master.do(ConnectionOpened(ASKER + caller, f"10.0.1.{caller}"))
+        master.do(ConnectionOpened(ASKER + caller, f"10.0.1.{caller}", key(ASKER + caller)))
         master.hear(ASKER + caller, msg.AddressQuery(port=9))
     newcomers = range(1, TESTS_AT_ONCE_MAX + 1)
     tries = [effect for peer in newcomers for effect in master.register(peer)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 
@@ -32,6 +31,7 @@ from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
+from tests.support.clear import in_the_clear
 
 TIMING = Timing(recovery_s=1.0)
 ADDRESS = Address("master", 48000)
@@ -51,9 +51,10 @@ class Client:
     async def _dial(self, host: str) -> None:
         network, loop = self._world.network, self._world.loop
         transport = network.hosts.get(host) or network.host(host)
-        credentials = Credentials(None, Random(1).randbytes)
+        credentials = Credentials(None, Random(1).randbytes, encrypts=in_the_clear)
+        self.key = credentials.signer.key
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
-        handshake = credentials.dial(Opening(Channel.CONTROL))
+        handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
 
     def _take(self, connection: Connection, remote: object) -> None:
@@ -89,7 +90,7 @@ class World:
         """Connection -> what its messages would be charged."""
         self.server = MasterServer(
             self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
-            self._observe, store=store, tests_addresses=False,
+            self._observe, store=store, tests_addresses=False, encrypts=in_the_clear,
         )  # fmt: skip
         self.loop.run_until_complete(self.server.start(ADDRESS))
 
@@ -199,14 +200,14 @@ def test_a_late_return_costs_no_more_than_a_newcomer(world: World) -> None:
     """It reports without end, and never says that it has said all."""
     run = b"the run of these"
     early, late = Client(world, "early"), Client(world, "late")
-    early.say(returning(run, 1), alone(1), msg.Reported())
+    early.say(returning(run, 1), alone(1, early.key), msg.Reported())
     world.run(2.0)
     machine = world.server.machine
     assert (machine.run, machine.recovering) == (run, False)
     late.say(returning(run, 2))
     world.run(0.1)
     assert machine.trust_in(2) is Trust.LATE
-    late.flood(alone(2))
+    late.flood(alone(2, late.key))
     began = world.cost_bytes[2]
     world.run(2.0)
     most = 2 * NEWCOMERS_BYTES_PER_S + NEWCOMERS_BURST_BYTES + 2 * TURN_BYTES_MAX
@@ -264,18 +265,17 @@ def test_members_of_a_run_are_stored_with_that_run() -> None:
     world.register("young")
     assert members(disk) == [1]
     older = Client(world, "older")
-    older.say(returning(b"the run of these", 1), alone(1), msg.Reported())
+    older.say(returning(b"the run of these", 1), alone(1, older.key), msg.Reported())
     world.run(3.0)
     assert disk.held is not None
     assert disk.held.run == b"the run of these"
-    digest = hashlib.blake2b((1).to_bytes(16, "little"), digest_size=16).digest()
-    assert disk.held.vouched.digests == {PeerId(1): digest}
+    assert disk.held.vouched.keys == {PeerId(1): older.key}
     world.close()
 
 
 def members(disk: Disk) -> list[int]:
     assert disk.held is not None
-    return sorted(int(peer) for peer in disk.held.vouched.digests or ())
+    return sorted(int(peer) for peer in disk.held.vouched.keys or ())
 
 
 # -- evidence ------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import pytest
 
 from pccl.errors import LocalProtocolError
 from pccl.machines.master.succession.vouched import Vouched
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import KEY_BYTES, PeerId
 from pccl.runtime.master_store import DirectoryStore, Remembered
 
 FIRST = Remembered(b"the run of these", 1, b"master A")
-MEMBERS = Vouched(9, {PeerId(4): b"a digest of this", PeerId(1 << 33): b"another of these"})
+MEMBERS = Vouched(9, {PeerId(4): b"4" * KEY_BYTES, PeerId(1 << 33): b"33" * (KEY_BYTES // 2)})
 LATER = Remembered(b"the run of these", 7, b"master B", vouched=MEMBERS)
 
 
@@ -136,22 +136,27 @@ def test_what_names_no_directory_is_refused(name: str) -> None:
     [
         (-1, []),
         (True, []),
-        (9, [[0, bytes(16)]]),
+        (9, [[0, bytes(KEY_BYTES)]]),
         (9, [[1, b"short"]]),
-        (9, [["1", bytes(16)]]),
+        (9, [[1, bytes(16)]]),
+        (9, [["1", bytes(KEY_BYTES)]]),
         (9, 3),
     ],
 )
 def test_members_that_no_master_has_kept_are_refused(
     tmp_path: Path, version: int, proofs: object
 ) -> None:
-    fields = [3, FIRST.run, FIRST.term, FIRST.incumbent, True, version, proofs]
+    fields = [4, FIRST.run, FIRST.term, FIRST.incumbent, True, version, proofs]
     (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
     with pytest.raises(LocalProtocolError, match="the file holds no state of a master"):
         DirectoryStore(tmp_path).load()
 
 
-def test_what_the_version_before_has_kept_is_read_without_members(tmp_path: Path) -> None:
-    fields = [2, FIRST.run, FIRST.term, FIRST.incumbent, True]
+@pytest.mark.parametrize("rest", [(2, ()), (3, (9, [[4, b"a digest of this"]]))])
+def test_what_earlier_versions_have_kept_is_read_without_members(
+    tmp_path: Path, rest: tuple[int, tuple[object, ...]]
+) -> None:
+    version, members = rest
+    fields = [version, FIRST.run, FIRST.term, FIRST.incumbent, True, *members]
     (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
     assert DirectoryStore(tmp_path).load() == FIRST

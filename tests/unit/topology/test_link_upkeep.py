@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.types import KEY_BYTES, NS_PER_S, Member, PeerId
 from pccl.topology.link_upkeep import (
     DialLane,
     DropLink,
@@ -25,7 +25,17 @@ from pccl.topology.link_upkeep import (
 MS = 1_000_000
 TIMING = Timing(redial_min_s=0.02, redial_max_s=0.5, lane_stall_s=10.0)
 OWN = PeerId(5)
-ELDER, YOUNGER, STRANGER = Member(PeerId(3), "a", 1), Member(PeerId(7), "b", 2), PeerId(9)
+
+
+def key(peer: int) -> bytes:
+    return bytes([peer]) * KEY_BYTES
+
+
+def member(peer: int, host: str) -> Member:
+    return Member(PeerId(peer), host, peer, key=key(peer))
+
+
+ELDER, YOUNGER, STRANGER = member(3, "a"), member(7, "b"), PeerId(9)
 SOON, LATER = DialLane(ELDER, 0), DialLane(YOUNGER, 0, 500 * MS)
 
 
@@ -128,30 +138,30 @@ def test_a_lane_that_has_lived_is_redialled_at_once_and_another_one_later() -> N
 def test_a_dial_is_superfluous_when_the_other_side_has_dialled() -> None:
     links = upkeep(YOUNGER)
     links.due(YOUNGER.peer, 0)
-    assert links.greeted(YOUNGER.peer, 0, "b") == []  # the dial of an elder goes on
+    assert links.greeted(YOUNGER.peer, YOUNGER.key, 0, "b") == []  # the dial of an elder goes on
     assert not links.gives_way(YOUNGER.peer, 0)
     told = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=False, more=False)
     assert told == [TellLink(YOUNGER.peer, None)]
     assert links.gives_way(YOUNGER.peer, 0)
     links = upkeep(ELDER)
-    assert links.greeted(ELDER.peer, 0, "a") == [GiveUpLane(ELDER.peer, 0)]
+    assert links.greeted(ELDER.peer, ELDER.key, 0, "a") == [GiveUpLane(ELDER.peer, 0)]
 
 
 def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
     links = upkeep()
-    assert links.greeted(PeerId(11), 1, "x") is None
-    assert links.greeted(PeerId(11), 0, "x") == []
-    assert links.greeted(PeerId(11), 0, "x") == []
-    assert links.greeted(PeerId(12), 0, "x") == []
+    assert links.greeted(PeerId(11), key(11), 1, "x") is None
+    assert links.greeted(PeerId(11), key(11), 0, "x") == []
+    assert links.greeted(PeerId(11), key(11), 0, "x") == []
+    assert links.greeted(PeerId(12), key(12), 0, "x") == []
     dropped = DropLink(PeerId(11), "too many newcomers dialled")
-    assert links.greeted(PeerId(13), 0, "y") == [dropped]
+    assert links.greeted(PeerId(13), key(13), 0, "y") == [dropped]
     told = TellLink(PeerId(12), "reset")
     assert links.lost(PeerId(12), 0, "reset", 0, up=False, damaged=None) == [
         DropLink(PeerId(12)),
         told,
     ]
-    assert links.want(OWN, [Member(PeerId(13), "y", 1)], {PeerId(13): (0, False)}) == []
-    assert links.greeted(PeerId(13), 1, "y") == []
+    assert links.want(OWN, [member(13, "y")], {PeerId(13): (0, False)}) == []
+    assert links.greeted(PeerId(13), key(13), 1, "y") == []
 
 
 def test_spare_lanes_are_closed_unless_they_carry_something() -> None:
@@ -202,11 +212,11 @@ class Shell:
         for step in steps:
             match step:
                 case DialLane(member, number, pause_ns):
-                    key = member.peer, number
+                    lane = member.peer, number
                     assert member.peer in self.wanted
-                    assert key not in self.waits | self.dials
+                    assert lane not in self.waits | self.dials
                     assert pause_ns <= 4 * TIMING.ns(TIMING.redial_max_s)
-                    (self.waits if pause_ns else self.dials).add(key)
+                    (self.waits if pause_ns else self.dials).add(lane)
                 case GiveUpLane(peer, number, is_spare):
                     self.waits.discard((peer, number))
                     self.dials.discard((peer, number))
@@ -281,7 +291,7 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 shell.dials.remove((peer, lane))
                 shell.carry_out(shell.upkeep.failed(peer, lane, "refused"))
             case "came":
-                steps = shell.upkeep.greeted(peer, lane, "host")
+                steps = shell.upkeep.greeted(peer, key(peer), lane, "host")
                 if steps is not None:
                     shell.carry_out(steps)
                     shell.attach(peer, lane, ours=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from pccl.protocol.handshake.keys import Signer, certify
+from pccl.protocol.handshake.certificates import Certificate, certify
+from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.messages import MasterAddress
-from pccl.protocol.types import Certificate, Member
+from pccl.protocol.types import Member
 
 
 class Origin(enum.Enum):

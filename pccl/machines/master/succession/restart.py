@@ -211,9 +211,8 @@ class Succession:
         elif recovery is None or recovery.run not in (None, header.run):
             self._connections.refuse(connection, _ANOTHER_RUN)
         else:
-            host = self._connections.hosts[connection]
-            key, now_ns = self._connections.keys[connection], self._outbox.now_ns
-            for closed in recovery.begins(connection, host, key, header, now_ns):
+            host, key = self._connections.hosts[connection], self._connections.keys[connection]
+            for closed in recovery.begins(connection, host, key, header, self._outbox.now_ns):
                 self._connections.close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:

@@ -20,7 +20,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import PeerId
 from tests.support.master_stage import SECOND, MasterStage, closed
-from tests.support.scenarios import roster
+from tests.support.scenarios import key, roster
 
 MEMBERS = 3
 TICK_S = 0.25
@@ -75,7 +75,7 @@ class Questioned:
         ):
             case "ask":
                 kind = rng.choice([EvidenceKind.STATE, EvidenceKind.PROCESS])
-                stage.do(ConnectionOpened(self.last, "10.0.0.90"))
+                stage.do(ConnectionOpened(self.last, "10.0.0.90", key(90)))
                 self.open[self.last] = stage.now_ns + int((ANSWER_S_MAX + TICK_S) * SECOND)
                 asked = msg.EvidenceRequest(PeerId(peer), kind)
                 self.take(stage.hear(self.last, asked), self.last)

@@ -45,7 +45,7 @@ from pccl.topology.ring_order import Pair
 from tests.support.master_stage import MasterStage, told
 from tests.support.master_stage import sent as sent_to
 from tests.support.peer_stage import RUN, PeerStage, ended, sent
-from tests.support.scenarios import op, roster
+from tests.support.scenarios import key, op, roster
 
 UPDATE, OPTIMIZE = RoundKind.UPDATE_TOPOLOGY, RoundKind.OPTIMIZE_TOPOLOGY
 RING, STAR, MESH = Algorithm.RING, Algorithm.STAR, Algorithm.MESH
@@ -460,7 +460,7 @@ def test_who_has_to_talk_to_whom() -> None:
 def test_members_of_one_machine_know_it(machines: tuple[int, int], near: bool) -> None:
     master = MasterStage().begin()
     for number, machine in enumerate(machines, 1):
-        master.do(ConnectionOpened(number, "10.0.0.1"))
+        master.do(ConnectionOpened(number, "10.0.0.1", key(number)))
         master.hear(number, msg.Register(0, "", 4000 + number, len(machines), machine=machine))
         master.link(number)
     known = master.machine.membership.roster(0)

@@ -20,7 +20,7 @@ from pccl.protocol.limits import INQUIRIES_MAX
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import PeerId, RoundKind
 from tests.support.master_stage import SECOND, MasterStage, closed, told
-from tests.support.scenarios import roster
+from tests.support.scenarios import key, roster
 
 ASKER, OTHER = 90, 91
 STATE, STACKS = EvidenceKind.STATE, EvidenceKind.STACKS
@@ -29,7 +29,7 @@ STATE, STACKS = EvidenceKind.STATE, EvidenceKind.STACKS
 def ask(
     master: MasterStage, peer: int, asker: int = ASKER, kind: EvidenceKind = STATE
 ) -> list[MasterEffect]:
-    master.do(ConnectionOpened(asker, "10.0.0.90"))
+    master.do(ConnectionOpened(asker, "10.0.0.90", key(90)))
     return master.hear(asker, msg.EvidenceRequest(PeerId(peer), kind))
 
 
@@ -177,7 +177,7 @@ def test_whoever_goes_gets_no_answer(master: MasterStage) -> None:
         msg.StatusRequest(),
         msg.RunQuery(),
         msg.Register(0, "", 4004),
-        msg.Resume(PeerId(3), bytes(16), 1, b""),
+        msg.Resume(PeerId(3), 1, b""),
     ],
 )
 def test_a_question_is_the_only_message(master: MasterStage, second: msg.PeerMessage) -> None:

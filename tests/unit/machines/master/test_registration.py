@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.machines.master.events import Announce, CloseConnection, ConnectionOpened, SendTo
+from pccl.machines.master.events import (
+    Announce,
+    CloseConnection,
+    ConnectionClosed,
+    ConnectionOpened,
+    SendTo,
+)
 from pccl.protocol import messages as msg
-from pccl.protocol.types import PeerId
-from tests.support.master_stage import RUN, MasterStage, closed, told
+from pccl.protocol.handshake.certificates import is_certified
+from pccl.protocol.handshake.keys import CURVE25519
+from pccl.protocol.types import KEY_BYTES, PeerId, RemovalCause
+from tests.support.master_stage import NEW_RUN, RUN, MasterStage, closed, told
+from tests.support.scenarios import key
+from tests.support.secrets import MASTER_SIGNER
 
 BAD = {
     " alice": "a name must not be empty, or begin or end with white space",
@@ -47,11 +57,66 @@ def test_a_peer_that_returns_with_a_bad_name_is_turned_away(name: str, reason: s
     master = MasterStage()
     master.restarted()
     header = msg.Return(
-        peer=PeerId(1), token=b"token", run=RUN, term=1,
+        peer=PeerId(1), run=RUN, term=1,
         registration=msg.Register(0, "", 1, name=name),
         roster_version=1, rounds=(), incumbent=b"",
     )  # fmt: skip
-    master.do(ConnectionOpened(1, "10.0.0.1"))
+    master.do(ConnectionOpened(1, "10.0.0.1", key(1)))
     effects = master.hear(1, header)
     assert closed(effects) == [1]
     assert effects == [CloseConnection(1, reason)]
+
+
+# -- peers that come back --------------------------------------------------------------------------
+
+
+def test_a_peer_is_known_by_its_key() -> None:
+    master = MasterStage().new(2)
+    for connection, proven in ((11, key(1)), (12, key(66)), (13, bytes(KEY_BYTES)), (14, b"k")):
+        effects = master.resume(2, connection, 0, proven=proven)
+        reason = "this master does not know this peer"
+        refused = [
+            SendTo(connection, msg.Refused(None, reason)),
+            CloseConnection(connection, reason),
+        ]
+        assert effects == refused
+    peer = master.machine.membership.peers[PeerId(2)]
+    assert peer.connection == 2, "its connection was not touched"
+    ((_, resumed),) = told(master.resume(2, 21, 0), msg.Resumed)
+    assert is_certified(CURVE25519, resumed.certificate, NEW_RUN, PeerId(2), key(2))
+    assert (peer.connection, resumed.certificate.authority) == (21, MASTER_SIGNER.key)
+
+
+def test_a_newcomer_gets_a_certificate_for_the_key_that_it_has_proven() -> None:
+    master = MasterStage().new(1)
+    ((_, registered),) = told(master.register(2), msg.Registered)
+    certificate = registered.certificate
+    assert is_certified(CURVE25519, certificate, NEW_RUN, registered.peer, key(2))
+    assert not is_certified(CURVE25519, certificate, NEW_RUN, registered.peer, key(1))
+    assert master.machine.membership.peers[registered.peer].member.key == key(2)
+
+
+def test_a_member_that_did_not_return_to_a_recovered_run_cannot_resume() -> None:
+    """Its key is in the rosters of others, but it may know what was decided differently."""
+    master = MasterStage().restarted()
+    master.come(1)
+    master.come(2)
+    master.wait(5, 1, 2)
+    assert master.machine.membership.keys() == {1: key(1), 2: key(2)}
+    for effects in (master.resume(3, 13, 7), master.come(3, connection=14)):
+        ((_, refused),) = told(effects, msg.Refused)
+        assert refused.cause is RemovalCause.CONTROL_LOST
+        assert closed(effects)
+    peer = master.machine.membership.peers[PeerId(2)]
+    peer.absent = True  # for as long as the master removes those that did not return
+    ((_, refused),) = told(master.resume(2, 12, 7), msg.Refused)
+    assert refused.reason == "this master does not know this peer"
+    assert master.machine.membership.keys() == {1: key(1)}
+
+
+def test_a_closed_connection_proves_nothing_any_more() -> None:
+    master = MasterStage().new(2)
+    master.do(ConnectionClosed(2, "reset"))
+    assert set(master.machine.connections.keys) == set(master.machine.connections.hosts) == {1}
+    master.do(ConnectionOpened(2, "10.0.0.9", key(66)))  # a shell would take another number
+    assert told(master.hear(2, msg.Resume(PeerId(2), 0)), msg.Resumed) == []

@@ -10,6 +10,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import DEPARTURES_MAX
 from pccl.protocol.types import PeerId, RemovalCause
 from tests.support.master_stage import MasterStage, told
+from tests.support.scenarios import key
 
 TWO, THREE = PeerId(2), PeerId(3)
 WHY = "silent for 10.0 s"
@@ -19,7 +20,7 @@ def expel(master: MasterStage, *peers: int, why: str = WHY) -> list[MasterEffect
     """Remove peers, and return the effects of that."""
     gone = tuple(map(PeerId, peers))
     master.machine.removals.expel(Expel(gone, RemovalCause.SILENT, why))
-    return master.do(ConnectionOpened(999, "10.0.0.9"))
+    return master.do(ConnectionOpened(999, "10.0.0.9", key(9)))
 
 
 def departures(effects: list[MasterEffect]) -> dict[int, tuple[msg.Departure, ...]]:

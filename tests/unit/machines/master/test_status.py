@@ -42,7 +42,7 @@ from pccl.protocol.types import (
 )
 from pccl.telemetry.ended import KEPT_MAX
 from tests.support.master_stage import SECOND, SUM, MasterStage
-from tests.support.scenarios import op
+from tests.support.scenarios import key, op
 
 ASKER = 99
 ONE, TWO, THREE = PeerId(1), PeerId(2), PeerId(3)
@@ -65,7 +65,7 @@ def new(members: int = 0) -> MasterStage:
 
 
 def ask(master: MasterStage) -> StatusReport:
-    master.do(ConnectionOpened(ASKER, "10.0.0.99"))
+    master.do(ConnectionOpened(ASKER, "10.0.0.99", key(99)))
     answer, closing = master.hear(ASKER, msg.StatusRequest())
     assert closing == CloseConnection(ASKER, "the query is answered")
     assert isinstance(answer, SendTo)

@@ -71,8 +71,8 @@ def test_one_damaged_greeting_is_no_reason_to_leave_a_master() -> None:
 @pytest.mark.parametrize(
     ("error", "registered", "is_final"),
     [
-        (HandshakeRefused(reason="different tokens"), False, True),
-        (HandshakeRefused(reason="different tokens"), True, False),
+        (HandshakeRefused(reason="another token"), False, True),
+        (HandshakeRefused(reason="another token"), True, False),
         (AnotherRun(reason="another run"), False, True),
         (AnotherRun(reason="another run"), True, True),
         (SILENCE, False, False),

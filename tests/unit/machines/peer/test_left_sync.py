@@ -25,6 +25,8 @@ from pccl.protocol.shared_state import Lineage, SyncPurpose
 from pccl.protocol.types import SYNC_TAG, Descriptor, OperationId, PeerId, RoundKind
 from tests.support.master_stage import RUN, SUM
 from tests.support.offers import offer
+from tests.support.scenarios import key
+from tests.support.secrets import MASTER_SIGNER
 
 FRESH = offer()
 
@@ -96,8 +98,9 @@ class Group:
     def __init__(self, *contents: bytes) -> None:
         numbers = count(1)
         self.master = MasterMachine(
-            Timing(), RUN, 1, lambda size: next(numbers).to_bytes(size, "big"), 0
-        )
+            Timing(), RUN, 1, lambda size: next(numbers).to_bytes(size, "big"), 0,
+            signer=MASTER_SIGNER,
+        )  # fmt: skip
         self.calls = count(1)
         self.connections: dict[int, Peer] = {}
         self.up: deque[tuple[Peer, msg.Message]] = deque()
@@ -112,7 +115,7 @@ class Group:
         connection = len(self.connections) + 1
         self.connections[connection] = peer
         peer.feed(pe.JoinCall(next(self.calls), 0, "", 4000 + connection, 5))
-        self._to_master(me.ConnectionOpened(connection, "10.0.0.1"))
+        self._to_master(me.ConnectionOpened(connection, "10.0.0.1", key(connection)))
         peer.feed(pe.ControlOpened(RUN, 1))
         self.settle()
         members = list(self.peers)

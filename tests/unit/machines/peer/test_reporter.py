@@ -76,7 +76,7 @@ class Told(PeerStage):
         self.machine = PeerMachine(Timing(), self.now_ns, former_loss=self.machine.loss)
         self.do(ev.JoinCall(3, 0, "", 4002, 5, rejoins=True))
         self.do(ev.ControlOpened(run, 1))
-        self.do(msg.Registered(PeerId(peer), 1, run, b"token", b"", ()))
+        self.do(msg.Registered(PeerId(peer), 1, run))
 
     def evict(self, cause: RemovalCause = RemovalCause.SILENT, why: str = "peer 1 said so") -> None:
         now_ms = self.now_ns // 1_000_000

@@ -31,7 +31,7 @@ def header(
 ) -> msg.Return:
     rounds = tuple(map(msg.RoundCount, RoundKind, (update, pending, 0)))
     registration = msg.Register(0, "", 4002)
-    return msg.Return(PeerId(2), b"token", RUN, term, registration, version, rounds, incumbent)
+    return msg.Return(PeerId(2), RUN, term, registration, version, rounds, incumbent)
 
 
 def finds_another(peer: PeerStage) -> list[msg.PeerMessage]:
@@ -91,7 +91,7 @@ def test_what_a_newcomer_was_told_of_the_shared_state() -> None:
 def test_to_the_same_master_it_only_resumes() -> None:
     peer = member()
     peer.do(ev.ControlClosed("reset"))
-    assert sent(peer.do(ev.ControlOpened(RUN, 1))) == [msg.Resume(PeerId(2), b"token", 1)]
+    assert sent(peer.do(ev.ControlOpened(RUN, 1))) == [msg.Resume(PeerId(2), 1)]
 
 
 @pytest.mark.parametrize(("run", "term"), [(NO_RUN, 0), (RUN, 2)])
@@ -153,7 +153,7 @@ def test_it_follows_the_next_master_and_repeats_what_is_open() -> None:
     assert sent(peer.do(msg.Resumed(2, NEXT))) == [msg.OperationRequest(op(), SUM)]
     assert peer.machine.term == 2
     peer.do(ev.ControlClosed("reset"))
-    assert sent(peer.do(ev.ControlOpened(RUN, 2))) == [msg.Resume(PeerId(2), b"token", 1)]
+    assert sent(peer.do(ev.ControlOpened(RUN, 2))) == [msg.Resume(PeerId(2), 1)]
     assert finds_another(peer)[0] == header(1, 1, term=2, incumbent=NEXT)
 
 

@@ -11,13 +11,16 @@ import pytest
 
 from pccl.protocol.checksum import seal
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE
 from pccl.protocol.handshake.exchange import REFUSAL, HandshakeRefused
+from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
-from pccl.protocol.types import NS_PER_S, PeerId
-from pccl.runtime.control.greeting import Credentials, Reception, introduce, opening_of
+from pccl.protocol.types import KEY_BYTES, NS_PER_S, PeerId
+from pccl.runtime.control.greeting import Credentials, Reception, anyone, introduce, opening_of
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure, Receiver
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 from tests.support.secrets import as_sent
 
 PORT = Address("elder", 4000)
@@ -61,6 +64,7 @@ class Me:
     run = bytes(range(16))
     term = 1
     peer = PeerId(7)
+    certificate = NO_CERTIFICATE
 
 
 class Elder(Me):
@@ -70,29 +74,41 @@ class Elder(Me):
 
 
 class World:
-    """A younger peer that dials an elder one, at whose port there is a reception."""
+    """A younger peer that dials an elder one, at whose port there is a reception.
+
+    The connections are control connections, which prove the token, unless the test says otherwise.
+    """
 
     def __init__(
-        self, seed: int = 0, *, token: bytes | None = TOKEN, unproven_max: int = 8
+        self,
+        seed: int = 0,
+        *,
+        token: bytes | None = TOKEN,
+        unproven_max: int = 8,
+        channel: Channel = Channel.CONTROL,
+        judge: Callable[[Opening], str] = anyone,
     ) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.network = SimNetwork(self.loop, Random(seed), latency_ns=1_000_000)
         self.young, self.elder = self.network.host("young"), self.network.host("elder")
         self.rng = Random(seed)
+        self.channel = channel
         self.taken: list[tuple[Reader, Opening]] = []
         """What the elder's reception has let in."""
         self.says = b""
         """What the elder sends as soon as he has let somebody in."""
-        credentials = Credentials(token, self.rng.randbytes)
+        credentials = Credentials(token, self.rng.randbytes, encrypts=in_the_clear)
+        self.elder_key = credentials.signer.key
         self.reception = Reception(
             self.loop,
             PATIENCE_S * NS_PER_S,
             unproven_max,
             credentials,
-            lambda: opening_of(Channel.LANE, Elder()),
+            lambda: opening_of(channel, Elder()),
             lambda connection, remote, _: self.taken.append(
                 (Reader(connection, says=self.says), remote)
             ),
+            judge,
         )
 
     def run(self, main: Coroutine[Any, Any, None]) -> None:
@@ -113,19 +129,28 @@ class World:
         return Reader(await self.young.dial(PORT, 1.0), says=says)
 
     async def introduce(
-        self, token: bytes | None, take: Callable[[Connection], object] = Reader
+        self,
+        token: bytes | None,
+        take: Callable[[Connection], object] = Reader,
+        *,
+        expects: bytes = b"",
     ) -> None:
-        credentials = Credentials(token, self.rng.randbytes)
-        handshake = credentials.dial(opening_of(Channel.LANE, Me(), Elder.peer))
+        credentials = Credentials(token, self.rng.randbytes, encrypts=in_the_clear)
+        opening = opening_of(self.channel, Me(), Elder.peer)
         connection = await self.young.dial(PORT, 1.0)
+        fingerprint = fingerprint_of(expects) if expects else b""
+        handshake = credentials.dial(connection, opening, fingerprint)
         deadline_ns = self.loop.now_ns() + PATIENCE_S * NS_PER_S
         await introduce(connection, handshake, self.loop, deadline_ns, lambda c, _: _do(take, c))
 
 
+@pytest.mark.parametrize("channel", [Channel.CONTROL, Channel.LANE])
 @pytest.mark.parametrize("token", [None, TOKEN], ids=["no token", "token"])
-@pytest.mark.parametrize("seed", range(20))
-def test_what_comes_behind_the_greeting_goes_to_the_next(seed: int, token: bytes | None) -> None:
-    world = World(seed, token=token)
+@pytest.mark.parametrize("seed", range(10))
+def test_what_comes_behind_the_greeting_goes_to_the_next(
+    seed: int, token: bytes | None, channel: Channel
+) -> None:
+    world = World(seed, token=token, channel=channel)
     world.says = b"from the elder, at once"
     mine: list[Reader] = []
 
@@ -146,7 +171,10 @@ def test_both_sides_say_why(seed: int, caplog: pytest.LogCaptureFixture) -> None
     world = World(seed)
 
     async def main() -> None:
-        for token, words in ((OTHER_TOKEN, "different tokens"), (None, "requires a token")):
+        for token, words in (
+            (OTHER_TOKEN, "does not accept this token"),
+            (None, "requires a token"),
+        ):
             with pytest.raises(HandshakeRefused, match=words):
                 await world.introduce(token)
         await world.sleep(1)
@@ -156,7 +184,7 @@ def test_both_sides_say_why(seed: int, caplog: pytest.LogCaptureFixture) -> None
     assert world.taken == []
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "young" in caplog.messages[0]
-    assert "its token is not the one of this run" in caplog.messages[0]
+    assert "its token is not one of this run" in caplog.messages[0]
     assert "it has no token" in caplog.messages[1]
 
 
@@ -165,7 +193,7 @@ def test_a_byte_now_and_then_wins_no_time(caplog: pytest.LogCaptureFixture) -> N
     world = World()
 
     async def main() -> None:
-        opening = Opening(Channel.LANE, security=1).encode()
+        opening = Opening(Channel.CONTROL, security=1).encode()
         stranger = await world.stranger()
         for second in range(PATIENCE_S):
             assert not stranger.lost
@@ -208,8 +236,8 @@ def test_the_dialler_waits_no_longer_either() -> None:
         )
         began_ns = world.loop.now_ns()
         connection = await world.young.dial(listener.address, 1.0)
-        credentials = Credentials(TOKEN, world.rng.randbytes)
-        handshake = credentials.dial(opening_of(Channel.CONTROL, Me()))
+        credentials = Credentials(TOKEN, world.rng.randbytes, encrypts=in_the_clear)
+        handshake = credentials.dial(connection, opening_of(Channel.CONTROL, Me()))
         deadline_ns = world.loop.now_ns() + PATIENCE_S * NS_PER_S
         with pytest.raises(LinkError, match="did not complete the pccl handshake in time"):
             await introduce(connection, handshake, world.loop, deadline_ns, _never)
@@ -283,7 +311,7 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
     """Whoever sends his next bytes without waiting for the answer is sent away, unread."""
     world = World(token=token)
     security = 0 if token is None else 1
-    opening = Opening(Channel.LANE, Me.run, 1, Me.peer, Elder.peer, security=security)
+    opening = Opening(Channel.CONTROL, Me.run, 1, Me.peer, Elder.peer, security=security)
 
     async def main() -> None:
         stranger = await world.stranger(as_sent(opening) + seal(b"\xff" * 96) + b"next")
@@ -293,6 +321,43 @@ def test_nothing_behind_the_greeting_is_read_before_the_proof(token: bytes | Non
         assert stranger.received[OPENING_BYTES:] == REFUSAL
 
     world.run(main())
+
+
+def test_who_may_not_connect_learns_no_more_than_the_opening(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And is judged by what its opening says, before the other side computes anything."""
+    judged: list[PeerId] = []
+
+    def judge(remote: Opening) -> str:
+        judged.append(remote.source)
+        return "nobody knows it"
+
+    world = World(channel=Channel.LANE, judge=judge)
+
+    async def main() -> None:
+        with pytest.raises(LinkError):
+            await world.introduce(TOKEN)
+        stranger = await world.stranger(as_sent(Opening(Channel.LANE, Me.run, 1, PeerId(9))))
+        await world.sleep(1)
+        assert stranger.lost
+        assert len(stranger.received) == OPENING_BYTES
+
+    world.run(main())
+    assert (judged, world.taken) == ([7, 9], [])
+    assert "nobody knows it" in caplog.text
+
+
+def test_a_peer_dials_whom_it_expects_and_nobody_else() -> None:
+    world = World(channel=Channel.LANE)
+
+    async def main() -> None:
+        await world.introduce(TOKEN, expects=world.elder_key)
+        with pytest.raises(HandshakeRefused, match="another process answered instead of peer 3"):
+            await world.introduce(TOKEN, expects=bytes(KEY_BYTES))
+
+    world.run(main())
+    assert len(world.taken) == 1
 
 
 def test_who_is_cancelled_takes_nothing_over() -> None:
@@ -374,8 +439,8 @@ def test_cancelled_in_the_turn_in_which_the_answer_comes(answer: str) -> None:
     connection = StubConnection()
 
     async def main() -> None:
-        credentials = Credentials(None, world.rng.randbytes)
-        handshake = credentials.dial(opening_of(Channel.LANE, Me(), Elder.peer))
+        credentials = Credentials(None, world.rng.randbytes, encrypts=in_the_clear)
+        handshake = credentials.dial(connection, opening_of(Channel.LANE, Me(), Elder.peer))
         task = world.loop.create_task(
             introduce(connection, handshake, world.loop, NS_PER_S, _never)
         )

@@ -7,6 +7,7 @@ from random import Random
 
 from pccl.machines.peer.events import ControlClosed, ControlMessage, ControlOpened, PeerEvent
 from pccl.protocol import messages as msg
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NOBODY, NS_PER_S, PeerId
 from pccl.runtime.control.greeting import Credentials
@@ -16,6 +17,7 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 
 TIMING = Timing()
 FIRST, SECOND, THIRD = (Address(f"master{n}", 48000 + n) for n in (1, 2, 3))
@@ -29,6 +31,7 @@ class Identity:
     peer: PeerId = NOBODY
     run: bytes = b""
     term: int = 0
+    certificate: Certificate = NO_CERTIFICATE
 
 
 class World:
@@ -41,7 +44,8 @@ class World:
         self.events: list[PeerEvent] = []
         self.keeper = ControlKeeper(
             self.loop, self.network.host("peer"), known, TIMING.dial_s,
-            Credentials(TOKEN, Random(1).randbytes), lambda: self.identity, self.events.append,
+            Credentials(TOKEN, Random(1).randbytes, encrypts=in_the_clear),
+            lambda: self.identity, self.events.append,
             self.loop.create_task,
         )  # fmt: skip
         self.servers: list[MasterServer] = []
@@ -73,7 +77,7 @@ class World:
         server = MasterServer(
             self.loop, host, TIMING, Random(address.port).randbytes, token=token,
             standbys=tuple(msg.MasterAddress(a.host, a.port) for a in standbys),
-            standby_of=standby_of,
+            standby_of=standby_of, encrypts=in_the_clear,
         )  # fmt: skip
         self.loop.run_until_complete(server.start(address))
         self.servers.append(server)
@@ -164,7 +168,7 @@ def test_a_refusal_counts_where_there_is_one_master() -> None:
     (event,) = world.dial()
     assert isinstance(event, ControlMessage)
     assert isinstance(event.message, msg.Refused)
-    assert "have different tokens" in event.message.reason
+    assert "does not accept this token" in event.message.reason
     world.close()
 
 
@@ -185,7 +189,7 @@ def test_a_removal_is_final_whoever_else_there_is() -> None:
     world.run(0.1)
     world.identity = Identity(registered.peer, registered.run, registered.term)
     world.dial()
-    world.keeper.send(msg.Resume(registered.peer, registered.token, 0))
+    world.keeper.send(msg.Resume(registered.peer, 0))
     world.run(0.1)
     refusals = [e.message for e in world.events if isinstance(e, ControlMessage)]
     assert [m.cause is not None for m in refusals if isinstance(m, msg.Refused)] == [True]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from pccl.protocol.errors import LinkError
 from pccl.protocol.frame import HEADER_BYTES, FrameHeader
+from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, certify
+from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
@@ -24,6 +27,8 @@ from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from pccl.transports.sinks import Sink
+from tests.support.clear import in_the_clear
+from tests.support.secrets import MASTER_SIGNER, signer_of
 
 MS = 1_000_000
 LATENCY = 1 * MS
@@ -31,6 +36,7 @@ SETTLED_NS = 20 * MS
 """Long enough to dial and greet several times over."""
 
 ELDER, YOUNG = PeerId(3), PeerId(7)
+RUN = bytes(range(16))
 OPERATION = OperationId(1, 0, 1, 0, 0)
 TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, redial_max_s=0.5)
 STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
@@ -82,8 +88,9 @@ class Identity:
     """A peer of a run."""
 
     peer: PeerId
-    run: bytes = bytes(range(16))
+    run: bytes = RUN
     term: int = 1
+    certificate: Certificate = NO_CERTIFICATE
 
 
 @dataclass
@@ -103,8 +110,9 @@ class Side:
         self.frames = Frames()
         self.links = Links()
         self.changes: list[Change] = []
-        self.credentials = Credentials(world.token, Random(peer).randbytes)
+        self.credentials = Credentials(world.token, Random(peer).randbytes, encrypts=in_the_clear)
         self.identity = Identity(peer)
+        self.identity = replace(self.identity, certificate=self.certified())
         self.keeper = LinkKeeper(
             world.loop,
             host,
@@ -118,9 +126,20 @@ class Side:
             lanes,
         )
         self.address = Address(host.name, PORTS[peer])
-        self.member = Member(peer, host.name, PORTS[peer])
+        self.member = Member(peer, host.name, PORTS[peer], key=self.credentials.signer.key)
         self._wakes_ns = 0
         Ticker(world.loop, TICK_NS, self._tick).start()
+
+    def certified(
+        self,
+        by: Signer = MASTER_SIGNER,
+        *,
+        run: bytes = RUN,
+        peer: PeerId | None = None,
+        key: bytes = b"",
+    ) -> Certificate:
+        """What the master of the run signs for this peer, or another one, or for another peer."""
+        return certify(by, run, peer or self.identity.peer, key or self.credentials.signer.key)
 
     def sleep(self, duration_ns: int) -> None:
         """The process is not given the processor: no tick comes for a while."""
@@ -419,18 +438,80 @@ def test_a_lane_number_out_of_range_is_refused(
     World(4, 4).run(main).check_never_down()
 
 
-async def dial_by_hand(world: World, number: int) -> None:
+async def dial_by_hand(
+    world: World,
+    number: int,
+    certificate: Certificate | None = None,
+    credentials: Credentials | None = None,
+) -> None:
     """Greet the elder in the name of the younger one, whose keeper does not know of it."""
     side = world.young
     connection = await side.host.dial(world.elder.address, 1.0)
-    opening = opening_of(Channel.LANE, side.identity, ELDER, lane=number, lanes=4)
-    deadline_ns = world.now_ns + NS_PER_S
+    identity = replace(side.identity, certificate=certificate or side.identity.certificate)
+    opening = opening_of(Channel.LANE, identity, ELDER, lane=number, lanes=4)
+    deadline_ns, credentials = world.now_ns + NS_PER_S, credentials or side.credentials
 
     def take(connection: Connection, remote: Opening) -> None:
         Lane(connection, number, world.young.links.to(ELDER), world.young.keeper)
 
-    await introduce(connection, side.credentials.dial(opening), world.loop, deadline_ns, take)
+    await introduce(
+        connection, credentials.dial(connection, opening), world.loop, deadline_ns, take
+    )
     await world.settle()
+
+
+FALSE: dict[str, Callable[[Side], Certificate]] = {
+    "none": lambda _: NO_CERTIFICATE,
+    "of another peer": lambda side: side.certified(peer=PeerId(8)),
+    "of another key": lambda side: side.certified(key=signer_of(b"x").key),
+    "of another run": lambda side: side.certified(run=bytes(16)),
+    "of another master": lambda side: side.certified(signer_of(b"x")),
+}
+
+
+@pytest.mark.parametrize("made", FALSE.values(), ids=FALSE)
+def test_a_newcomer_with_a_false_certificate_is_refused(
+    made: Callable[[Side], Certificate], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(world: World) -> None:
+        world.young.keeper.want(())
+        await world.settle()
+        with pytest.raises(LinkError):
+            await dial_by_hand(world, 0, made(world.young))
+        assert world.elder.frames.came == [YOUNG], "with its certificate"
+        assert "the master of this peer has not registered it" in caplog.text
+        await dial_by_hand(world, 0)
+        assert list(world.elder.lanes) == [0]
+
+    World(elder_wants=False).run(main)
+
+
+def test_a_member_with_another_key_than_the_roster_says_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(world: World) -> None:
+        thief = Credentials(world.token, Random(99).randbytes, encrypts=in_the_clear)
+        certificate = world.young.certified(key=thief.signer.key)
+        for number in (0, 1):
+            with pytest.raises(LinkError):
+                await dial_by_hand(world, number, certificate, thief)
+        assert "it does not have the key of peer 7" in caplog.text
+        assert world.elder.frames.came == [YOUNG]
+        world.check_joined()
+
+    World().run(main).check_never_down()
+
+
+@between(elder_wants=False)
+async def test_a_process_with_another_key_than_the_roster_says_is_not_used(world: World) -> None:
+    world.young.keeper.want(())
+    await world.settle()
+    world.young.keeper.want((replace(world.elder.member, key=signer_of(b"x").key),))
+    await world.sleep(10 * NS_PER_S)
+    assert world.numbers() == []
+    assert world.young.ups_and_downs[:1] == [True]
+    assert not any(world.young.ups_and_downs[1:])
+    assert "another process answered instead of peer 3" in str(world.young.changes[-1].reason)
 
 
 # -- lost lanes ------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import TERM_GAP
 from pccl.protocol.types import PeerId, Roster, RoundId, RoundKind
 from tests.support.master_stage import MASTER as FIRST
-from tests.support.master_stage import NEXT, RUN, MasterStage, closed, sent, token, told
-from tests.support.scenarios import op, roster
+from tests.support.master_stage import NEXT, RUN, MasterStage, closed, sent, told
+from tests.support.scenarios import key, op, roster
 
 STANDBY = msg.MasterAddress("b", 2)
 VERSION, VIEW = 7, 4
@@ -54,7 +54,7 @@ def promise(master: MasterStage, connection: int, term: int) -> list[MasterEffec
 
 def come(master: MasterStage, peer: int, *known: Roster, **options: Any) -> list[MasterEffect]:
     """A member returns with these rosters."""
-    usual = {"masters": 2, "proof": token(peer), "ratified": VERSION}
+    usual = {"masters": 2, "ratified": VERSION}
     return master.come(peer, known=known, **{**usual, **options})
 
 
@@ -185,7 +185,7 @@ def test_a_minority_is_closed_and_its_own_successor_gives_it_nothing() -> None:
 
 def test_a_standby_begins_no_run() -> None:
     master = standby()
-    master.do(ConnectionOpened(9, "10.0.0.9"))
+    master.do(ConnectionOpened(9, "10.0.0.9", key(9)))
     reason = "this is a standby, and no member of its run has returned to it"
     assert master.hear(9, msg.Register(0, "", 4009)) == [
         SendTo(9, msg.Refused(None, reason)),
@@ -427,4 +427,4 @@ def test_a_master_names_those_that_may_have_gone_on_without_it() -> None:
         master.do(ConnectionClosed(peer, "reset"))
     master.wait(2, 1)
     assert master.machine.membership.roster(0).ring == (PeerId(1),)
-    assert set(master.machine.vouched().digests or ()) == {1, 2, 3}
+    assert set(master.machine.vouched().keys or ()) == {1, 2, 3}

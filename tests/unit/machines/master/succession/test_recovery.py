@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from pccl.machines.master.succession.recovery import Recovery
-from pccl.machines.master.succession.vouched import NOT_TOLD
+from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import messages as msg
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, Roster
 from tests.support.master_stage import MASTER, NEXT, OTHER_RUN, RUN
-from tests.support.scenarios import roster
+from tests.support.scenarios import key, roster, where
 
 TERM_TWO = 1 << 32
 """Rosters of the second term have higher numbers."""
 
 
 def come(
-    recovery: Recovery, peer: int, *known: Roster, run: bytes = RUN, ratified: int = 0
-) -> None:
+    recovery: Recovery,
+    peer: int,
+    *known: Roster,
+    run: bytes = RUN,
+    ratified: int = 0,
+    connection: int = 0,
+    proven: bytes | None = None,
+) -> list[int]:
+    """A peer returns and reports; the connections that are closed for it."""
+    connection = connection or peer
     group = known[0].group if known else 0
     registration = msg.Register(group, "", 4000 + peer, 1, 2)
     newest = max((one.version for one in known), default=0)
-    header = msg.Return(PeerId(peer), bytes(16), run, 1, registration, newest, (), MASTER, ratified)
-    recovery.begins(peer, f"10.0.0.{peer}", header, 0)
-    report = recovery.report_on(peer)
+    header = msg.Return(PeerId(peer), run, 1, registration, newest, (), MASTER, ratified)
+    closed = recovery.begins(connection, f"10.0.0.{peer}", proven or key(peer), header, 0)
+    report = recovery.report_on(connection)
     assert report is not None
     for one in known:
         recovery.take(report, msg.KnownRoster(one, MASTER))
     recovery.take(report, msg.Reported())
+    return closed
 
 
 def test_a_goodbye_counts_in_its_own_run_only() -> None:
@@ -92,3 +104,61 @@ def test_nor_if_another_one_tells_of_it() -> None:
     assert recovery.has_majority() is False  # two of five, though they are two of three later
     come(recovery, 7, roster(TERM_TWO + 5, 1, 2, 7), ratified=TERM_TWO + 4)
     assert recovery.bases() == []
+
+
+# -- two processes with one id ---------------------------------------------------------------------
+
+ALL = roster(7, 1, 1, 2, 3)
+IMPOSTOR = key(66)
+
+
+def refused(recovery: Recovery, peer: int, *known: Roster, proven: bytes | None = None) -> str:
+    """Why a process may not return as this peer."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        come(recovery, peer, *known, connection=100 + peer, proven=proven)
+    return caught.value.reason
+
+
+def test_the_key_that_another_member_names_is_that_of_the_peer() -> None:
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
+    come(recovery, 3, connection=93, proven=IMPOSTOR)
+    come(recovery, 1, ALL)
+    assert come(recovery, 3, ALL, connection=13) == [93]
+    assert recovery.report_on(93) is None
+    come(recovery, 2, ALL)
+    returned = recovery.result().returned
+    assert {int(report.peer): report.key for report in returned} == {n: key(n) for n in (1, 2, 3)}
+
+
+def test_while_no_other_member_names_a_key_the_first_process_stays() -> None:
+    words = "another process has returned as peer 3"
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
+    come(recovery, 3, connection=93, proven=IMPOSTOR)
+    assert refused(recovery, 3, ALL) == words
+    come(recovery, 1)  # its report names nobody
+    assert refused(recovery, 3, ALL) == words
+    assert recovery.report_on(93) is not None
+
+
+def test_no_process_names_itself() -> None:
+    """The first one says who has returned, by its key; its own roster changes nothing of that."""
+    words = "another process has returned as peer 3"
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
+    come(recovery, 3, ALL)
+    members = (where(1), where(2), where(3, 66))
+    own = roster(8, 2, 1, 2, 3, members=members)
+    assert refused(recovery, 3, own, proven=IMPOSTOR) == words
+    come(recovery, 1, ALL)
+    assert refused(recovery, 3, own, proven=IMPOSTOR) == words
+    assert come(recovery, 3, ALL, connection=13) == [3], "its own process may come again"
+
+
+def test_a_process_that_the_master_has_not_named_names_nobody() -> None:
+    recovery = Recovery(Timing(), RUN, NEXT, 0)
+    recovery.learn(RUN, Vouched(7, {PeerId(1): key(1)}), 0)
+    come(recovery, 3, connection=93, proven=IMPOSTOR)
+    come(recovery, 2, ALL)
+    assert refused(recovery, 3, ALL) == "another process has returned as peer 3"
+    come(recovery, 1, ALL)
+    assert come(recovery, 3, ALL, connection=13) == [93]
+    assert refused(recovery, 1, ALL, proven=IMPOSTOR) == "another process has returned as peer 1"

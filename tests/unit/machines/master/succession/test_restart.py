@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
 from pccl.machines.master.events import (
@@ -17,8 +15,8 @@ from pccl.protocol import messages as msg
 from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.limits import PENDING_MAX, TERM_GAP
 from pccl.protocol.types import PeerId, RemovalCause
-from tests.support.master_stage import MASTER, NEXT, RUN, MasterStage, closed, secret, sent, told
-from tests.support.scenarios import roster
+from tests.support.master_stage import MASTER, NEXT, RUN, MasterStage, closed, sent, told
+from tests.support.scenarios import key, roster
 
 ONE = PeerId(1)
 
@@ -56,17 +54,13 @@ def learns(
     master: MasterStage, run: bytes = RUN, *members: int, settled: bool = True
 ) -> list[MasterEffect]:
     """The master that a standby stands by for has said which run it has, and who is in it."""
-    proofs = tuple(proof(peer, secret(peer)) for peer in members)
+    proofs = tuple(msg.MemberProof(PeerId(peer), key(peer)) for peer in members)
     who = (7, proofs) if members else (0, None)
     return master.do(MasterAnswered(0, msg.RunIs(run, 1, settled, *who)))
 
 
-def proof(peer: int, token: bytes) -> msg.MemberProof:
-    return msg.MemberProof(PeerId(peer), hashlib.blake2b(token, digest_size=16).digest())
-
-
 def vouched_for(*members: int) -> Vouched:
-    return Vouched.of(7, [proof(peer, secret(peer)) for peer in members])
+    return Vouched.of(7, [msg.MemberProof(PeerId(peer), key(peer)) for peer in members])
 
 
 INVENTED = (roster(1 << 40, 99, 99),)
@@ -118,18 +112,18 @@ def test_newcomers_that_wait_for_a_recovery_are_bounded_and_shared(
     monkeypatch.setattr("pccl.machines.master.succession.restart.PENDING_MAX", 3)
     master = MasterStage().restarted()
     for number in (10, 11, 12):
-        master.do(ConnectionOpened(number, "10.0.0.9"))
+        master.do(ConnectionOpened(number, "10.0.0.9", key(number)))
         assert master.hear(number, msg.Register(0, "", 4000)) == []
-    master.do(ConnectionOpened(20, "10.0.0.20"))
+    master.do(ConnectionOpened(20, "10.0.0.20", key(20)))
     effects = master.hear(20, msg.Register(0, "", 4000))
     assert [connection for connection, _ in sent(effects)] == [10]
 
 
 @pytest.mark.parametrize("host", ["x" * 254, "x" * 4000, "a\nb"])
 def test_a_return_passes_the_checks_of_a_registration(host: str) -> None:
-    header = msg.Return(ONE, secret(1), RUN, 1, msg.Register(0, host, 1), 0, (), MASTER)
+    header = msg.Return(ONE, RUN, 1, msg.Register(0, host, 1), 0, (), MASTER)
     for master in (MasterStage().blank(), MasterStage().restarted()):
-        master.do(ConnectionOpened(1, "10.0.0.1"))
+        master.do(ConnectionOpened(1, "10.0.0.1", key(1)))
         reason = "the advertised host is invalid or too long"
         assert master.hear(1, header) == [CloseConnection(1, reason)]
 
@@ -162,7 +156,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
 
 def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand members of a full run have all been told the same rosters."""
-    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 850 << 10)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 1 << 20)
     crowd = tuple(range(1, 101))
     rosters = tuple(roster(7 + n, 4 + n, *crowd) for n in range(20))
     master = MasterStage().restarted()
@@ -195,12 +189,12 @@ def test_two_restarts_in_a_row_give_out_different_ids() -> None:
     assert given == [3 + TERM_GAP + jump + 1 for jump in jumps]
 
 
-@pytest.mark.parametrize("says", [msg.StatusRequest(), msg.Resume(ONE, secret(1), 0)])
+@pytest.mark.parametrize("says", [msg.StatusRequest(), msg.Resume(ONE, 0)])
 def test_who_waits_and_says_something_else_waits_no_more(says: msg.Message) -> None:
     """Its connection is closed, so it must not count among those that wait."""
     master = MasterStage().restarted(1)
     for connection in range(1, PENDING_MAX + 2):
-        master.do(ConnectionOpened(connection, "10.0.0.1"))
+        master.do(ConnectionOpened(connection, "10.0.0.1", key(connection)))
         assert master.hear(connection, msg.Register(0, "", 5000)) == []  # there is room
         if connection == 1:
             assert closed(master.hear(connection, says)) == [connection]
