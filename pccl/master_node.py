@@ -15,6 +15,7 @@ from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_listener, check_timing
 from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
+from pccl.machines.master.tokens import REUSABLE_MAX, Tokens
 from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
@@ -29,7 +30,19 @@ from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
 from pccl.runtime.keys_file import KEYS_FILE, KeysFile
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
+from pccl.runtime.run_tokens import ensure_token, expel_key, make_token
 from pccl.telemetry.events import PeerReport
+
+__all__ = [
+    "KEYS_FILE",
+    "REUSABLE_MAX",
+    "KeysFile",
+    "MasterNode",
+    "Tokens",
+    "ensure_token",
+    "expel_key",
+    "make_token",
+]
 
 _log = logging.getLogger("pccl.master")
 
@@ -53,7 +66,7 @@ class MasterNode:
             reaches the address may join, unless the file of ``keys`` has tokens.
         state: a directory in which it stores the identity of its run. A master that restarts with
             this directory knows the run at once. None: it learns the run from the members.
-        keys: a file with the run's key and tokens (:class:`pccl.run_keys.KeysFile`), made if it
+        keys: a file with the run's key and tokens (:class:`KeysFile`), made if it
             does not exist. None: ``run.keys`` in ``state``, otherwise no file.
         standby: ``"host:port"`` of a second master, which it announces to the peers; several
             separated by commas. With a standby, a master continues only with a majority of the

@@ -23,7 +23,7 @@ from pccl.cli.command_line import check_address, encrypt_option, metrics_option,
 from pccl.cli.page import http_option, page_of
 from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
 from pccl.errors import LinkError, LocalProtocolError
-from pccl.run_keys import KEYS_FILE, KeysFile, ensure_token
+from pccl.master_node import KEYS_FILE, KeysFile, ensure_token
 
 DEFAULT_LISTEN = "127.0.0.1:48148"
 """Loopback, so that no user opens a master to other machines by accident."""

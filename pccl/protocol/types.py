@@ -16,8 +16,7 @@ NOBODY = PeerId(0)
 """The id of no peer. In a handshake: a master, or a peer that is not registered yet."""
 KEY_BYTES = 32
 """Length of a public key, and of each key of a connection."""
-NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
+NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,7 @@ class RemovalCause(enum.IntEnum):
     CONTROL_LOST = 3
     """The peer lost its control connection, and did not resume it in time."""
     SILENT = 4
-    """The peer sent nothing for ``deadline_s``, while a round or an operation waited for it. A
-    newcomer must not be silent at any time."""
+    """It sent nothing for ``deadline_s`` while a call waited for it; a newcomer, at any time."""
     NO_PROGRESS = 5
     """An operation waited for data that the peer could send and did not send."""
     UNREACHABLE = 6

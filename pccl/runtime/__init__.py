@@ -16,6 +16,7 @@
 * ``master_store``: state that a master stores across restarts: its run, last term, own id, and the
   members.
 * ``keys_file``: the file with the key and the tokens of a run, which commands change.
+* ``run_tokens``: makes and revokes tokens in that file.
 * ``io_thread``: the one thread per process that runs the loop, and how other threads submit work.
 * ``evidence``: gathers evidence for people: whatever happens, there is an answer.
 * ``lookups``: threads that look up host names, and that do not delay the end of the process.

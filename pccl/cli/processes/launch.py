@@ -42,9 +42,9 @@ from pccl.cli.processes.programs import find_program
 from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
 from pccl.cli.runs.stacks import stacks_folder
 from pccl.errors import LinkError, LocalProtocolError
+from pccl.master_node import KeysFile, ensure_token
 from pccl.observe.logs import LEVEL
 from pccl.observe.process import inspect_process
-from pccl.run_keys import KeysFile, ensure_token
 
 PEERS_MAX = 256
 """Each peer needs two pipes and a connection; a process may usually open 1024 descriptors."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from pccl import config
 from pccl.addresses import parse_masters
 from pccl.errors import LocalProtocolError
-from pccl.run_keys import KeysFile
+from pccl.master_node import KeysFile
 
 VERSION = 2
 

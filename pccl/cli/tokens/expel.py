@@ -12,8 +12,8 @@ from pccl.cli.runs.target import Target
 from pccl.cli.tokens.target import KeyedRun, errors_of_keys, keyed_run, keys_option
 from pccl.errors import PCCLError
 from pccl.inquiry import MasterStatus, MemberStatus
+from pccl.master_node import expel_key
 from pccl.observe.summary import names_of, who
-from pccl.run_keys import expel_key
 
 POLL_S = 0.2
 

@@ -11,7 +11,7 @@ import click
 from pccl.cli.command_line import F
 from pccl.cli.runs.target import NoRun, Target, find_target
 from pccl.errors import LocalProtocolError
-from pccl.run_keys import KeysFile
+from pccl.master_node import KeysFile
 
 
 class KeyedRun(NamedTuple):

@@ -11,9 +11,9 @@ import pccl
 from pccl.cli.command_line import F, check_address, timeout_option
 from pccl.cli.tokens.target import errors_of_keys, keyed_run, keys_option
 from pccl.errors import PCCLError
+from pccl.master_node import REUSABLE_MAX, Tokens, make_token
 from pccl.observe.summary import names_of, who
 from pccl.progress import counted
-from pccl.run_keys import REUSABLE_MAX, Tokens, make_token
 
 
 @click.group()

@@ -7,6 +7,7 @@
 * ``membership``: the peers, groups, views and rosters of the run.
 * ``registration``: how peers register, resume and return.
 * ``tokens``: the tokens with which processes may register, and the keys that may not.
+* ``admission``: who may connect to a master, and register with it.
 * ``removal``: how peers are removed, and the causes.
 * ``links``: which links are up, which peer dials which, and which can be dialled.
 * ``ballots``: the votes over operations: commit or abort, also after a member is lost.

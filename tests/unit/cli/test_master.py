@@ -29,9 +29,9 @@ def test_any_other_host_is_what_peers_dial(host: str) -> None:
 
 def test_a_new_token_is_something_to_paste() -> None:
     said = greeting("192.0.2.7:1", "it's mine", secured=True)
-    assert """    export PCCL_TOKEN='it'"'"'s mine'""" in said
+    assert """    PCCL_TOKEN='it'"'"'s mine' pccl join 192.0.2.7:1 -- python train.py""" in said
     said = greeting("192.0.2.7:1", secured=True)
-    assert "    set PCCL_TOKEN, or PCCL_TOKEN_FILE, to the same secret as here" in said
+    assert "    set PCCL_TOKEN, or PCCL_TOKEN_FILE, to a token of this run" in said
     assert not any("PCCL_TOKEN" in line for line in greeting("192.0.2.7:1"))
 
 

@@ -19,12 +19,13 @@ from pccl.cli.runs.run_file import Unusable, find_runs
 MASTER = "127.0.0.1:4000"
 TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 GOOD: dict[str, Any] = {
-    "version": 1,
+    "version": 2,
     "pid": 77,
     "master": MASTER,
     "token": TOKEN,
     "command": "python train.py",
     "since_s": 1e9,
+    "keys": "",
 }
 
 
@@ -97,7 +98,7 @@ def test_the_oldest_run_is_first(folder: Path) -> None:
         (b"\xff", "is not JSON"),
         (b"[" * 10_000, "is not JSON"),
         (b"[]", "lacks a field"),
-        (GOOD | {"version": 2}, "has version 2; this pccl reads version 1"),
+        (GOOD | {"version": 3}, "has version 3; this pccl reads version 2"),
         (GOOD | {"pid": "77"}, "lacks a field"),
         (GOOD | {"pid": 78}, "names another process (78)"),
         (GOOD | {"master": "nowhere"}, "is not valid: 'nowhere' is not an address"),

@@ -10,7 +10,7 @@ import pytest
 
 from pccl.cli.runs import target
 from pccl.cli.runs.run_file import Found, RunFile
-from pccl.cli.runs.target import NoRun, SeveralRuns, find_target
+from pccl.cli.runs.target import NoRun, SeveralRuns, Target, find_target
 from tests.support.secret_files import keep
 
 SECRET = "b7Qz-Tr4k_Wm9x-Jp2v"
@@ -30,22 +30,22 @@ def live(monkeypatch: pytest.MonkeyPatch, *runs: RunFile, ignored: tuple[str, ..
 
 def test_the_only_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     live(monkeypatch, FIRST)
-    assert find_target(None, None) == ("127.0.0.1:4000", b"first")
+    assert find_target(None, None) == Target("127.0.0.1:4000", b"first")
     monkeypatch.setenv("PCCL_TOKEN", SECRET)  # of another run
-    assert find_target(None, None) == ("127.0.0.1:4000", b"first")
+    assert find_target(None, None) == Target("127.0.0.1:4000", b"first")
     keep(tmp_path / "secret", SECRET)
-    assert find_target(None, str(tmp_path / "secret")) == ("127.0.0.1:4000", SECRET.encode())
+    assert find_target(None, str(tmp_path / "secret")) == Target("127.0.0.1:4000", SECRET.encode())
 
 
 def test_an_address_takes_the_token_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     live(monkeypatch, FIRST, SECOND)
-    assert find_target("localhost:5000", None) == ("localhost:5000", b"second")
-    assert find_target("127.0.0.1:5001", None) == ("127.0.0.1:5001", None)
+    assert find_target("localhost:5000", None) == Target("localhost:5000", b"second")
+    assert find_target("127.0.0.1:5001", None) == Target("127.0.0.1:5001", None)
     monkeypatch.setenv("PCCL_MASTER", "127.0.0.1:4000")
-    assert find_target(None, None) == ("127.0.0.1:4000", b"first")
-    assert find_target("127.0.0.1:5000", None) == ("127.0.0.1:5000", b"second")
+    assert find_target(None, None) == Target("127.0.0.1:4000", b"first")
+    assert find_target("127.0.0.1:5000", None) == Target("127.0.0.1:5000", b"second")
     monkeypatch.setenv("PCCL_TOKEN", SECRET)
-    assert find_target(None, None) == ("127.0.0.1:4000", SECRET.encode())
+    assert find_target(None, None) == Target("127.0.0.1:4000", SECRET.encode())
 
 
 def test_several_runs_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pccl.machines.master import status
 from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
+from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.limits import (
     BYTES_PER_S_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
@@ -84,8 +85,9 @@ def member(
 ) -> MemberStatus:
     host, port = f"10.0.0.{peer}", 4000 + peer
     return MemberStatus(
-        PeerId(peer), "", 0, rank, host, port, True, silent_ms, awaited_ms, calls, *last, 0, 0
-    )
+        PeerId(peer), "", 0, rank, host, port, True, silent_ms, awaited_ms, calls, *last, 0, 0,
+        fingerprint=fingerprint_of(key(peer)),
+    )  # fmt: skip
 
 
 def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
@@ -351,7 +353,9 @@ def _largest_bytes() -> int:
     missing = (peer,) * status.MISSING_SHOWN_MAX
     operation = OperationId(u32, u32, most, most, most)
     name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most, LOSS_MAX)
-    members = MemberStatus(peer, name, u32, u32, host, 65535, False, most, most, text, *paces)
+    members = MemberStatus(
+        peer, name, u32, u32, host, 65535, False, most, most, text, *paces, most, b"f" * 16
+    )
     newcomers = NewcomerStatus(peer, name, u32, host, 65535, False, most, most, text)
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)

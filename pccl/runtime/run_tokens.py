@@ -1,4 +1,4 @@
-"""The key and the tokens of a run, in a file that only its owner can read.
+"""Makes and revokes tokens in the file of a run's keys, for programs and commands.
 
 A master that was started with the file takes up changes within a second.
 """
@@ -8,22 +8,10 @@ from __future__ import annotations
 import os
 import time
 
-from pccl.machines.master.tokens import REUSABLE_MAX, Token, Tokens
+from pccl.machines.master.tokens import Tokens
 from pccl.protocol.handshake.keys import SECRET_BYTES
 from pccl.protocol.handshake.token import TOKEN_SECRET_BYTES
-from pccl.runtime.keys_file import KEYS_FILE, KeysFile, RunKeys
-
-__all__ = [
-    "KEYS_FILE",
-    "REUSABLE_MAX",
-    "KeysFile",
-    "RunKeys",
-    "Token",
-    "Tokens",
-    "ensure_token",
-    "expel_key",
-    "make_token",
-]
+from pccl.runtime.keys_file import KeysFile, RunKeys
 
 
 def make_token(file: KeysFile, *, is_ticket: bool = False) -> tuple[str, RunKeys]:
