@@ -13,6 +13,7 @@ import pytest
 
 import pccl
 from pccl.errors import NotAdmitted
+from pccl.protocol.handshake.token import parse_token
 from tests.support import commands
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
@@ -99,8 +100,9 @@ def test_a_state_that_cannot_be_kept_is_said_in_a_sentence(tmp_path: Path) -> No
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path / "file" / "in"))
     assert run.returncode == 1
     (line,) = run.stderr.strip().splitlines()
-    assert f"cannot use {tmp_path}/file/in/master.state for the master's state: Not " in line
-    assert line.endswith("choose a writable directory")
+    assert line.endswith(
+        f"of the run, {tmp_path}/file/in/run.keys: cannot be used: Not a directory"
+    )
     (tmp_path / "master.state").write_text("not mine")
     run = run_pccl("master", "--listen", "127.0.0.1:0", "--state", str(tmp_path))
     assert run.returncode == 1
@@ -128,8 +130,8 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 def test_a_token_that_the_master_makes() -> None:
     with running("--listen", "127.0.0.1:0", "--token", "auto") as master:
         address, said = read_greeting(master)
-        (token,) = re.findall(r"export PCCL_TOKEN=(\S+)\n", said)
-        assert len(token) == 43, "256 bits"
+        (token,) = re.findall(rf"^    PCCL_TOKEN=(\S+) pccl join {address} --", said, re.MULTILINE)
+        assert parse_token(token.encode()).number == 1
         join(address, token)
         with pytest.raises(NotAdmitted, match="requires a token"):
             join(address, None)
@@ -150,10 +152,10 @@ def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
         environment = {way: str(file)}
     with running("--listen", "127.0.0.1:0", *options, **environment) as master:
         address, said = read_greeting(master)
-        assert "set PCCL_TOKEN, or PCCL_TOKEN_FILE, to the same secret" in said
+        assert "set PCCL_TOKEN, or PCCL_TOKEN_FILE, to a token of this run" in said
         assert TOKEN not in said
         join(address, TOKEN)
-        with pytest.raises(NotAdmitted, match="have different tokens"):
+        with pytest.raises(NotAdmitted, match="does not accept this token"):
             join(address, "another token for the run")
         assert TOKEN not in ended_log(master)
 

@@ -63,15 +63,15 @@ def test_one_launch_and_two(tmp_path: Path) -> None:
             assert (several.returncode, several.stdout) == (2, "")
             assert [line.split()[0] for line in several.stderr.splitlines()[1:]] == [one, two]
         # The second launch was killed, so its file has stayed; but nobody has it locked.
-        assert len(list((tmp_path / "pccl").iterdir())) == 2
+        assert len(list((tmp_path / "pccl").iterdir())) == 4  # each with its keys
         assert members(status(tmp_path, "--json")) == 1
-        assert len(list((tmp_path / "pccl").iterdir())) == 1
+        assert len(list((tmp_path / "pccl").iterdir())) == 2
 
 
 @pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_removes_the_file(wanted: signal.Signals, tmp_path: Path) -> None:
     with launched(tmp_path, 1) as (process, _):
-        assert len(list((tmp_path / "pccl").iterdir())) == 1
+        assert len(list((tmp_path / "pccl").iterdir())) == 2
         process.send_signal(wanted)
         assert process.wait(LIMIT_S) == 128 + wanted
     assert list((tmp_path / "pccl").iterdir()) == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Connections
 from pccl.machines.master.membership import Membership
+from pccl.machines.master.succession.vouched import Vouched
 from pccl.machines.master.tokens import Tokens
 from pccl.protocol.handshake.keys import fingerprint_of
-from pccl.protocol.types import PeerId, RemovalCause
+from pccl.protocol.types import RemovalCause
 
 
 class Admission:
@@ -17,21 +16,18 @@ class Admission:
 
     Attributes:
         tokens: the tokens of the run; the shell stores them after a change.
-        returning: keys by peer of the members that may return to this master, while it recovers
-            its run.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        membership: Membership,
-        connections: Connections,
-        returning: Mapping[PeerId, bytes],
-    ) -> None:
+    def __init__(self, tokens: Tokens, membership: Membership, connections: Connections) -> None:
         self.tokens = tokens
-        self.returning = returning
+        self._returning: Vouched | None = None
+        """The members that may return, while the master recovers its run; else None."""
         self._membership = membership
         self._connections = connections
+
+    def note(self, returning: Vouched | None) -> None:
+        """Note which members may return to a master that recovers its run; None: it has its run."""
+        self._returning = returning
 
     def accepts(self, number: int, key: bytes) -> bool:
         """Whether the owner of a key may connect with a token; a member always may."""
@@ -69,11 +65,12 @@ class Admission:
     def needed(self, tokens: Tokens | None = None) -> Tokens:
         """Return ``tokens``, by default those of the run, without those that nobody needs."""
         tokens = tokens or self.tokens
-        if self.returning:
+        if self._returning is not None:
             return tokens
         return tokens.without_unneeded({peer.token for peer in self._membership.peers.values()})
 
     def _has_member(self, key: bytes) -> bool:
-        return key in self.returning.values() or any(
+        returning = {} if self._returning is None else self._returning.keys or {}
+        return key in returning.values() or any(
             peer.member.key == key for peer in self._membership.peers.values()
         )

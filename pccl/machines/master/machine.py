@@ -122,7 +122,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
-        self.admission = Admission(tokens, who, self.connections, vouched.keys or {})
+        self.admission = Admission(tokens, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
             self.ratification, out,
@@ -136,6 +136,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.registration, self.ratification, out,
         )  # fmt: skip
         self.inquiries = Inquiries(who, self.connections, self.succession, out)
+        self.admission.note(self.succession.vouched if self.recovering else None)
 
     # -- what others may ask -------------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case ProcessInspected():
                 self.inquiries.inspected(event)
         self.succession.settle()
-        self.admission.returning = self.succession.vouched.keys or {} if self.recovering else {}
+        self.admission.note(self.succession.vouched if self.recovering else None)
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
