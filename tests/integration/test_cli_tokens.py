@@ -211,6 +211,25 @@ def test_a_restarted_master_keeps_its_tokens(home: Path) -> None:
     assert [listed[number].split(",")[1].strip() for number in (2, 3)] == ["valid", "valid"]
 
 
+def test_a_standby_with_a_copy_of_the_keys(home: Path) -> None:
+    own, copied = home / "own.keys", home / "copied.keys"
+    with (
+        master("--keys", str(own), "--token", "auto") as (one, token),
+        member(one, token, "alice"),
+    ):
+        run = pccl.master_status(one, token=token).run
+        keep(copied, own.read_bytes())
+        with master("--keys", str(copied), "--standby-of", one) as (both, _):
+            two = both.split(",")[1]
+            until(lambda: _follows(two, token, run), patient(5.0))  # it has proven its token
+
+
+def _follows(standby: str, token: str, run: bytes) -> bool:
+    status = pccl.master_status(standby, token=token)
+    assert status.member_count == 0
+    return run.hex()[:8] in status.waits_for or status.run == run
+
+
 def test_a_plain_secret_is_revoked_too() -> None:
     with master(PCCL_TOKEN=PLAIN) as (address, _), member(address, PLAIN, "bob"):
         new = said("expel", "bob")

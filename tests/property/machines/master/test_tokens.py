@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,11 @@ _PLAIN = st.tuples(st.just("plain"), st.sampled_from([b"one", b"two"]))
 _REVOKE = st.tuples(st.just("revoke"), st.integers(0, 6))
 _SPEND = st.tuples(st.just("spend"), st.tuples(st.integers(0, 6), st.sampled_from(KEYS)))
 _EXPEL = st.tuples(st.just("expel"), st.sampled_from(KEYS))
-_FORGET = st.tuples(st.just("forget"), st.sets(st.integers(0, 6)))
+_FORGET = st.tuples(st.just("forget"), st.frozensets(st.integers(0, 6)))
 STEPS = st.lists(st.one_of(_MAKE, _PLAIN, _REVOKE, _SPEND, _EXPEL, _FORGET), max_size=20)
 
 
-def after(tokens: Tokens, step: tuple[str, object], now_s: int) -> Tokens:
+def after(tokens: Tokens, step: tuple[str, Any], now_s: int) -> Tokens:
     match step:
         case ("make", bool(is_ticket)):
             return tokens.make(SECRET, now_s, is_ticket=is_ticket)
@@ -39,14 +40,14 @@ def after(tokens: Tokens, step: tuple[str, object], now_s: int) -> Tokens:
             return tokens.spend(number, key)
         case ("expel", bytes(key)):
             return tokens.expel(key)
-        case ("forget", set(used)):
-            return tokens.without_unneeded({number for number in used if isinstance(number, int)})
+        case ("forget", used):
+            return tokens.without_unneeded(used)
         case _:
             raise AssertionError(step)
 
 
 @given(STEPS)
-def test_what_always_holds(steps: list[tuple[str, object]]) -> None:
+def test_what_always_holds(steps: list[tuple[str, Any]]) -> None:
     tokens = OPEN.make(SECRET, 0)
     revoked: set[int] = set()
     spent: dict[int, bytes] = {}
