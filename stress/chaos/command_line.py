@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from pccl.cli.command_line import Seconds, check_file
+from pccl.cli.command_line import Seconds, check_file, encrypt_option
 from pccl.cli.streams import writing
 from pccl.stress.chaos.namespaces import NamespacesRefused
 from pccl.stress.chaos.run import ChaosRun, StartFailed
@@ -89,6 +89,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     help="A file that replaces the options above, and lists each fault.",
 )
 @click.option("--save-scenario", type=_FILE, callback=check_file, help="Write the drawn scenario.")
+@encrypt_option()
 @click.option("--json", "json_path", type=_FILE, callback=check_file, help="Write the report.")
 @click.option("--html", "html_path", type=_FILE, callback=check_page, help="Write an HTML page.")
 @click.option("--netns", is_flag=True, help="Use network namespaces (root and Linux).")

@@ -23,9 +23,11 @@ from pccl.stress.chaos.verdict.record import Life, RunRecord
 from pccl.stress.timeline import MASTER, STANDBY
 
 OURS = frozenset(
-    value for name, value in vars(config).items() if name.isupper() and isinstance(value, str)
+    value
+    for name, value in vars(config).items()
+    if name.isupper() and isinstance(value, str) and value != config.ENCRYPT
 )
-"""Environment variables of ``pccl``, which may describe another run."""
+"""Environment variables of ``pccl`` that may describe another run."""
 
 PORT_FIRST, PORT_LAST = 20_000, 32_000
 """Ports below those that the system gives to dialling sockets, so that a port stays free while its

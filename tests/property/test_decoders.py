@@ -48,6 +48,7 @@ from pccl.protocol.errors import LocalProtocolError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_header
 from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
+from pccl.protocol.records import LENGTH_BYTES, plain_length
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
 from pccl.runtime.control.greeting import anyone
@@ -410,6 +411,12 @@ DECODERS: dict[str, Decoder] = {
         sealed_greeting,
         write=Opening.encode,
         canonical=True,
+    ),
+    "pccl/protocol/records.py plain_length": Decoder(
+        lambda data: plain_length(data[:LENGTH_BYTES].ljust(LENGTH_BYTES, b"\0")),
+        (),
+        (b"\x05\0\0\0",),
+        write=lambda length: length.to_bytes(LENGTH_BYTES, "little"),
     ),
     "pccl/protocol/handshake/exchange.py _proof_flaw": Decoder(
         lambda data: greeted(accepted, data, OPENING_BYTES),

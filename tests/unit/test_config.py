@@ -14,6 +14,7 @@ from pccl.addresses import Advertised, parse_address, parse_advertised
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
+    resolve_encrypt,
     resolve_group,
     resolve_lanes,
     resolve_listen,
@@ -152,7 +153,7 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_variable_is_of_a_peer_or_a_setting() -> None:
-    settings = {"PCCL_DRAIN", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
+    settings = {"PCCL_DRAIN", "PCCL_ENCRYPT", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
     known = {value for name, value in vars(config).items() if name.isupper()} - {config.OF_A_PEER}
     texts = {value for value in known if isinstance(value, str)}
     assert texts - set(config.OF_A_PEER) == settings
@@ -184,6 +185,10 @@ def _drain(drain: None) -> bool:
     return resolve_drain()
 
 
+def _encrypt(encrypt: None) -> bool:
+    return resolve_encrypt()
+
+
 def _local(local: None) -> str:
     return resolve_local()
 
@@ -211,6 +216,7 @@ def _stacks(stacks: None) -> bool:
         ("PCCL_TOKEN", "short", resolve_token, "PCCL_TOKEN: .* 5 bytes is too short; 16"),
         ("PCCL_TOKEN", "", resolve_token, "pccl master --token auto"),
         ("PCCL_DRAIN", "2", _drain, "PCCL_DRAIN must be 0 or 1, not '2'"),
+        ("PCCL_ENCRYPT", "yes", _encrypt, "PCCL_ENCRYPT must be 0 or 1, not 'yes'"),
         ("PCCL_LOCAL", "TCP", _local, "PCCL_LOCAL must be auto, tcp or any, not 'TCP'"),
         ("PCCL_LOCAL", "x" * 99, _local, f"not '{'x' * 32}'"),
         ("PCCL_NAME", " ", resolve_name, "^PCCL_NAME: a name must not be empty, or begin or"),

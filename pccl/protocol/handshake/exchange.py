@@ -25,8 +25,9 @@ side can see the reason. Invariants:
 * After a failure a side takes no more bytes, and sends only the error's ``last_words``.
 * The acceptor proves last, so a dialler without the token gets no bytes derived from it.
 * What an opening says is a claim until the proofs. A side that need not know the claimed key
-  refuses it before it computes anything.
-* A signature is verified after the HMAC, so strangers cost little.
+  refuses it before it computes a key.
+* A signature is verified after the HMAC, so strangers cost little. (Of a stranger that dials a
+  lane, a signature is verified first: its certificate.)
 """
 
 from __future__ import annotations

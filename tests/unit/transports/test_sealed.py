@@ -75,6 +75,8 @@ class World:
         self.network = SimNetwork(self.loop, Random(1), ragged=False)
         self.meddler = Meddler()
         self.network.noises.append(self.meddler)
+        self.inner: Connection
+        """The connection below that of ``a``."""
         self.a: Reader
         self.b: Reader
 
@@ -90,6 +92,7 @@ class World:
         listener = await host.listen(Address("acceptor", 0), accepted.set_result)
         dialled = await self.network.host("dialler").dial(listener.address, 1.0)
         clock = cast("Any", self.loop)
+        self.inner = dialled
         self.a = Reader(
             SealedConnection(dialled, RecordKeys(DIALLERS, ACCEPTORS, has_aes=True), clock)
         )
@@ -157,8 +160,7 @@ def test_a_length_beyond_the_limit_is_refused_before_there_is_memory_for_it() ->
     world = World()
 
     async def main() -> None:
-        inner = world.a.connection._inner  # type: ignore[attr-defined]
-        inner.send([(RECORD_BYTES_MAX + 1).to_bytes(4, "little")])
+        world.inner.send([(RECORD_BYTES_MAX + 1).to_bytes(4, "little")])
         await asyncio.sleep(0.1)
         assert isinstance(world.b.lost[0], DamagedData)
 
@@ -169,8 +171,7 @@ def test_only_the_other_side_can_say_that_data_was_damaged() -> None:
     world = World()
 
     async def main() -> None:
-        inner = world.a.connection._inner  # type: ignore[attr-defined]
-        inner.send([bytes(LENGTH_BYTES + TAG_BYTES)])
+        world.inner.send([bytes(LENGTH_BYTES + TAG_BYTES)])
         await asyncio.sleep(0.1)
         assert type(world.b.lost[0]) is DamagedData, "no alert, but a record that does not open"
 
