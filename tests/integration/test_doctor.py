@@ -186,7 +186,7 @@ def test_a_launched_run_needs_no_address(doctor: Doctor, tmp_path: Path) -> None
         assert launch.stdout.readline().endswith("] x\n")
         found = findings(doctor("--json"))
     assert found["handshake"]["found"].endswith("the run has 1 member")
-    assert found["token"]["found"].startswith("43 bytes")
+    assert found["token"]["found"].startswith("84 bytes")
 
 
 def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:

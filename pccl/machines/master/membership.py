@@ -40,8 +40,6 @@ class RegisteredPeer:
     id: PeerId
     group: int
     member: Member
-    token: int = 0
-    """Number of the token with which the peer registered, or returned to this master."""
     min_peers: int = 1
     """The smallest run into which the peer may be admitted, itself included."""
     masters: int = 1
@@ -81,6 +79,8 @@ class RegisteredPeer:
     waits_told_s: int = 0
     """How long a newcomer had waited when the master last sent it the reason."""
     pace: Pace = field(default_factory=Pace)
+    token: int = 0
+    """Number of the token with which the peer registered, or returned to this master."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,7 @@ def _fill_samples() -> None:
     registration = [0, "h", 9, 2, 1, True, 5, "alice"]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
+    later = ("", 4, 3, 250, 2.5, 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, 0, b"m"],
@@ -310,7 +311,7 @@ def _fill_samples() -> None:
         msg.AdmissionWaits: [77, 5, "company"],
         StatusReport: [
             *(82, b"run", 1, 60000, 7),
-            *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", "", 4, 3, 250, 2.5]]),
+            *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", *later]]),
             *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company"]]),
             *(1, [[0, 7, 1, [6, 7]]]),
             [[[1, 0], 5, 1, [1], 1]],
