@@ -91,7 +91,7 @@ class KeysFile:
         """
         with self._errors(), self._opened() as file:
             found = os.fstat(file)
-            content = os.read(file, FILE_BYTES_MAX + 1)
+            content = os.read(file, min(found.st_size, FILE_BYTES_MAX) + 1)
         self._seen = _signature(found)
         return self._checked(found, content)
 
@@ -115,7 +115,7 @@ class KeysFile:
         """
         with self._errors(), self._locked() as file:
             found = os.fstat(file)
-            content = os.read(file, FILE_BYTES_MAX + 1)
+            content = os.read(file, min(found.st_size, FILE_BYTES_MAX) + 1)
             before = self._checked(found, content)
             after = RunKeys(before.secret, change(before.tokens))
             if after != before:

@@ -48,9 +48,11 @@ from pccl.protocol.errors import LocalProtocolError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_header
 from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.records import LENGTH_BYTES, plain_length
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
+from pccl.runtime import keys_file
 from pccl.runtime.control.greeting import anyone
 from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.state.frames import numbers_of, pack_numbers
@@ -507,6 +509,19 @@ DECODERS: dict[str, Decoder] = {
             "pccl/runtime/collective/coding.py Coding.decode_in_place",
         ),
     ),
+    "pccl/protocol/handshake/token.py parse_token": Decoder(
+        parse_token, ValueError, (RunToken(bytes(32), 1, bytes(16)).text().encode(),)
+    ),
+    "pccl/runtime/keys_file.py decode": Decoder(
+        keys_file.decode,
+        ValueError,
+        (
+            b'{"version": 1, "secret": "%s", "last_number": 1, "tokens": [{"number": 1, "secret": '
+            b'"%s", "made_s": 5, "is_ticket": false, "spent_by": "", "revoked": false}], '
+            b'"expelled": ["%s"]}' % (b"ab" * 32, b"cd" * 32, b"ef" * 16),
+        ),
+        bend=bend_json,
+    ),
     "pccl/runtime/master_store.py _decode": Decoder(
         in_file("master.state", lambda path: DirectoryStore(path.parent).load()),
         LocalProtocolError,
@@ -558,8 +573,8 @@ DECODERS: dict[str, Decoder] = {
         parse_run,
         Unusable,
         (
-            b'{"version": 1, "pid": 7, "master": "127.0.0.1:4000", "token": "b7Qz-Tr4k_Wm9x-Jp2v",'
-            b' "command": "python train.py", "since_s": 1e9}',
+            b'{"version": 2, "pid": 7, "master": "127.0.0.1:4000", "token": "b7Qz-Tr4k_Wm9x-Jp2v",'
+            b' "command": "python train.py", "since_s": 1e9, "keys": ""}',
         ),
         bend=bend_json,
     ),

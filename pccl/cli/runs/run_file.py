@@ -320,8 +320,10 @@ def parse_run(content: bytes) -> RunFile:
 def _token_in(path: str) -> bytes | None:
     """Return the oldest valid token in a file of keys; None: there is none."""
     try:
-        keys = KeysFile(path).read()
-    except LocalProtocolError:
+        keys = KeysFile(path).read() if path else None
+    except (LocalProtocolError, ValueError):  # ValueError: this cannot be a path
+        keys = None
+    if keys is None:
         return None
     valid = keys.tokens.reusable()
     return os.fsencode(keys.text_of(valid[0])) if valid else None
