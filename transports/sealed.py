@@ -13,7 +13,8 @@ times the processor time in all, because each record would change the thread twi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Protocol
 
 from pccl.protocol.checksum import DamagedData
@@ -37,6 +38,15 @@ _KEPT_MAX = 64
 _NOTHING = memoryview(b"")
 _kept: list[memoryview] = []
 """Memory for long records that no connection uses now."""
+
+
+@cache
+def processor_has_aes() -> bool:
+    """Whether the processor has instructions for AES; True if the system does not say."""
+    try:
+        return b"aes" in Path("/proc/cpuinfo").read_bytes().split()
+    except OSError:
+        return True
 
 
 class DamagedThere(LinkError):

@@ -14,10 +14,7 @@ ChaCha20-Poly1305 (RFC 8439). Each direction changes its key after ``RECORDS_PER
 
 from __future__ import annotations
 
-import platform
 import struct
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -112,13 +109,3 @@ def plain_of(record: memoryview) -> memoryview:
 def plain_length(head: bytes | bytearray | memoryview) -> int:
     """Return the length of the plaintext of the record that begins with these bytes."""
     return int(_LENGTH.unpack_from(head)[0])
-
-
-@cache
-def processor_has_aes() -> bool:
-    """Whether the processor has instructions for AES; True if the system does not say."""
-    try:
-        words = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return platform.machine() not in ("armv6l", "armv7l", "riscv64")
-    return "aes" in words

@@ -39,12 +39,12 @@ from pccl.protocol.handshake.opening import (
 )
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.limits import TURN_BYTES_MAX
-from pccl.protocol.records import RECORD_BYTES_MAX, processor_has_aes
+from pccl.protocol.records import RECORD_BYTES_MAX
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
-from pccl.transports.sealed import SealedConnection
+from pccl.transports.sealed import SealedConnection, processor_has_aes
 
 _log = logging.getLogger("pccl.link")
 
