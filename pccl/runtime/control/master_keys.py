@@ -69,7 +69,8 @@ class MasterKeys:
         tokens = self.known.tokens
         newest = tokens.newest()
         own = None if newest is None else RunToken(newest.secret, newest.number)
-        if own is not None and self._file is not None:
+        if own is not None and own.number and self._file is not None:
+            # A plain secret names no run: the master that a standby asks may have another key.
             fingerprint = fingerprint_of(credentials.signer.key)
             own = RunToken(own.secret, own.number, fingerprint)
         secrets = {token.number: token.secret for token in tokens.known}
