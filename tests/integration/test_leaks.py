@@ -47,6 +47,12 @@ def no_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.transports.tcp_socket.LINGER_S", 0.001)
 
 
+@pytest.fixture(autouse=True)
+def everything_counts() -> None:
+    """The census also counts what was frozen when the tests were collected."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def master() -> Iterator[pccl.MasterNode]:
     with pccl.MasterNode("127.0.0.1:0", timing=QUICK) as node:
