@@ -57,11 +57,12 @@ class KeysFile:
     """The file with the keys of a run.
 
     Args:
-        path: path of the file.
+        path: path of the file, or of a link to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(os.path.realpath(path))
+        """The file itself: a change replaces it, and must not replace a link to it."""
         self._seen: tuple[int, ...] = ()
         """What the system said of the file when this object read it last."""
 

@@ -53,6 +53,16 @@ def test_a_file_that_is_made(file: KeysFile) -> None:
     assert [path.name for path in file.path.parent.iterdir()] == ["run.keys"]
 
 
+def test_a_change_through_a_link_reaches_the_file(file: KeysFile, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(file.path)
+    linked = KeysFile(link)
+    linked.make(SECRET)
+    linked.update(lambda tokens: tokens.make(SECRET, 5))
+    assert link.is_symlink()
+    assert file.read().tokens == OPEN.make(SECRET, 5), "the master of the file sees the change"
+
+
 def test_changes_are_seen(file: KeysFile) -> None:
     other = KeysFile(file.path)
     other.read()
