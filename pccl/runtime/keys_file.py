@@ -105,16 +105,20 @@ class KeysFile:
         with self._errors():
             return _signature(os.stat(self.path)) != self._seen
 
-    def update(self, change: Callable[[Tokens], Tokens]) -> RunKeys:
+    def update(self, change: Callable[[Tokens], Tokens], *, waits: bool = True) -> RunKeys:
         """Change the tokens, and return what the file holds now.
 
         When this returns, the change survives a crash. Only one process changes the file at a time.
+
+        Args:
+            change: returns the new tokens.
+            waits: whether to wait while another process changes the file, else raise.
 
         Raises:
             LocalProtocolError: as for ``read``, or the file cannot be written.
             ValueError: ``change`` has raised it.
         """
-        with self._errors(), self._locked() as file:
+        with self._errors(), self._locked(waits=waits) as file:
             found = os.fstat(file)
             content = os.read(file, min(found.st_size, FILE_BYTES_MAX) + 1)
             before = self._checked(found, content)
@@ -150,11 +154,14 @@ class KeysFile:
             os.close(file)
 
     @contextlib.contextmanager
-    def _locked(self) -> Generator[int, None, None]:
+    def _locked(self, *, waits: bool) -> Generator[int, None, None]:
         """Open and lock the file that has the name; another process may replace it meanwhile."""
         while True:
             with self._opened() as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise self._error("another process is changing it") from None
                 if os.path.samestat(os.fstat(file), os.stat(self.path)):
                     yield file
                     return
@@ -168,7 +175,7 @@ class KeysFile:
                 file.write(_encode(keys))
                 file.flush()
                 os.fsync(file.fileno())
-            except OSError:
+            except BaseException:  # also Ctrl-C: it holds secrets
                 draft.unlink()
                 raise
         return draft

@@ -98,7 +98,10 @@ class MasterKeys:
         return changed
 
     def keep(self, machine: MasterMachine) -> None:
-        """Write which tickets are spent, and forget tokens that nobody needs any more."""
+        """Write which tickets are spent, and forget tokens that nobody needs any more.
+
+        The master never waits for another process that changes the file: it tries again.
+        """
         admission = machine.admission
         if self._file is None or admission.tokens is self._kept:
             return
@@ -106,7 +109,9 @@ class MasterKeys:
         if admission.needed() == self.known.tokens:
             return
         try:
-            self._file.update(lambda tokens: admission.needed(tokens.spend_like(admission.tokens)))
+            self._file.update(
+                lambda tokens: admission.needed(tokens.spend_like(admission.tokens)), waits=False
+            )
         except LocalProtocolError as error:
             self._complain(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -91,6 +92,16 @@ def test_writers_at_once_lose_nothing(file: KeysFile) -> None:
         thread.join()
     assert [token.number for token in file.read().tokens.known] == list(range(1, 42))
     assert [path.name for path in file.path.parent.iterdir()] == ["run.keys"]
+
+
+def test_a_master_does_not_wait_for_who_changes_the_file(file: KeysFile) -> None:
+    file.update(lambda tokens: tokens.make(SECRET, 5))
+    before = file.read()
+    with file.path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LocalProtocolError, match="another process is changing it"):
+            file.update(lambda tokens: OPEN, waits=False)
+    assert file.read() == before
 
 
 def test_a_change_that_fails_changes_nothing(file: KeysFile) -> None:
