@@ -34,7 +34,7 @@ from pccl.transports.base import Address, Connection, PathMeasure, Receiver, rec
 
 _OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES
 _SHORT_BYTES = 16 << 10
-_KEPT_MAX = 64
+_KEPT_MAX = 16
 _NOTHING = memoryview(b"")
 _kept: list[memoryview] = []
 """Memory for long records that no connection uses now."""
