@@ -101,8 +101,8 @@ class SealedConnection:
         """Memory of the record that arrives, and this record; nothing until its length is known."""
         self._received = 0
         """Bytes of the length, or then of the record, that have arrived."""
-        self._plain = _NOTHING
-        """Decrypted bytes that are not delivered yet."""
+        self._opened_memory = self._plain = _NOTHING
+        """Memory of the last whole record, and its bytes that are not delivered yet."""
         self._awaits_room = self._paused = self._delivers = False
         self._open = True
         """Whether this side may still send and receive."""
@@ -221,9 +221,9 @@ class SealedConnection:
         if self._ended is not None:
             self._tell_lost(self._ended)
             return
-        if self._memory:
-            _release(self._memory)
-            self._memory = self._record = self._plain = _NOTHING
+        if self._opened_memory:
+            _release(self._opened_memory)
+            self._opened_memory = self._plain = _NOTHING
         self._inner.resume_reading()
 
     # -- callbacks of the connection below -----------------------------------------------------
@@ -251,10 +251,12 @@ class SealedConnection:
         self._record[:LENGTH_BYTES] = self._head
 
     def _open_record(self) -> None:
-        if not self._opener.next().open(self._record):
+        record, self._opened_memory = self._record, self._memory
+        self._memory = self._record = _NOTHING
+        if not self._opener.next().open(record):
             self._refuse("received data was damaged, or forged, on the way")
             return
-        self._plain = plain_of(self._record)
+        self._plain = plain_of(record)
         if not self._plain:
             reason = f"data was damaged on the way to {self.remote}"
             self._end_with(DamagedThere(func="connection", reason=reason))

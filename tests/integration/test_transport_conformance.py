@@ -299,6 +299,22 @@ async def test_a_connection_is_paused_from_within_a_read(net: Net) -> None:
     await done(a, b, listener=listener)
 
 
+async def test_a_pause_in_the_middle_of_what_was_sent_at_once(net: Net) -> None:
+    a, b, listener = await net.link()
+    data = Random(6).randbytes(2 * MIB)
+    sending = net.loop.create_task(a.send_all(data))
+    while len(b.received) < len(data):
+        await asyncio.sleep(0)
+        b.connection.pause_reading()
+        await asyncio.sleep(0)
+        b.connection.resume_reading()
+        await asyncio.sleep(0.0001)
+        assert not b.lost
+    assert bytes(b.received) == data
+    await sending
+    await done(a, b, listener=listener)
+
+
 async def test_send_takes_what_fits_and_writable_comes_once(net: Net) -> None:
     a, b, listener = await net.link()
     block = bytes(MIB)
