@@ -1,7 +1,7 @@
 """``QuickCurves``: keys for simulated processes, in a hundredth of the time. They keep no secret.
 
-Each public key is the hash of its secret. Whoever knows a public key can sign for it, and compute
-what its owner agrees on. Simulated liars do not try.
+Each public key is the hash of its secret. A process that knows a public key can sign for it, and
+compute what its owner agrees on. Simulated liars do not try.
 """
 
 from __future__ import annotations

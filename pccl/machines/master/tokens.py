@@ -41,7 +41,7 @@ class Token:
     def flaw_for(self, fingerprint: bytes) -> str:
         """Return why the owner of a key may not join with this token; empty: it may."""
         if self.revoked:
-            return "its token was revoked; get a new one from whoever runs the master"
+            return "its token was revoked; ask the operator of the master for a new one"
         if self.spent_by not in (b"", fingerprint):
             return "its ticket is spent: another process has joined with it"
         return ""

@@ -334,7 +334,7 @@ def test_curves_are_the_real_ones() -> None:
 
 @pytest.mark.parametrize("share", [bytes(32), b"\1" + bytes(31)], ids=["zero", "one"])
 def test_a_share_that_decides_the_result(share: bytes) -> None:
-    """Points of low order: whoever sends them would know the key of everybody."""
+    """Points of low order: a side that sends them would know the keys of all its connections."""
     assert CURVE25519.agree(DIALLER.share, share) is None
     other = acceptor(MASTER, TOKEN)
     opening = told(MEMBER, DIALLER, security=Security.TOKEN, share=share).encode()
