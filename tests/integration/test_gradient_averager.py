@@ -451,7 +451,7 @@ def test_steps_that_the_run_does_not_have_are_told(
     member.train(2, data_of(0))
     newcomer.averager.load_state_dict({"steps": 5, "error_feedback": {}})
     entered = run.start(newcomer.averager.update)
-    ended = run.start(member.train, 4, data_of(0))
+    ended = run.start(member.train, 4, data_of(0), await_at=2)
     entered.result(LIMIT_S)
     newcomer.comm.close()
     ended.result(LIMIT_S)

@@ -27,6 +27,7 @@ from tests.integration.conftest import Run
 from tests.support.insides import port_of
 from tests.support.members import admit, pair_at
 from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_ports
 
 PROMPT_S = patient(3.0)
 
@@ -320,21 +321,9 @@ def test_hosts(host: str, number: str) -> None:
             assert {member.host for member in first.members()} == {number}
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports in a row that were free just now."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port = one.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port, port + 1
-            except OSError:
-                continue
-
-
 def test_advertise(new_run: Callable[..., Run]) -> None:
     run = new_run()
-    low, high = free_ports()
+    low, high = free_ports(2)
     first, second = pair_at(run.master.address, advertise=f"localhost:{low}-{high}")
     with first, second:
         assert {(member.host, member.port) for member in first.members()} == {

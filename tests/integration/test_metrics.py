@@ -20,7 +20,7 @@ from pccl.observe.metrics import METRICS
 from tests.integration.conftest import Run
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S
-from tests.support.ports import free_port
+from tests.support.ports import free_port, free_ports
 from tests.support.waiting import until
 
 prometheus_parser = pytest.importorskip(
@@ -284,7 +284,8 @@ def test_launch_serves_the_master_and_each_peer_at_the_next_ports() -> None:
         "        print('name=' + text.partition('name=\"')[2].partition('\"')[0])\n"
         "    comm.barrier()\n"
     )
-    command = [*PCCL, "launch", "--metrics", str(free_port()), "--", sys.executable, "-c", program]
+    port = str(free_ports(3)[0])
+    command = [*PCCL, "launch", "--metrics", port, "--", sys.executable, "-c", program]
     done = run_to_end(*command, env=environment_with())
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
