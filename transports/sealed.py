@@ -13,6 +13,7 @@ times the processor time in all, because each record would change the thread twi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
@@ -134,6 +135,8 @@ class SealedConnection:
 
     def start(self, receiver: Receiver) -> None:
         """Begin to deliver, or replace the receiver."""
+        if not self._open:
+            return
         is_first, self._receiver = self._receiver is None, receiver
         if is_first and (self._plain or self._ended is not None):
             self._soon(self._deliver)
@@ -163,7 +166,7 @@ class SealedConnection:
         return taken
 
     def _seal(self, memory: memoryview, record: memoryview) -> None:
-        self._sealer.next().seal(record)
+        self._sealer.seal(record)
         self._unsent_memory, self._unsent = memory, record
         self._flush()
 
@@ -253,7 +256,7 @@ class SealedConnection:
     def _open_record(self) -> None:
         record, self._opened_memory = self._record, self._memory
         self._memory = self._record = _NOTHING
-        if not self._opener.next().open(record):
+        if not self._opener.open(record):
             self._refuse("received data was damaged, or forged, on the way")
             return
         self._plain = plain_of(record)
@@ -322,8 +325,7 @@ class SealedConnection:
         if self._flush():
             self._inner.close()
         else:
-            when_ns = self._clock.now_ns() + round(LINGER_S * NS_PER_S)
-            self._clock.call_at_ns(when_ns, self._inner.abort)
+            self._later(round(LINGER_S * NS_PER_S), self._inner.abort)
 
     def _tell_lost(self, error: Exception | None) -> None:
         self._open = False
@@ -332,7 +334,11 @@ class SealedConnection:
             receiver.connection_lost(error)
 
     def _soon(self, callback: Callable[[], None]) -> None:
-        self._clock.call_at_ns(self._clock.now_ns(), self._go_on, callback)
+        self._later(0, partial(self._go_on, callback))
+
+    def _later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and calls nobody
+            self._clock.call_at_ns(self._clock.now_ns() + delay_ns, callback)
 
     def _go_on(self, callback: Callable[[], None]) -> None:
         """Call back from the loop; an error of the receiver ends the connection."""

@@ -153,7 +153,8 @@ class _TcpConnection:
 
     def notify_writable(self) -> None:
         assert self._started, "a connection is started before anything else"
-        if self._open and not self._awaits_writable:
+        may_write = self._open and self._send_failure is None  # else a read tells the failure
+        if may_write and not self._awaits_writable:
             self._awaits_writable = True
             self._loop.add_writer(self._sock, self._on_writable)
 

@@ -38,7 +38,7 @@ _NONCE = struct.Struct(">IQ")
 
 
 class RecordKeys(NamedTuple):
-    """What the handshake agreed on for the records of a connection.
+    """What the handshake agreed on for the records of a connection. ``repr`` shows no key.
 
     Attributes:
         sends: key of the records that this side sends.
@@ -50,9 +50,14 @@ class RecordKeys(NamedTuple):
     receives: bytes
     has_aes: bool
 
+    def __repr__(self) -> str:
+        return "<RecordKeys>"
+
 
 class RecordCipher:
-    """Gives out the steps that seal the records of one direction, or open them, in order.
+    """Seals the records of one direction, or opens them, in order.
+
+    The cipher releases the interpreter lock meanwhile.
 
     Args:
         key: key of the first records.
@@ -65,28 +70,12 @@ class RecordCipher:
         self._aead = self._cipher(key)
         self._number = 0
 
-    def next(self) -> RecordStep:
-        """Return the step for the next record; several threads may do several steps at once."""
-        if self._number == RECORDS_PER_KEY:
-            expand = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=_NEXT_KEY_INFO)
-            self._key = expand.derive(self._key)
-            self._aead, self._number = self._cipher(self._key), 0
-        nonce = _NONCE.pack(0, self._number)
-        self._number += 1
-        return RecordStep(self._aead, nonce)
-
-
-class RecordStep(NamedTuple):
-    """Seals or opens one record; both release the interpreter lock."""
-
-    aead: AESGCM | ChaCha20Poly1305
-    nonce: bytes
-
     def seal(self, record: memoryview) -> None:
         """Encrypt a record in place: plaintext between ``LENGTH_BYTES`` and ``TAG_BYTES``."""
         plain = plain_of(record)
         head = record[:LENGTH_BYTES] = _LENGTH.pack(len(plain))
-        self.aead.encrypt_into(self.nonce, plain, head, record[LENGTH_BYTES:])
+        nonce = self._next_nonce()
+        self._aead.encrypt_into(nonce, plain, head, record[LENGTH_BYTES:])
 
     def open(self, record: memoryview) -> bool:
         """Decrypt a record in place; return False if it is not the next one that was sealed.
@@ -94,11 +83,21 @@ class RecordStep(NamedTuple):
         The record then has undefined bytes.
         """
         sealed, head = record[LENGTH_BYTES:], bytes(record[:LENGTH_BYTES])
+        nonce = self._next_nonce()
         try:
-            self.aead.decrypt_into(self.nonce, sealed, head, plain_of(record))
+            self._aead.decrypt_into(nonce, sealed, head, plain_of(record))
         except InvalidTag:
             return False
         return True
+
+    def _next_nonce(self) -> bytes:
+        """Return the nonce of the next record; change the key when it is time."""
+        if self._number == RECORDS_PER_KEY:
+            expand = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=_NEXT_KEY_INFO)
+            self._key = expand.derive(self._key)
+            self._aead, self._number = self._cipher(self._key), 0
+        self._number += 1
+        return _NONCE.pack(0, self._number - 1)
 
 
 def plain_of(record: memoryview) -> memoryview:

@@ -473,9 +473,80 @@ async def test_ended_before_it_is_started(net: Net) -> None:
         a = Peer(net, await net.client.dial(listener.address, 5.0))
         while not accepted:
             await net.settle()
-        getattr(accepted.pop(), end)()
+        ended = accepted.pop()
+        getattr(ended, end)()
+        late = Peer(net, ended)
         assert isinstance(await a.until_lost(), LinkError)
+        await net.settle()
+        assert late.lost == [], "nobody is called who comes after the end"
     listener.close()
+
+
+async def test_a_reset_before_the_end_of_a_pause_causes_no_work(net: Net) -> None:
+    """Reading tells the reset; until then, each try to send would be in vain."""
+    a, b, listener = await net.link()
+
+    def try_again() -> None:
+        a.connection.send([bytes(KIB)])
+        a.connection.notify_writable()
+
+    a.connection.pause_reading()
+    while a.send(bytes(MIB)):
+        pass
+    a.on_writable = try_again
+    a.notify_writable()
+    b.abort()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await net.settle()
+    before = a.writables
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert a.writables - before <= 1
+    a.connection.resume_reading()
+    assert isinstance(await a.until_lost(), LinkError)
+    listener.close()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_ended_when_a_record_is_left_over_and_the_other_side_resets(
+    net: Net, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, listener = await net.link()
+    while a.send(bytes(200_000)):
+        pass
+    below = getattr(a.connection, "_inner", a.connection)
+    tries: list[object] = []
+    send = type(below).send
+
+    def counted(self: Any, buffers: Any) -> int:
+        tries.append(buffers)
+        taken: int = send(self, buffers)
+        return taken
+
+    monkeypatch.setattr(type(below), "send", counted)
+    getattr(a, end)()
+    b.abort()
+    for _ in range(200):
+        await asyncio.sleep(0)
+    await net.settle()
+    assert len(tries) < 20
+    below.abort()
+    assert await a.until_lost() is None
+    listener.close()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_ended_after_its_loop(net: Net, end: str) -> None:
+    if net.kind.endswith("sim"):
+        return  # a simulation ends with its loop
+    a, b, listener = net.run_test(net.link())
+    listener.close()
+    net.loop.run_until_complete(net.settle())
+    net.loop.close()
+    for peer in (a, b):
+        getattr(peer, end)()
+        assert peer.lost == []
 
 
 async def test_bytes_and_the_end_wait_for_the_start(net: Net) -> None:

@@ -144,6 +144,8 @@ def _accept(
     identify: Callable[[], Opening], secrets: Secrets, judge: Callable[[Opening], str]
 ) -> _Exchange:
     prefix = yield b"", PREFIX_BYTES
+    if not prefix.startswith(MAGIC):
+        raise not_ours()  # before any key is computed
     own = _completed(identify(), secrets)
     _check_version(prefix, own.encode())
     received = prefix + (yield b"", OPENING_BYTES - PREFIX_BYTES)
@@ -161,8 +163,7 @@ def _accept(
     if flaw := judge(remote):
         raise _refused(flaw, sent)
     stranger = "its token is not one of this run"
-    number = remote.token_id
-    if own.security and not (number in secrets.tokens and secrets.accepts(number, remote.key)):
+    if own.security and remote.token_id not in secrets.tokens:
         yield sent, PROOF_BYTES
         raise _refused(stranger, REFUSAL)
     transcript = transcript_of(received, sent)

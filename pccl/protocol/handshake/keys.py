@@ -11,7 +11,7 @@ The simulator has a ``Curves`` of its own, which is quick, and keeps no secret.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
@@ -108,7 +108,7 @@ CURVE25519 = Curve25519()
 
 
 class ConnectionKeys(NamedTuple):
-    """The keys that both ends of one connection derive, each of ``KEY_BYTES``.
+    """The keys that both ends of one connection derive, each of ``KEY_BYTES``. ``repr`` shows none.
 
     Attributes:
         dialler_proves: for the proof of the side that dialled.
@@ -122,10 +122,8 @@ class ConnectionKeys(NamedTuple):
     dialler_sends: bytes
     acceptor_sends: bytes
 
-
-def any_owner(number: int, key: bytes) -> bool:
-    """Let the owner of any key use any token that it knows."""
-    return True
+    def __repr__(self) -> str:
+        return "<ConnectionKeys>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,6 @@ class Secrets:
         share: secret of its share of this connection, ``SECRET_BYTES`` that nobody can predict.
         tokens: by number: see ``derive_token_key``; empty: no token; a dialler has at most one.
         flags: flags of the opening.
-        accepts: for an acceptor: whether the owner of a key may use the token with this number.
     """
 
     curves: Curves
@@ -146,7 +143,6 @@ class Secrets:
     share: bytes
     tokens: Mapping[int, bytes]
     flags: int = 0
-    accepts: Callable[[int, bytes], bool] = any_owner
 
     def __repr__(self) -> str:
         return "<Secrets>"
