@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from pccl.descriptors import DeviceType as DeviceType
     from pccl.descriptors import (
         DistributionHint,
+        QuantizationAlgorithm,
         QuantizationOptions,
         ReduceDescriptor,
         ReduceOpDescriptor,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from pccl.master_node import MasterNode
     from pccl.protocol.data_type import DataType
     from pccl.protocol.limits import Timing as Timing
-    from pccl.protocol.types import Attribute, QuantizationAlgorithm, ReduceOp
+    from pccl.protocol.types import Attribute, ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
     from pccl.runtime.requests import ReduceInfo, SharedStateSyncInfo
     from pccl.runtime.state.progress import SyncProgress as SyncProgress
@@ -106,6 +107,7 @@ _NAMES_OF_HOMES = {
     "pccl.descriptors": (
         "DeviceType",
         "DistributionHint",
+        "QuantizationAlgorithm",
         "QuantizationOptions",
         "ReduceDescriptor",
         "ReduceOpDescriptor",
@@ -118,12 +120,7 @@ _NAMES_OF_HOMES = {
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
     "pccl.protocol.data_type": ("DataType",),
-    "pccl.protocol.types": (
-        "Attribute",
-        "QuantizationAlgorithm",
-        "ReduceOp",
-        "WireFormat",
-    ),
+    "pccl.protocol.types": ("Attribute", "ReduceOp", "WireFormat"),
     "pccl._api.reports": ("MemberInfo",),
     "pccl.runtime.requests": ("ReduceInfo", "SharedStateSyncInfo"),
     "pccl.runtime.state.replay": ("ObservedReduction",),

@@ -12,7 +12,7 @@ import numpy as np
 from pccl.checks import check_member, check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
-from pccl.protocol.types import QuantizationAlgorithm, ReduceOp, WireFormat
+from pccl.protocol.types import ReduceOp, WireFormat
 from pccl.runtime.collective.operand import borrow
 
 POINTER_MAX = 2**64 - 1
@@ -36,6 +36,14 @@ class DistributionHint(enum.IntEnum):
     NONE = 0
     NORMAL = 1
     UNIFORM = 2
+
+
+class QuantizationAlgorithm(enum.IntEnum):
+    """The quantization algorithms of PCCL."""
+
+    NONE = 0
+    MIN_MAX = 1
+    ZERO_POINT_SCALE = 2
 
 
 @dataclass

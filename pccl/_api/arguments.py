@@ -23,6 +23,7 @@ from pccl.checks import (
 from pccl.collectives.residual import Residual
 from pccl.config import resolve_min_peers
 from pccl.descriptors import (
+    QuantizationAlgorithm,
     QuantizationOptions,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
@@ -43,7 +44,6 @@ from pccl.protocol.types import (
     Algorithm,
     Descriptor,
     Quantization,
-    QuantizationAlgorithm,
     ReduceOp,
     WireFormat,
 )

@@ -99,14 +99,6 @@ ALGORITHM_STEPS_MAX = 4
 """Most steps in the algorithm table of a view. Three algorithms with one range each need two."""
 
 
-class QuantizationAlgorithm(enum.IntEnum):
-    """The quantization algorithms of PCCL."""
-
-    NONE = 0
-    MIN_MAX = 1
-    ZERO_POINT_SCALE = 2
-
-
 class Attribute(enum.IntEnum):
     """The attributes that :meth:`pccl.Communicator.get_attribute` returns."""
 
@@ -488,11 +480,19 @@ class Roster:
     """Number of closed rounds of ``update_topology``, including the round that made this change."""
     algorithms: AlgorithmTable = AlgorithmTable()
     """Algorithm table of ``view``."""
+    newest_peer: PeerId = field(default=NOBODY, compare=False)
+    """The highest id that the master has given out."""
+    pending: tuple[PeerId, ...] = field(default=(), compare=False)
+    """Newcomers of the group, in order of id."""
 
     @property
     def ring(self) -> tuple[PeerId, ...]:
         """Ids of the members in ring order. The rank of a member is its index."""
         return tuple(map(_peer_of, self.members))
+
+    def has_left(self, peer: PeerId) -> bool:
+        """Whether an id is that of a former peer, or of a peer of another group."""
+        return peer <= self.newest_peer and peer not in self.pending and peer not in self.ring
 
     @property
     def is_near(self) -> bool:

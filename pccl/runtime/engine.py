@@ -208,6 +208,7 @@ class PeerEngine:
             self._tasks.create,
             self._credentials,
             self._options.lanes,
+            self.machine.has_left,
             partial(self._control.may_dial, self._options.advertise_host),
             self.names.explain,
             self.recorder.segments,

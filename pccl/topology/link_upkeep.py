@@ -16,7 +16,7 @@ Pure: events go in, and steps come out in the order of execution.
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol.guards.source_shares import SourceShares
@@ -118,13 +118,21 @@ class LinkUpkeep:
         timing: deadlines.
         lanes: lanes per link; 0: the other side's number, or the usual one.
         newcomers_max: limit of links to peers that are not wanted yet, each of one lane.
+        has_left: whether a peer that is not wanted was removed from the run.
     """
 
-    def __init__(self, timing: Timing, lanes: int, newcomers_max: int) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        lanes: int,
+        newcomers_max: int,
+        has_left: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._first_ns = timing.ns(timing.redial_min_s)
         self._longest_ns = timing.ns(timing.redial_max_s)
         self._patience_ns = timing.ns(timing.lane_stall_s)
         self._lanes = lanes
+        self._has_left = has_left
         self._own = NOBODY
         self._links: dict[PeerId, _WantedLink] = {}
         self._newcomers: SourceShares[PeerId] = SourceShares(newcomers_max)
@@ -144,6 +152,9 @@ class LinkUpkeep:
         steps: list[LinkStep] = []
         for peer in [peer for peer in self._links if peer not in wanted]:
             steps += [*self._give_up(self._links.pop(peer)), DropLink(peer)]
+        for peer in filter(self._has_left, tuple(self._newcomers)):
+            self._newcomers.remove(peer)
+            steps.append(DropLink(peer, "it has left the run"))
         for peer, member in wanted.items():
             self._newcomers.remove(peer)
             if peer not in self._links:

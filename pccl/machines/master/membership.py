@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pccl.machines.master.links.link_states import LinkStates
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
-from pccl.protocol.types import AlgorithmTable, LinkMeasure, Member, PeerId, Roster
+from pccl.protocol.types import NOBODY, AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
 from pccl.topology.link_measures import LinkMatrix, LinkMeasures
@@ -175,6 +175,8 @@ class Membership:
     def __init__(self, term: int) -> None:
         self.peers: dict[PeerId, RegisteredPeer] = {}
         """All registered peers, in order of id."""
+        self.newest_peer = NOBODY
+        """The highest id that is used or skipped."""
         self.version = 0
         self.size = 0
         """How many members the run has in the present version."""
@@ -356,11 +358,22 @@ class Membership:
             if peer.waited_for_ns is not None:
                 peer.waited_for_ns = min(peer.waited_for_ns + gap_ns, now_ns)
 
-    def sort_peers(self) -> None:
-        """Put the peers in order of id, after an older peer has returned."""
-        self.peers = dict(sorted(self.peers.items()))
-
     # -- changes -------------------------------------------------------------------------------
+
+    def readmit(self, newcomer: RegisteredPeer) -> bool:
+        """Register a newcomer that an earlier master registered; return if there are new rosters.
+
+        There are if the last ones said that it has left.
+        """
+        state = self._groups.get(newcomer.group)
+        told = state.rosters if state is not None else {}
+        had_left = bool(told) and told[max(told)].has_left(newcomer.id)
+        self.newest_peer = max(self.newest_peer, newcomer.id)  # no other peer gets this id
+        self.peers[newcomer.id] = newcomer
+        self.peers = dict(sorted(self.peers.items()))
+        if had_left:
+            self._publish()
+        return had_left
 
     def admit(
         self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]
@@ -495,6 +508,8 @@ class Membership:
                 term=state.open_views[state.newest_view].term,
                 updates=self.updates,
                 algorithms=state.open_views[state.newest_view].algorithms,
+                newest_peer=self.newest_peer,
+                pending=tuple(peer.id for peer in self.pending() if peer.group == group),
             )
             while len(state.rosters) > ROSTERS_KEPT_MAX:
                 del state.rosters[next(iter(state.rosters))]

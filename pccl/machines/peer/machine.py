@@ -124,6 +124,11 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         """What a master has signed for this peer."""
         return self.own.certificate
 
+    def has_left(self, peer: PeerId) -> bool:
+        """Whether this peer knows that another one is no longer part of the run."""
+        newest = self.membership.newest
+        return newest is not None and newest.has_left(peer)
+
     @property
     def newest(self) -> Roster | None:
         """The newest roster that has arrived (callers may not know it yet)."""

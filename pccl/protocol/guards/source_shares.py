@@ -18,7 +18,7 @@ The module is pure: callers report new and closed connections, and close the ret
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv6Address
 from typing import Generic, TypeVar
@@ -116,6 +116,9 @@ class SourceShares(Generic[_Key]):
 
     def __len__(self) -> int:
         return len(self._source_of)
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._source_of)
 
     def __contains__(self, key: _Key) -> bool:
         return key in self._source_of

@@ -56,6 +56,7 @@ class LinkKeeper:
         create_task: runs a dial as a task.
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
+        has_left: whether a peer of the run was removed from it.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
         explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
@@ -73,6 +74,7 @@ class LinkKeeper:
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
         lanes: int,
+        has_left: Callable[[PeerId], bool] = lambda peer: False,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
         explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
@@ -86,6 +88,7 @@ class LinkKeeper:
         self._credentials = credentials
         self._lanes = lanes
         self._moved = moved
+        self._has_left = has_left
         self._may_dial = may_dial
         self._explain = explain
         self._links = links
@@ -93,7 +96,7 @@ class LinkKeeper:
         self.frame_started = frames.frame_started
         """What lanes call when a header has arrived."""
         limits = transport.port_limits
-        self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers)
+        self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers, has_left)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
         """Running dials, and timers of later ones, by peer and number of the lane."""
         self._reception = Reception(
@@ -264,6 +267,8 @@ class LinkKeeper:
         if key is not None:
             is_sound = key == remote.key
             return "" if is_sound else f"it does not have the key of peer {remote.source}"
+        if self._has_left(remote.source):
+            return f"peer {remote.source} has left the run"
         authority = self._identity.certificate.authority
         if not self._credentials.is_registered(authority, remote):
             return "the master of this peer has not registered it"

@@ -164,6 +164,18 @@ def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
     assert links.greeted(PeerId(13), key(13), 1, "y") == []
 
 
+def test_links_of_newcomers_that_the_run_has_removed_are_dropped() -> None:
+    gone: set[PeerId] = set()
+    links = LinkUpkeep(TIMING, 4, newcomers_max=2, has_left=gone.__contains__)
+    for newcomer in (11, 12):
+        assert links.greeted(PeerId(newcomer), key(newcomer), 0, "x") == []
+    assert links.want(OWN, [], {}) == []
+    gone.add(PeerId(11))
+    assert links.want(OWN, [], {}) == [DropLink(PeerId(11), "it has left the run")]
+    assert links.want(OWN, [], {}) == []
+    assert links.greeted(PeerId(13), key(13), 0, "y") == [], "there is room again"
+
+
 def test_spare_lanes_are_closed_unless_they_carry_something() -> None:
     links = upkeep(ELDER, lanes=0)
     links.use([ELDER.peer])
