@@ -27,6 +27,7 @@ the variable.
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from pathlib import Path
@@ -34,7 +35,7 @@ from pathlib import Path
 from pccl.addresses import Advertised, parse_address, parse_advertised, parse_masters
 from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
-from pccl.protocol.handshake.token import parse_token
+from pccl.protocol.handshake.token import TOKEN_PREFIX, parse_token
 from pccl.protocol.types import NAME_BYTES_MAX
 from pccl.telemetry.names import name_flaw
 from pccl.transports.base import Address
@@ -273,6 +274,11 @@ def read_token_file(path: str | os.PathLike[str], name: str = "token file") -> b
     Raises:
         ValueError: the file cannot be read, has no good secret, or other users have access to it.
     """
+    if os.fsencode(path).startswith(TOKEN_PREFIX):
+        raise ValueError(
+            f"{name}: this is a token, not a file, and other users of the machine can see it; give "
+            f"it by {TOKEN}, in a file, or on stdin (-)"
+        )
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -298,6 +304,11 @@ def _secret(name: str, token: str | bytes) -> bytes:
             f"{name}: this str has a lone surrogate, which UTF-8 cannot encode; pass the secret as "
             "bytes, or make a new one with `pccl master --token auto`"
         ) from None
+    if secret.startswith((b"{", b'"', b"'", codecs.BOM_UTF8)):
+        raise ValueError(
+            f"{name}: a token begins with neither a brace, a quotation mark nor a byte order mark; "
+            "give the bare line that `pccl token make` prints"
+        )
     try:
         if parse_token(secret).number:
             return secret

@@ -15,7 +15,7 @@ from pccl.addresses import is_loopback, parse_address, parse_masters
 from pccl.checks import check_listener, check_timing
 from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
-from pccl.machines.master.tokens import REUSABLE_MAX, Tokens
+from pccl.machines.master.tokens import Tokens
 from pccl.observe.listeners import Consumers
 from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
@@ -27,21 +27,22 @@ from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.control.greeting import encryption
 from pccl.runtime.io_thread import INTERRUPT_POLL_S, IOThread
-from pccl.runtime.keys_file import KEYS_FILE, KeysFile
+from pccl.runtime.keys_file import KEYS_FILE, KeysFile, RunKeys
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
-from pccl.runtime.run_tokens import ensure_token, expel_key, make_token
+from pccl.runtime.run_tokens import ensure_token, expel_key, make_token, revoke_token
 from pccl.telemetry.events import PeerReport
 
 __all__ = [
     "KEYS_FILE",
-    "REUSABLE_MAX",
     "KeysFile",
     "MasterNode",
+    "RunKeys",
     "Tokens",
     "ensure_token",
     "expel_key",
     "make_token",
+    "revoke_token",
 ]
 
 _log = logging.getLogger("pccl.master")

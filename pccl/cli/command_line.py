@@ -104,6 +104,7 @@ def check_switches() -> None:
     """
     try:
         config.resolve_drain()
+        config.resolve_encrypt()
         config.resolve_progress()
         config.resolve_name(None)
         config.resolve_record()
@@ -159,7 +160,6 @@ def token_option(
     return click.option(
         "--token",
         metavar="FILE",
-        type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
         help=text,
     )
 

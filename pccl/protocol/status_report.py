@@ -76,6 +76,8 @@ class NewcomerStatus:
         silent_ms: time since its last message.
         waiting_ms: time since its registration.
         waits_for: why it is not admitted yet.
+        token: number of the token with which it registered; 0: a plain secret, or none.
+        fingerprint: hash of its key, 16 bytes.
     """
 
     peer: PeerId
@@ -87,6 +89,8 @@ class NewcomerStatus:
     silent_ms: int
     waiting_ms: int
     waits_for: str
+    token: int = 0
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,28 @@ master one of the run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pccl.machines.master.tokens import EXPELLED_MAX, OPEN, TOKENS_MAX, Token, Tokens
+from pccl.machines.master.tokens import EXPELLED_MAX, OPEN, TICKETS_MAX, TOKENS_MAX, Token, Tokens
 from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake.keys import CURVE25519, FINGERPRINT_BYTES, SECRET_BYTES, fingerprint_of
 from pccl.protocol.handshake.token import NUMBER_MAX, TOKEN_SECRET_BYTES, RunToken
+from pccl.protocol.limits import PEERS_MAX
 
 KEYS_FILE = "run.keys"
 """Name of the file in the directory of a master's state."""
 
 VERSION = 1
 
-FILE_BYTES_MAX = 1 << 20
+FILE_BYTES_MAX = 4 << 20
 
 PLAIN_BYTES_MAX = 4096
 
@@ -63,26 +66,28 @@ class KeysFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.realpath(path))
         """The file itself: a change replaces it, and must not replace a link to it."""
+        self._secret = b""
+        """The secret of the run's key, once this object has read it."""
         self._seen: tuple[int, ...] = ()
         """What the system said of the file when this object read it last."""
 
-    def make(self, secret: bytes) -> None:
+    def make(self, secret: bytes, tokens: Tokens = OPEN) -> None:
         """Make the file, with its folder, unless it exists.
 
         Args:
             secret: the secret of the run's key, 32 bytes that nobody can predict.
+            tokens: the tokens of the run.
 
         Raises:
             LocalProtocolError: it cannot be written.
         """
         with self._errors():
+            if os.path.lexists(self.path):
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._write_draft(RunKeys(secret, OPEN))
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.link(draft, self.path)
-            finally:
-                draft.unlink()
+            made_meanwhile = contextlib.suppress(FileExistsError, FileNotFoundError)
+            with self._draft_of(RunKeys(secret, tokens)) as draft, made_meanwhile:
+                os.link(draft, self.path)  # not found: the other process has removed the draft
 
     def read(self) -> RunKeys:
         """Return what the file holds.
@@ -124,7 +129,9 @@ class KeysFile:
             before = self._checked(found, content)
             after = RunKeys(before.secret, change(before.tokens))
             if after != before:
-                self._write_draft(after).replace(self.path)
+                self._remove_drafts()
+                with self._draft_of(after) as draft:
+                    draft.replace(self.path)
                 directory = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     os.fsync(directory)  # the new name, too
@@ -140,6 +147,8 @@ class KeysFile:
             yield
         except OSError as error:
             why = error.strerror or type(error).__name__
+            if error.errno == errno.EBUSY:
+                why = f"{why}; mount the folder that holds it, not the file"
             raise self._error(f"cannot be used: {why}") from error
 
     def _error(self, why: str) -> LocalProtocolError:
@@ -166,37 +175,50 @@ class KeysFile:
                     yield file
                     return
 
-    def _write_draft(self, keys: RunKeys) -> Path:
-        """Write another file of the folder, flush it to the disk, and return its path."""
+    @contextlib.contextmanager
+    def _draft_of(self, keys: RunKeys) -> Generator[Path, None, None]:
+        """Write another file of the folder, flush it to the disk, and remove it in the end."""
         draft = self.path.with_name(f".{self.path.name}-{os.getpid()}-{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(draft, flags, 0o600), "wb") as file:
-            try:
+        try:
+            with open(os.open(draft, flags, 0o600), "wb") as file:
                 file.write(_encode(keys))
                 file.flush()
                 os.fsync(file.fileno())
-            except BaseException:  # also Ctrl-C: it holds secrets
-                draft.unlink()
-                raise
-        return draft
+            yield draft
+        finally:  # also after Ctrl-C: it holds secrets
+            draft.unlink(missing_ok=True)
+
+    def _remove_drafts(self) -> None:
+        """Remove drafts of processes that were killed; only the owner of the lock may do so."""
+        name = re.compile(rf"\.{re.escape(self.path.name)}-\d+-[0-9a-f]{{8}}")
+        for path in self.path.parent.iterdir():
+            if name.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def _checked(self, found: os.stat_result, content: bytes) -> RunKeys:
         if not stat.S_ISREG(found.st_mode):
             raise self._error("this is not a file")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        if found.st_uid != os.geteuid():
+            raise self._error(f"it belongs to user {found.st_uid}; run this command as that user")
+        if found.st_mode & 0o077:
             path, mode = self.path, stat.S_IMODE(found.st_mode)
             raise self._error(
                 f"other users may read or change it (mode {mode:o}); chmod 600 {path}, and if they "
                 "may have read it, start a new run with new keys"
             )
         try:
-            return decode(content)
+            keys = decode(content)
         except ValueError as error:
             raise self._error(f"{error}; copy it again, or start a new run with new keys") from None
+        if keys.secret != (self._secret or keys.secret):
+            raise self._error("it has another run's key now; put the file of this run back")
+        self._secret = keys.secret
+        return keys
 
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
 
 
 # -- its content -----------------------------------------------------------------------------------
@@ -214,8 +236,8 @@ def _encode(keys: RunKeys) -> bytes:
                 "secret": token.secret.hex(),
                 "made_s": token.made_s,
                 "is_ticket": token.is_ticket,
-                "spent_by": token.spent_by.hex(),
                 "revoked": token.revoked,
+                "owners": [owner.hex() for owner in token.owners],
             }
             for token in tokens.known
         ],
@@ -251,12 +273,14 @@ def decode(content: bytes) -> RunKeys:
         case _:
             raise ValueError("it lacks a field")
     tokens = tuple(_token(fields) for fields in known)
-    out = tuple(_bytes(text, FINGERPRINT_BYTES, FINGERPRINT_BYTES) for text in expelled)
+    out = _fingerprints(expelled)
     numbers = [token.number for token in tokens]
     if not max(numbers, default=0) <= last < NUMBER_MAX or len(set(numbers)) < len(numbers):
         raise ValueError("the numbers of its tokens are wrong")
-    if len(tokens) > TOKENS_MAX or len(out) > EXPELLED_MAX:
-        raise ValueError("it has too many tokens or expelled keys")
+    tickets = sum(token.is_ticket for token in tokens)
+    too_many = tickets > TICKETS_MAX or len(tokens) - tickets > TOKENS_MAX
+    if too_many or len(out) > EXPELLED_MAX:
+        raise ValueError("it has too many tokens, tickets or expelled keys")
     kept = Tokens(tokens, out, last)
     if tokens and not kept.reusable():
         raise ValueError("it has no valid token")
@@ -270,17 +294,21 @@ def _token(fields: Any) -> Token:
             "secret": str(secret),
             "made_s": int(made_s),
             "is_ticket": bool(is_ticket),
-            "spent_by": str(spent_by),
             "revoked": bool(revoked),
+            "owners": list(),
         } if 0 <= number < NUMBER_MAX and 0 <= made_s < 1 << 40 and (number or not is_ticket):
             longest = TOKEN_SECRET_BYTES if number else PLAIN_BYTES_MAX
-            spender = _bytes(spent_by, FINGERPRINT_BYTES, FINGERPRINT_BYTES) if spent_by else b""
-            if spender and not is_ticket:
-                raise ValueError("a token is spent that is no ticket")
             known = _bytes(secret, TOKEN_SECRET_BYTES if number else 1, longest)
-            return Token(number, known, made_s, is_ticket, spender, revoked)
+            owners = _fingerprints(fields["owners"])
+            if len(owners) > (1 if is_ticket else PEERS_MAX if revoked else 0):
+                raise ValueError("a token has too many owners")
+            return Token(number, known, made_s, is_ticket, revoked, owners)
         case _:
             raise ValueError("a token lacks a field, or has a wrong one")
+
+
+def _fingerprints(texts: list[Any]) -> tuple[bytes, ...]:
+    return tuple(_bytes(text, FINGERPRINT_BYTES, FINGERPRINT_BYTES) for text in texts)
 
 
 def _bytes(text: Any, shortest: int, longest: int) -> bytes:

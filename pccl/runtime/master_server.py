@@ -135,6 +135,8 @@ class MasterServer:
         self.keys = MasterKeys(keys, token, secret or random_bytes(SECRET_BYTES))
         secret = self.keys.known.secret
         self._credentials = Credentials(None, random_bytes, curves, secret, encrypts)
+        own_key = self._credentials.signer.key
+        self._fingerprint = b"" if keys is None else fingerprint_of(own_key)
         self.machine = self._make_machine(random_bytes, standbys)
         self.keys.apply(self._credentials, self.machine)
         self._tasks: Tasks | None = None
@@ -174,6 +176,8 @@ class MasterServer:
     ) -> MasterMachine:
         known = self._store.load() if self._store is not None else None
         vouched = NOT_TOLD
+        if known is not None:
+            known.check_key(self._fingerprint)
         is_standby = bool(self._standby_of)
         if known is not None and (known.coordinated or is_standby):
             origin = Origin.RESTARTED if known.coordinated else Origin.STANDBY
@@ -185,7 +189,7 @@ class MasterServer:
             run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
             incumbent = random_bytes(INCUMBENT_BYTES)
         if origin is not Origin.STANDBY:
-            self._wanted = Remembered(run, term, incumbent, vouched=vouched)
+            self._wanted = Remembered(run, term, incumbent, True, vouched, self._fingerprint)
             if self._store is not None:
                 self._store.save(self._wanted)
                 self._stored = self._wanted
@@ -237,8 +241,8 @@ class MasterServer:
             return
         known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
         if machine.membership.version != known:
-            members = machine.vouched()
-            self._keep(Remembered(machine.run, machine.term, machine.incumbent, vouched=members))
+            us, members = machine.incarnation, machine.vouched()
+            self._keep(Remembered(us.run, us.term, us.incumbent, True, members, self._fingerprint))
 
     @property
     def address(self) -> Address:
@@ -459,7 +463,8 @@ class MasterServer:
             case Remember(run, term, incumbent, coordinated, vouched):
                 if coordinated:
                     vouched = self._members_of(run)
-                self._keep(Remembered(run, term, incumbent, coordinated, vouched))
+                known = Remembered(run, term, incumbent, coordinated, vouched, self._fingerprint)
+                self._keep(known)
                 what = "coordinates" if coordinated else "stands by for"
                 _log.info("this master %s the run %s in term %d", what, run.hex(), term)
             case InspectProcess():

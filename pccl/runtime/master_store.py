@@ -37,6 +37,21 @@ class Remembered:
     """Whether this master has coordinated the run; False: a standby that only knows of it."""
     vouched: Vouched = NOT_TOLD
     """The members of the run."""
+    fingerprint: bytes = b""
+    """Hash of the run's key, 16 bytes; empty: no file has the key."""
+
+    def check_key(self, fingerprint: bytes) -> None:
+        """Check that the run has the key with this fingerprint, if both are known.
+
+        Raises:
+            LocalProtocolError: it has another key.
+        """
+        if fingerprint and self.fingerprint not in (b"", fingerprint):
+            raise LocalProtocolError(
+                func="master",
+                reason="the stored state is of a run with another key: give the keys of that run "
+                "(--keys), or another directory for the state",
+            )
 
 
 class MasterStore(Protocol):
@@ -101,7 +116,7 @@ class DirectoryStore:
         vouched = remembered.vouched
         proofs = [[proof.peer, proof.key] for proof in vouched.proofs()]
         run = [remembered.run, remembered.term, remembered.incumbent, remembered.coordinated]
-        fields = [_VERSION, *run, vouched.version, proofs]
+        fields = [_VERSION, *run, remembered.fingerprint, vouched.version, proofs]
         written = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,17 +148,18 @@ class DirectoryStore:
 def _decode(path: Path, data: bytes) -> Remembered:
     try:
         value: Any = msgpack.unpackb(data)
-        version, run, term, incumbent, coordinated, *members = value
+        version, run, term, incumbent, coordinated, *rest = value
+        fingerprint, *members = rest if version == _VERSION else [b""]
         vouched = _members_of(*members) if version == _VERSION else NOT_TOLD
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise _unusable(path, "the file holds no state of a master") from error
     known = (type(run), type(term), type(incumbent)) == (bytes, int, bytes)
-    known = known and type(coordinated) is bool
+    known = known and type(coordinated) is bool and type(fingerprint) is bytes
     sound = known and len(run) == RUN_BYTES and len(incumbent) == INCUMBENT_BYTES and run != NO_RUN
     known_version = version in (_VERSION, *_WITHOUT_KEYS)
     if not known_version or not sound or not 1 <= term < TERM_MAX:
         raise _unusable(path, "the file holds no state of a master of this version")
-    return Remembered(run, term, incumbent, coordinated, vouched)
+    return Remembered(run, term, incumbent, coordinated, vouched, fingerprint)
 
 
 def _members_of(version: Any, proofs: Any) -> Vouched:

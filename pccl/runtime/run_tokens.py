@@ -8,31 +8,59 @@ from __future__ import annotations
 import os
 import time
 
-from pccl.machines.master.tokens import Tokens
+from pccl.machines.master.tokens import REUSABLE_MAX, Tokens
 from pccl.protocol.handshake.keys import SECRET_BYTES
 from pccl.protocol.handshake.token import TOKEN_SECRET_BYTES
 from pccl.runtime.keys_file import KeysFile, RunKeys
 
 
-def make_token(file: KeysFile, *, is_ticket: bool = False) -> tuple[str, RunKeys]:
-    """Add a token to a run; return its text, and what the file holds now.
+def make_token(
+    file: KeysFile, *, is_ticket: bool = False, revokes: bool = False
+) -> tuple[str, list[int]]:
+    """Add a token to a run; return its text, and the numbers of the tokens that it revokes.
 
     Args:
         file: the file of the run's keys.
         is_ticket: whether only one process may join with it.
+        revokes: whether it may revoke another one, because ``REUSABLE_MAX`` are valid at a time.
 
     Raises:
         LocalProtocolError: the file cannot be used.
         ValueError: the run has too many tokens, or none at all, so that any process may join.
     """
     secret, now_s = os.urandom(TOKEN_SECRET_BYTES), int(time.time())
+    revoked: list[int] = []
 
     def add(tokens: Tokens) -> Tokens:
         if not tokens.known:
             raise ValueError("the run has no token: start its master with --token auto")
-        return tokens.make(secret, now_s, is_ticket=is_ticket)
+        after = tokens.make(secret, now_s, is_ticket=is_ticket)
+        valid = {token.number for token in after.reusable()}
+        revoked[:] = (one.number for one in tokens.reusable() if one.number not in valid)
+        if revoked and not revokes:
+            raise ValueError(
+                f"{REUSABLE_MAX} tokens are valid already; `pccl token rotate` makes one and "
+                "revokes the oldest"
+            )
+        return after
 
-    return _with_text(file.update(add))
+    return _text_of_newest(file.update(add)), revoked
+
+
+def revoke_token(file: KeysFile, number: int) -> None:
+    """Revoke a token or a ticket; members that have joined with it stay.
+
+    Raises:
+        LocalProtocolError: the file cannot be used.
+        ValueError: there is no such token, or it is the only valid one.
+    """
+
+    def revoke(tokens: Tokens) -> Tokens:
+        if tokens.get(number) is None:
+            raise ValueError(f"the run has no token {number}; see pccl token list")
+        return tokens.revoke(number)
+
+    file.update(revoke)
 
 
 def ensure_token(file: KeysFile) -> str:
@@ -92,10 +120,10 @@ def expel_key(
         return tokens.make(secret, now_s) if shared else tokens
 
     keys = file.update(change)
-    return _with_text(keys) if made else ("", keys)
+    return _text_of_newest(keys) if made else "", keys
 
 
-def _with_text(keys: RunKeys) -> tuple[str, RunKeys]:
+def _text_of_newest(keys: RunKeys) -> str:
     made = keys.tokens.get(keys.tokens.last_number)
     assert made is not None
-    return keys.text_of(made), keys
+    return keys.text_of(made)

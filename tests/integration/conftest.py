@@ -111,7 +111,7 @@ class Run:
     @property
     def registered_ever(self) -> int:
         """How many peers there have been, the removed ones included."""
-        return self.machine.registration.last_peer
+        return self.machine.membership.newest_peer
 
     def until(self, condition: Callable[[], bool]) -> None:
         waiting.until(condition)

@@ -13,17 +13,20 @@ import pytest
 
 import pccl
 from pccl.errors import Evicted, NotAdmitted, PCCLError, RemoteProtocolError
-from pccl.master_node import KeysFile
+from pccl.master_node import KeysFile, ensure_token
 from pccl.protocol.handshake.token import RunToken, parse_token
 from tests.integration.conftest import QUICK
 from tests.support import commands
 from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_address
 from tests.support.secret_files import keep
 from tests.support.waiting import until
 
 PLAIN = "the plain secret of these tests"
 NO_TOKEN = "does not accept this token"
+REVOKED = "its token was revoked; ask the operator of the master for a new one"
+SPENT = "its ticket is spent: another process has joined with it"
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +50,11 @@ def said(*arguments: str) -> str:
 
 
 @contextmanager
-def master(*options: str, **environment: str) -> Generator[tuple[str, str]]:
+def master(
+    *options: str, listen: str = "127.0.0.1:0", **environment: str
+) -> Generator[tuple[str, str]]:
     """A running master: its address, and the token in the line to paste; empty if there is none."""
-    command = (*PCCL, "master", "--listen", "127.0.0.1:0", *options)
+    command = (*PCCL, "master", "--listen", listen, *options)
     with commands.running(*command, env=environment_with(**environment)) as process:
         assert process.stdout is not None
         words = ""
@@ -67,20 +72,22 @@ def master(*options: str, **environment: str) -> Generator[tuple[str, str]]:
 class Member:
     """A member that makes joint calls until it fails, so that others can join."""
 
-    def __init__(self, comm: pccl.Communicator) -> None:
+    def __init__(self, comm: pccl.Communicator, min_peers: int = 0) -> None:
         self.comm = comm
+        self._min_peers = min_peers
         self.failure: PCCLError | None = None
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
 
     def _work(self) -> None:
-        while not self._ends.wait(0.02):  # it does not make calls as fast as it can
-            try:
+        try:
+            if self._min_peers:
+                self.comm.connect(n_attempts=1, min_peers=self._min_peers)
+            while not self._ends.wait(0.02):  # it does not make calls as fast as it can
                 self.comm.update_topology()
-            except PCCLError as error:
-                self.failure = error
-                return
+        except PCCLError as error:
+            self.failure = error
 
     def end(self) -> None:
         self._ends.set()
@@ -91,10 +98,12 @@ class Member:
 
 
 @contextmanager
-def member(address: str, token: str | None, name: str) -> Generator[Member]:
+def member(address: str, token: str | None, name: str, min_peers: int = 0) -> Generator[Member]:
+    """A member; if it waits for other peers, it may still be a newcomer."""
     with pccl.Communicator(address, timing=QUICK, token=token, name=name) as comm:
-        comm.connect(n_attempts=1)
-        one = Member(comm)
+        if not min_peers:
+            comm.connect(n_attempts=1)
+        one = Member(comm, min_peers)
         try:
             yield one
         finally:
@@ -130,9 +139,9 @@ def test_expelled_with_a_token_that_others_share() -> None:
         until(bob.has_failed, patient(3.0))
         assert isinstance(bob.failure, Evicted)
         assert "(pccl expel) [EXPELLED]; this process may not come back" in bob.failure.reason
-        with pytest.raises(NotAdmitted, match=NO_TOKEN):
+        with pytest.raises(NotAdmitted, match="was expelled from the run, and may not come back"):
             bob.comm.connect(n_attempts=1)  # the same key and the same token
-        refused(address, token)  # another process of the same machine, with the old token
+        refused(address, token, REVOKED)  # another process of the same machine, with the old token
         with member(address, new, "carol"):
             status = pccl.master_status(address, token=new)
             assert {one.name for one in status.members} == {"alice", "carol"}
@@ -153,7 +162,7 @@ def test_old_tokens_after_rotation() -> None:
         assert rotated.stderr.strip() == "revoked token 1"
         third = rotated.stdout.strip()
         until(lambda: _joins(address, third), patient(3.0))
-        refused(address, first)
+        refused(address, first, REVOKED)
         assert _joins(address, second)
         assert not alice.has_failed()
 
@@ -162,7 +171,7 @@ def _joins(address: str, token: str) -> bool:
     """Whether a master accepts a token from a process that is no member."""
     try:
         pccl.master_status(address, token=token, timeout_s=LIMIT_S)
-    except RemoteProtocolError:
+    except (RemoteProtocolError, NotAdmitted):
         return False
     return True
 
@@ -172,9 +181,17 @@ def test_a_ticket_lets_one_process_in() -> None:
         ticket = said("token", "ticket")
         until(lambda: _joins(address, ticket), patient(3.0))
         with member(address, ticket, "alice"):
-            refused(address, ticket)
+            refused(address, ticket, SPENT)
             assert numbers("token", "list")[2].startswith("ticket, spent")
-        refused(address, ticket)
+        refused(address, ticket, SPENT)
+        unspent = said("token", "ticket")
+        until(lambda: _joins(address, unspent), patient(3.0))
+        said("token", "revoke", "3")
+        until(lambda: not _joins(address, unspent), patient(3.0))
+        wrong = pccl_says("token", "revoke", "9")
+        assert (wrong.returncode, "the run has no token 9" in wrong.stderr) == (1, True)
+        last = pccl_says("token", "revoke", "1")
+        assert (last.returncode, "the only valid token" in last.stderr) == (1, True)
 
 
 def test_another_master_gets_no_proof(home: Path) -> None:
@@ -201,7 +218,7 @@ def test_a_restarted_master_keeps_its_tokens(home: Path) -> None:
         said("token", "rotate")
     with master(*state, "--token", "auto") as (address, newest):
         assert parse_token(newest.encode()).number == 3
-        refused(address, first)
+        refused(address, first, REVOKED)
         with member(address, newest, "alice"):
             pass
     with master(*state) as (address, pasted):
@@ -209,6 +226,66 @@ def test_a_restarted_master_keeps_its_tokens(home: Path) -> None:
         refused(address, None, "requires a token")
     listed = numbers("token", "list", "--keys", str(home / "state" / "run.keys"))
     assert [listed[number].split(",")[1].strip() for number in (2, 3)] == ["valid", "valid"]
+
+
+def test_members_with_a_revoked_token_return_to_a_restarted_master(home: Path) -> None:
+    """One without a state: the file says who has joined with the token."""
+    address, keys = free_address(), ("--keys", str(home / "run.keys"))
+    with ExitStack() as stack:
+        with master(*keys, "--token", "auto", listen=address) as (_, token):
+            alice = stack.enter_context(member(address, token, "alice"))
+            for _ in range(2):
+                newest = said("token", "rotate")
+            stored = KeysFile(home / "run.keys")
+            until(lambda: bool(stored.read().tokens.known[0].owners), patient(10.0))
+        with master(*keys, listen=address):
+            until(lambda: _names(address, newest) == ["alice"], patient(10.0))
+            assert not alice.has_failed()
+            refused(address, token, REVOKED)
+
+
+def _names(address: str, token: str) -> list[str]:
+    return [one.name for one in pccl.master_status(address, token=token).members]
+
+
+def test_a_state_needs_the_keys_of_its_run(home: Path) -> None:
+    state = ("--state", str(home / "state"))
+    with master(*state, "--keys", str(home / "run.keys"), "--token", "auto"):
+        pass
+    wrong = pccl_says("master", "--listen", free_address(), *state, "--keys", str(home / "other"))
+    assert wrong.returncode == 1
+    assert (
+        "the stored state is of a run with another key: give the keys of that run" in wrong.stderr
+    )
+    with master(*state, "--keys", str(home / "run.keys")):
+        pass
+
+
+def test_whom_a_name_means() -> None:
+    """An id comes before a name, and a newcomer has one, too."""
+    with ExitStack() as stack:
+        address, token = stack.enter_context(master("--token", "auto"))
+        one = stack.enter_context(member(address, token, "2"))
+        two = stack.enter_context(member(address, token, "1"))
+        newcomer = stack.enter_context(member(address, token, "carol", min_peers=9))
+        until(lambda: len(pccl_says("status").stdout.split("(carol)")) > 1, patient(5.0))
+        assert "expelled peer 3 (carol)" in pccl_says("expel", "carol").stderr
+        until(newcomer.has_failed, patient(3.0))
+        assert "expelled peer 2 (1)" in pccl_says("expel", "2").stderr
+        until(two.has_failed, patient(3.0))
+        assert not one.has_failed()
+
+
+def test_the_keys_of_another_run_expel_nobody(home: Path) -> None:
+    other = KeysFile(home / "other.keys")
+    ensure_token(other)
+    before = other.read()
+    with master("--token", "auto") as (address, token), member(address, token, "alice"):
+        wrong = pccl_says("expel", "alice", "--keys", str(other.path))
+        assert wrong.returncode == 1
+        assert "another key than the token says" in wrong.stderr
+        assert _names(address, token) == ["alice"]
+    assert other.read() == before
 
 
 def test_a_standby_with_a_copy_of_the_keys(home: Path) -> None:
@@ -232,8 +309,10 @@ def _follows(standby: str, token: str, run: bytes) -> bool:
 
 def test_a_plain_secret_is_revoked_too() -> None:
     with master(PCCL_TOKEN=PLAIN) as (address, _), member(address, PLAIN, "bob"):
-        new = said("expel", "bob")
-        refused(address, PLAIN)
+        gone = pccl_says("expel", "bob")
+        assert "start it with another PCCL_TOKEN then" in gone.stderr
+        new = gone.stdout.strip()
+        refused(address, PLAIN, REVOKED)
         with member(address, new, "carol"):
             pass
 

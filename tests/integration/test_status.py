@@ -235,7 +235,7 @@ def test_the_command_in_lines_and_as_json(
     [
         (["nowhere"], 2, "is not an address"),
         ([], 2, "no live `pccl launch` or `pccl master` on this machine; for another master, give"),
-        (["127.0.0.1:1", "--token", "/no/such/file"], 2, "does not exist"),
+        (["127.0.0.1:1", "--token", "/no/such/file"], 2, "No such file"),
         (["127.0.0.1:1", "--timeout", "5"], 1, "no status from 127.0.0.1:1: cannot reach"),
     ],
 )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from tests.support.insides import (
     port_of,
     registered,
     server_of,
+    signer_of_member,
 )
 from tests.support.patience import LIMIT_S, patient
 from tests.support.secret_files import keep
@@ -240,6 +242,27 @@ def test_a_lane_cannot_be_opened(pair: Run, source: int, signed: bytes) -> None:
             assert len(rest_of(sock)) in (0, OPENING_BYTES)
             assert lanes_of(first) == lanes == 1
     reduce(pair)
+
+
+def test_a_peer_that_has_left_the_run_opens_no_lane(
+    pair: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its certificate is still good, and it has the token."""
+    caplog.set_level("INFO", "pccl.link")
+    third = pair.join()
+    signer = signer_of_member(third)
+    pair.members.remove(third)
+    third.close()
+    first = pair.members[0]
+    until(lambda: lanes_of(first) == 1)
+    opening = Opening(Channel.LANE, pair.machine.run, 1, PeerId(3), PeerId(1))
+    opening = registered(pair.master, opening, signer.key)
+    with closing(dial(port_of(first))) as sock:
+        secrets = replace(secrets_of(TOKEN.encode()), signer=signer)
+        sock.sendall(Handshake.dial(opening, secrets).take_output())
+        assert len(rest_of(sock)) in (0, OPENING_BYTES)
+    until(lambda: "peer 3 has left the run" in caplog.text)
+    assert lanes_of(first) == 1
 
 
 # -- an impostor at the master's address -----------------------------------------------------------

@@ -517,7 +517,7 @@ DECODERS: dict[str, Decoder] = {
         ValueError,
         (
             b'{"version": 1, "secret": "%s", "last_number": 1, "tokens": [{"number": 1, "secret": '
-            b'"%s", "made_s": 5, "is_ticket": false, "spent_by": "", "revoked": false}], '
+            b'"%s", "made_s": 5, "is_ticket": false, "revoked": false, "owners": []}], '
             b'"expelled": ["%s"]}' % (b"ab" * 32, b"cd" * 32, b"ef" * 16),
         ),
         bend=bend_json,

@@ -2,7 +2,7 @@
 
 The file lies in ``$XDG_RUNTIME_DIR/pccl``, or else in ``pccl-UID`` of the folder for temporary
 files. Its name is the process id of the launch or master. It holds a token, so its mode is 0600.
-The keys of the run (``pccl.run_keys``) lie beside it, unless the master keeps them elsewhere.
+The keys of the run lie beside it, until the run ends, unless the master keeps them elsewhere.
 
 The process holds a lock on its file. The system releases the lock when the process ends, whatever
 ends it. So a file without a lock is stale, also if another process has its id by now.
@@ -35,6 +35,9 @@ VERSION = 2
 FILE_BYTES_MAX = 16384
 
 COMMAND_CHARACTERS_MAX = 200
+
+_OWN_KEYS = re.compile(r"\d{1,10}-[0-9a-f]{8}\.keys")
+"""Names of keys that end with their run. Process ids repeat, also at the same time: containers."""
 
 FILES_MAX = 1000
 """Number of files of a folder that are read."""
@@ -115,12 +118,17 @@ def own_keys_file() -> Generator[str, None, None]:
     Raises:
         Unusable: no folder is safe.
     """
-    path = private_folder() / f"{os.getpid()}.keys"
-    path.unlink(missing_ok=True)  # of an earlier process with this id
+    path = private_folder() / f"{os.getpid()}-{secrets.token_hex(4)}.keys"
     try:
         yield str(path)
     finally:
         path.unlink(missing_ok=True)
+
+
+def end_with_run(keys: str) -> bool:
+    """Whether keys are those of ``own_keys_file``, of this process or of another one."""
+    path = Path(keys)
+    return path.parent in _folders() and _OWN_KEYS.fullmatch(path.name) is not None
 
 
 def find_runs() -> Found:
@@ -258,11 +266,14 @@ def _read(folder: int, name: str) -> RunFile | None:
             raise Unusable("is not a file")
         if objection := objection_to(found, os.geteuid()):
             raise Unusable(objection)
+        content = os.read(file, FILE_BYTES_MAX + 1)
         if not _is_locked(file):
             _remove(folder, name)
-            _remove(folder, f"{name.removesuffix('.json')}.keys")
+            with contextlib.suppress(Unusable):
+                if end_with_run(keys := parse_run(content).keys):
+                    _remove(folder, Path(keys).name)
             return None
-        run = parse_run(os.read(file, FILE_BYTES_MAX + 1))
+        run = parse_run(content)
     finally:
         os.close(file)
     if name != f"{run.pid}.json":

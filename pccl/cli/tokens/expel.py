@@ -1,17 +1,25 @@
-"""``pccl expel`` removes a member from a run, and revokes the token with which it joined."""
+"""``pccl expel`` removes a peer from a run, and revokes the token with which it joined."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import click
 
 import pccl
 from pccl.cli.command_line import master_options, timeout_option
-from pccl.cli.runs.target import Target
-from pccl.cli.tokens.target import KeyedRun, errors_of_keys, keyed_run, keys_option
+from pccl.cli.tokens.target import (
+    KeyedRun,
+    errors_of_keys,
+    keyed_run,
+    keys_option,
+    print_token,
+    token_of,
+    warn_of_end,
+)
 from pccl.errors import PCCLError
-from pccl.inquiry import MasterStatus, MemberStatus
+from pccl.inquiry import MasterStatus, MemberStatus, NewcomerStatus
 from pccl.master_node import expel_key
 from pccl.observe.summary import names_of, who
 
@@ -26,51 +34,58 @@ POLL_S = 0.2
 def expel(
     name: str, master: str | None, token: str | None, keys: str | None, timeout_s: float
 ) -> None:
-    """Remove the member NAME (its name or id) from a run, on the machine of the master.
+    """Remove the peer NAME (its id or name) from a run, on the machine of the master.
 
-    Its key never joins again, and the token with which it joined is revoked. If other members have
+    Its key never joins again, and the token with which it joined is revoked. If other peers have
     joined with this token, they stay, and a new token is printed for processes that join later.
 
-    The exit code is 1 if the master has not removed the member in time.
+    The exit code is 1 if the master has not removed the peer in time.
     """
     with errors_of_keys():
         run = keyed_run(master, token, keys)
         if run.target is None:
             raise click.UsageError("say which run: HOST:PORT")
-        status = _ask(run.target, timeout_s)
-        member = _member(status, name)
+        before = run.file.read()
+        status = _ask(run.target.masters, token_of(before) or run.target.token, timeout_s)
+        peer = _peer(status, name)
         names = names_of(status)
         sharing = [
             who(names, one.peer)
-            for one in status.members
-            if one.token == member.token and one.peer != member.peer
+            for one in _peers(status)
+            if one.token == peer.token and one.peer != peer.peer
         ]
-        before = run.file.read().tokens
-        text, after = expel_key(run.file, member.fingerprint, member.token, shared=bool(sharing))
-    _wait_until_gone(run, member, text, timeout_s)
-    click.echo(f"expelled peer {who(names, member.peer)}", err=True)
-    if not before.known:
-        click.echo("the run has no token, so a new process may join in its place", err=True)
-    was, now = before.get(member.token), after.tokens.get(member.token)
+        text, after = expel_key(run.file, peer.fingerprint, peer.token, shared=bool(sharing))
+    was, now = before.tokens.get(peer.token), after.tokens.get(peer.token)
     if was is not None and not was.revoked and (now is None or now.revoked):
-        click.echo(f"revoked token {member.token}, with which it joined", err=True)
-    if sharing and before.known:
+        click.echo(f"revoked token {peer.token}, with which it joined", err=True)
+    if sharing and before.tokens.known:
         click.echo(f"others joined with this token, and stay: {', '.join(sharing)}", err=True)
     if text:
         click.echo("the new token, for processes that join from now on:", err=True)
-        click.echo(text)
+        print_token(text)
+    _wait_until_gone(run, peer.peer, timeout_s)
+    click.echo(f"expelled peer {who(names, peer.peer)}", err=True)
+    if not before.tokens.known:
+        click.echo("the run has no token, so a new process may join in its place", err=True)
+    with errors_of_keys():
+        warn_of_end(run.file)
 
 
-def _ask(target: Target, timeout_s: float) -> MasterStatus:
+def _ask(masters: str, token: str | bytes | None, timeout_s: float) -> MasterStatus:
     try:
-        return pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
+        return pccl.master_status(masters, token=token, timeout_s=timeout_s)
     except PCCLError as error:
-        raise click.ClickException(f"no status from {target.masters}: {error.reason}") from error
+        raise click.ClickException(f"no status from {masters}: {error.reason}") from error
 
 
-def _member(status: MasterStatus, name: str) -> MemberStatus:
-    """Return the only member with this name or id."""
-    found = [one for one in status.members if name in (str(one.peer), one.name)]
+def _peers(status: MasterStatus) -> list[MemberStatus | NewcomerStatus]:
+    return [*status.members, *status.newcomers]
+
+
+def _peer(status: MasterStatus, name: str) -> MemberStatus | NewcomerStatus:
+    """Return the peer with this id, or else the only one with this name."""
+    found = [one for one in _peers(status) if name == str(one.peer)]
+    found = found or [one for one in _peers(status) if name == one.name]
     if not found:
         raise click.ClickException(f"the run has no peer {name!r}; see pccl status")
     if len(found) > 1:
@@ -79,30 +94,25 @@ def _member(status: MasterStatus, name: str) -> MemberStatus:
     return found[0]
 
 
-def _wait_until_gone(run: KeyedRun, member: MemberStatus, text: str, timeout_s: float) -> None:
+def _wait_until_gone(run: KeyedRun, gone: int, timeout_s: float) -> None:
     """Wait until the master has taken up the change.
 
     The token of the command may be the one that is revoked. From then on, it asks with another.
     """
     assert run.target is not None
-    token: str | bytes | None = run.target.token
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = deadline_s - time.monotonic()
-        try:
+        with errors_of_keys():
+            token = token_of(run.file.read()) or run.target.token
+        with suppress(PCCLError):
             if left_s > 0:
                 status = pccl.master_status(run.target.masters, token=token, timeout_s=left_s)
-                if all(one.peer != member.peer for one in status.members):
+                if gone not in {one.peer for one in _peers(status)}:
                     return
-        except PCCLError:
-            with errors_of_keys():
-                keys = run.file.read()
-            newest = keys.tokens.newest()
-            token = run.target.token if newest is None else keys.text_of(newest)
         if left_s <= 0:
-            hint = f" New token: {text}" if text else ""
             raise click.ClickException(
-                f"the keys are changed, but the master has not removed the member within "
-                f"{timeout_s:g} s: does it use {run.file.path}?{hint}"
+                f"the keys are changed, but the master has not removed the peer within "
+                f"{timeout_s:g} s: does it use {run.file.path}?"
             )
         time.sleep(min(POLL_S, left_s))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Generator
 from typing import NamedTuple
 
 import click
 
+from pccl.cli import streams
 from pccl.cli.command_line import F
+from pccl.cli.runs.run_file import end_with_run
 from pccl.cli.runs.target import NoRun, Target, find_target
 from pccl.errors import LocalProtocolError
-from pccl.master_node import KeysFile
+from pccl.master_node import KeysFile, RunKeys
 
 
 class KeyedRun(NamedTuple):
@@ -73,3 +76,27 @@ def errors_of_keys() -> Generator[None]:
         raise click.ClickException(error.reason) from error
     except ValueError as error:
         raise click.ClickException(str(error)) from error
+
+
+def token_of(keys: RunKeys) -> str | None:
+    """Return the newest token of a run. It names the key: no master of another run takes it."""
+    newest = keys.tokens.newest()
+    return None if newest is None else keys.text_of(newest)
+
+
+def print_token(text: str) -> None:
+    """Print a token, so that the command fails if stdout cannot take it."""
+    with streams.writing():
+        click.echo(text)
+        sys.stdout.flush()
+
+
+def warn_of_end(file: KeysFile) -> None:
+    """Say on stderr if a later start of the master would take a revoked secret again."""
+    plain = file.read().tokens.get(0)
+    if plain is not None and plain.revoked and end_with_run(str(file.path)):
+        click.echo(
+            "the master forgets this when it ends: start it with another PCCL_TOKEN then, or now "
+            "and always with --keys FILE",
+            err=True,
+        )

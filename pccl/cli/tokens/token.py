@@ -1,4 +1,4 @@
-"""``pccl token`` makes, lists and rotates the tokens of a run."""
+"""``pccl token`` makes, lists, rotates and revokes the tokens of a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import click
 
 import pccl
 from pccl.cli.command_line import F, check_address, timeout_option
-from pccl.cli.tokens.target import errors_of_keys, keyed_run, keys_option
+from pccl.cli.tokens.target import (
+    errors_of_keys,
+    keyed_run,
+    keys_option,
+    print_token,
+    token_of,
+    warn_of_end,
+)
 from pccl.errors import PCCLError
-from pccl.master_node import REUSABLE_MAX, Tokens, make_token
+from pccl.master_node import Tokens, make_token, revoke_token
 from pccl.observe.summary import names_of, who
 from pccl.progress import counted
 
 
 @click.group()
 def token() -> None:
-    """Make, list and rotate the tokens of a run, on the machine of its master.
+    """Make, list, rotate and revoke the tokens of a run, on the machine of its master.
 
     Give a token to other machines by PCCL_TOKEN, by a file or by stdin, never as an argument:
     other users of the machine could see it.
@@ -37,13 +44,7 @@ def _run_options(command: F) -> F:
 def make(master: str | None, keys: str | None) -> None:
     """Print a new reusable token, if fewer than two are valid."""
     with errors_of_keys():
-        file = keyed_run(master, None, keys).file
-        if len(file.read().tokens.reusable()) >= REUSABLE_MAX:
-            raise click.ClickException(
-                f"{REUSABLE_MAX} tokens are valid already; `pccl token rotate` makes one and "
-                "revokes the oldest"
-            )
-        click.echo(make_token(file)[0])
+        print_token(make_token(keyed_run(master, None, keys).file)[0])
 
 
 @token.command()
@@ -51,7 +52,7 @@ def make(master: str | None, keys: str | None) -> None:
 def ticket(master: str | None, keys: str | None) -> None:
     """Print a ticket: a token with which only one process can join."""
     with errors_of_keys():
-        click.echo(make_token(keyed_run(master, None, keys).file, is_ticket=True)[0])
+        print_token(make_token(keyed_run(master, None, keys).file, is_ticket=True)[0])
 
 
 @token.command()
@@ -63,11 +64,26 @@ def rotate(master: str | None, keys: str | None) -> None:
     """
     with errors_of_keys():
         file = keyed_run(master, None, keys).file
-        before = {one.number for one in file.read().tokens.reusable()}
-        text, after = make_token(file)
-    click.echo(text)
-    for number in sorted(before - {one.number for one in after.tokens.reusable()}):
-        click.echo(f"revoked token {number}", err=True)
+        text, revoked = make_token(file, revokes=True)
+        print_token(text)
+        for number in revoked:
+            click.echo(f"revoked token {number}", err=True)
+        if revoked:
+            warn_of_end(file)
+
+
+@token.command()
+@click.argument("number", type=click.IntRange(0))
+@_run_options
+def revoke(number: int, master: str | None, keys: str | None) -> None:
+    """Revoke the token or ticket NUMBER of `pccl token list`.
+
+    Members that joined with it stay, and can reconnect.
+    """
+    with errors_of_keys():
+        file = keyed_run(master, None, keys).file
+        revoke_token(file, number)
+        warn_of_end(file)
 
 
 @token.command("list")
@@ -77,18 +93,19 @@ def list_tokens(master: str | None, keys: str | None, timeout_s: float) -> None:
     """Show the tokens of a run and who joined with them, but no secret."""
     with errors_of_keys():
         target, file = keyed_run(master, None, keys)
-        tokens = file.read().tokens
+        known = file.read()
     joined: dict[int, list[str]] = {}
     if target is not None:
         try:
-            status = pccl.master_status(target.masters, token=target.token, timeout_s=timeout_s)
+            asks_with = token_of(known) or target.token
+            status = pccl.master_status(target.masters, token=asks_with, timeout_s=timeout_s)
         except PCCLError as error:
             click.echo(f"who joined is unknown: {error.reason}", err=True)
         else:
             for member in status.members:
                 named = who(names_of(status), member.peer)
                 joined.setdefault(member.token, []).append(named)
-    for line in lines_of(tokens, joined, int(time.time())):
+    for line in lines_of(known.tokens, joined, int(time.time())):
         click.echo(line)
 
 
@@ -104,7 +121,7 @@ def lines_of(tokens: Tokens, joined: Mapping[int, Sequence[str]], now_s: int) ->
         yield "the run has no token: any process may join"
     for token in tokens.known:
         kind = "ticket" if token.is_ticket else "token" if token.number else "plain secret"
-        state = "revoked" if token.revoked else "spent" if token.spent_by else "valid"
+        state = "revoked" if token.revoked else "spent" if token.is_spent else "valid"
         age = f", {_age(now_s - token.made_s)} old" if token.made_s else ""
         members = ", ".join(joined.get(token.number, ())) or "nobody"
         yield f"{token.number:4}  {kind}, {state}{age}; joined with it: {members}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Connections
-from pccl.machines.master.membership import Membership
-from pccl.machines.master.succession.vouched import Vouched
+from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.tokens import Tokens
+from pccl.protocol import messages as msg
 from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.types import RemovalCause
 
@@ -18,59 +20,61 @@ class Admission:
         tokens: the tokens of the run; the shell stores them after a change.
     """
 
-    def __init__(self, tokens: Tokens, membership: Membership, connections: Connections) -> None:
+    def __init__(
+        self, tokens: Tokens, own_key: bytes, membership: Membership, connections: Connections
+    ) -> None:
         self.tokens = tokens
-        self._returning: Vouched | None = None
-        """The members that may return, while the master recovers its run; else None."""
+        self._own_key = own_key
+        """The run's key; a standby has it, too."""
+        self._has_run = False
         self._membership = membership
         self._connections = connections
 
-    def note(self, returning: Vouched | None) -> None:
-        """Note which members may return to a master that recovers its run; None: it has its run."""
-        self._returning = returning
+    def note(self, *, has_run: bool) -> None:
+        """Note whether this master knows all members of its run; else, members may return."""
+        self._has_run = has_run
 
-    def accepts(self, number: int, key: bytes) -> bool:
-        """Whether the owner of a key may connect with a token; a member always may."""
-        return not self.tokens.flaw(number, fingerprint_of(key)) or self._has_member(key)
+    def flaw(self, connection: int, message: msg.Message) -> str:
+        """Return why a process may not send its first message; empty: it may.
 
-    def claim(self, connection: int, *, returns: bool = False) -> str:
-        """Spend the ticket of a connection, if it has one; return why it may not join.
-
-        Args:
-            connection: the connection of a process that registers or returns.
-            returns: whether it returns. A member needs no valid token for that.
+        Members and standbys need no valid token for anything but to register.
         """
         key, number = self._connections.keys[connection], self._connections.tokens[connection]
         fingerprint = fingerprint_of(key)
         if fingerprint in self.tokens.expelled:
             return "this process was expelled from the run, and may not come back"
-        if returns and self._has_member(key):
-            return ""
         flaw = self.tokens.flaw(number, fingerprint)
-        if not flaw:
-            self.tokens = self.tokens.spend(number, fingerprint)
-        return flaw
+        if not flaw or isinstance(message, msg.Register):
+            return flaw
+        known = [peer.id for peer in self._peers if peer.member.key == key]
+        if isinstance(message, msg.Return):
+            return "" if message.peer in known else flaw
+        return "" if known or key == self._own_key else flaw
+
+    def spend(self, connection: int) -> None:
+        """Spend the ticket of a connection, if it has one."""
+        key, number = self._connections.keys[connection], self._connections.tokens[connection]
+        self.tokens = self.tokens.spend(number, fingerprint_of(key))
 
     def expelled(self) -> Expel | None:
         """Return the removal of the peers that a person has expelled; None: there are none."""
         listed = self.tokens.expelled
         found = [
-            peer.id
-            for peer in self._membership.peers.values()
-            if listed and fingerprint_of(peer.member.key) in listed
+            peer.id for peer in self._peers if listed and fingerprint_of(peer.member.key) in listed
         ]
         reason = "a person expelled it (pccl expel)"
         return Expel(tuple(found), RemovalCause.EXPELLED, reason) if found else None
 
     def needed(self, tokens: Tokens | None = None) -> Tokens:
-        """Return ``tokens``, by default those of the run, without those that nobody needs."""
+        """Return ``tokens``, by default those of the run, as they should be stored."""
         tokens = tokens or self.tokens
-        if self._returning is not None:
+        if not self._has_run:
             return tokens
-        return tokens.without_unneeded({peer.token for peer in self._membership.peers.values()})
+        owners: dict[int, list[bytes]] = {}
+        for peer in self._peers:
+            owners.setdefault(peer.token, []).append(fingerprint_of(peer.member.key))
+        return tokens.used_by(owners)
 
-    def _has_member(self, key: bytes) -> bool:
-        returning = {} if self._returning is None else self._returning.keys or {}
-        return key in returning.values() or any(
-            peer.member.key == key for peer in self._membership.peers.values()
-        )
+    @property
+    def _peers(self) -> Iterable[RegisteredPeer]:
+        return self._membership.peers.values()

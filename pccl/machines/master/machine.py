@@ -122,7 +122,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
-        self.admission = Admission(tokens, who, self.connections)
+        self.admission = Admission(tokens, signer.key, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
             self.ratification, out,
@@ -136,7 +136,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.registration, self.ratification, out,
         )  # fmt: skip
         self.inquiries = Inquiries(who, self.connections, self.succession, out)
-        self.admission.note(self.succession.vouched if self.recovering else None)
+        self.admission.note(has_run=self.succession.shows_run)
 
     # -- what others may ask -------------------------------------------------------------------
 
@@ -264,15 +264,17 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case ProcessInspected():
                 self.inquiries.inspected(event)
         self.succession.settle()
-        self.admission.note(self.succession.vouched if self.recovering else None)
+        self.admission.note(has_run=self.succession.shows_run)
 
     def _on_strangers_message(self, connection: int, message: msg.Message) -> None:
         """Handle a message on a connection without a registered peer."""
         is_known = self.succession.knows(connection)
         if self.inquiries.waits_on(connection):
-            raise RemoteProtocolError(
-                reason="an EvidenceRequest must be the only message of its sender"
-            )
+            reason = "an EvidenceRequest must be the only message of its sender"
+            raise RemoteProtocolError(reason=reason)
+        if not is_known and (flaw := self.admission.flaw(connection, message)):
+            self.connections.refuse(connection, flaw)
+            return
         match message:
             case msg.RunQuery() if not is_known:
                 answer = self.succession.run_is(message)
@@ -369,9 +371,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if is_known:
             raise RemoteProtocolError(reason="the peer sent Return after Register or Return")
         check_return(header)
-        if flaw := self.admission.claim(connection, returns=True):
-            self.connections.refuse(connection, flaw)
-            return
+        self.admission.spend(connection)
         if not self.recovering and header.run == self.run:
             had_master = self.succession.had_master
             self.registration.return_late(connection, header, had_master=had_master)

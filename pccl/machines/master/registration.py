@@ -64,8 +64,6 @@ class Registration:
         self._ratification = ratification
         self._outbox = outbox
         self._admission = admission
-        self.last_peer = PeerId(0)
-        """The highest id that is used or skipped."""
         self.first_ns: int | None = None
         """When the first newcomer registered; None before that."""
 
@@ -76,17 +74,19 @@ class Registration:
         flaw = registration_flaw(message)
         if not flaw and not self._make_room(connection):
             flaw = f"the run has {PEERS_MAX} peers, the maximum"
-        if flaw := flaw or self._admission.claim(connection):
+        if flaw := flaw or self._admission.flaw(connection, message):
             self._connections.refuse(connection, flaw)
             return
-        self.last_peer = PeerId(self.last_peer + 1)
+        self._admission.spend(connection)
+        self._remove_earlier(self._connections.keys[connection])
+        self.membership.newest_peer = newest = PeerId(self.membership.newest_peer + 1)
         seen, now_ns = self._connections.hosts[connection], self._outbox.now_ns
         host = dialled_at(message.host, seen)
         peer = RegisteredPeer(
-            id=self.last_peer,
+            id=newest,
             group=message.group,
             member=Member(
-                self.last_peer,
+                newest,
                 host,
                 message.port,
                 message.machine,
@@ -113,6 +113,11 @@ class Registration:
         self._outbox.announce("registered", peer, f"from {host}:{message.port}")
         self._links.test_addresses(peer)
         self._rounds.admit_into_empty_run()
+
+    def _remove_earlier(self, key: bytes) -> None:
+        """Remove the peer with this key, because its process has begun anew: a key has one peer."""
+        for peer in [one for one in self.membership.peers.values() if one.member.key == key]:
+            self._removals.remove(peer, RemovalCause.CONTROL_LOST, "its process registered anew")
 
     def _make_room(self, connection: int) -> bool:
         """Remove a newcomer if too many are pending; return whether one more may register."""
@@ -193,7 +198,7 @@ class Registration:
             return
         # An earlier master may have given out the id, unknown to every returning member. Each
         # master jumped ahead at random, and this one not always the furthest.
-        may_have_id = had_master and header.peer <= self.last_peer + ID_JUMP_MAX
+        may_have_id = had_master and header.peer <= self.membership.newest_peer + ID_JUMP_MAX
         if header.peer in self._removals.recent or header.roster_version or not may_have_id:
             self._removals.turn_away(connection, header.peer, header.registration.group)
         elif not self._make_room(connection):
@@ -204,10 +209,11 @@ class Registration:
     def _readmit(self, connection: int, header: msg.Return) -> None:
         """Register a newcomer that an earlier master registered, and that no report has named."""
         host, key = self._connections.hosts[connection], self._connections.keys[connection]
-        peer = revive(header, host, key, connection, None, self._outbox.now_ns)
-        self.last_peer = max(self.last_peer, peer.id)  # no other peer gets this id
-        self.membership.peers[peer.id] = peer
-        self.membership.sort_peers()
+        self._remove_earlier(key)
+        token = self._connections.tokens[connection]
+        peer = revive(header, host, key, token, connection, None, self._outbox.now_ns)
+        if self.membership.readmit(peer):
+            self._finals.tell_rosters(self.membership.members())
         self._connections.bind(connection, peer)
         self.welcome_back(peer, 0)
         self._links.comes(peer)
@@ -218,7 +224,6 @@ class Registration:
         assert not self._connections.peers, "a peer is registered already"
         # After two restarts in a row, no peer may report which ones the first master registered.
         jump = TERM_GAP + int.from_bytes(self.random_bytes(ID_JUMP_BYTES))
-        self.last_peer = PeerId(recovered.last_peer + jump)
         peers = revive_all(recovered, self._outbox.now_ns)
         self.membership.restore(
             self._incarnation.term,
@@ -228,6 +233,8 @@ class Registration:
             updates=recovered.counts[RoundKind.UPDATE_TOPOLOGY],
             shared=not self._ratification.is_sole,
         )
+        # The rosters so far do not say that newcomers who will return have left.
+        self.membership.newest_peer = PeerId(recovered.last_peer + jump)
         for peer in peers:
             if peer.connection is not None:
                 self._connections.bind(peer.connection, peer)

@@ -184,6 +184,8 @@ def _newcomers(
                 _ms(now_ns - peer.heard_ns),
                 _ms(now_ns - peer.registered_ns),
                 shortened(waits_for, TEXT_CHARACTERS_MAX),
+                peer.token,
+                fingerprint_of(peer.member.key),
             )
         )
     return tuple(found)

@@ -6,14 +6,17 @@ one, so a run never becomes open.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 REUSABLE_MAX = 2
 """How many reusable tokens are valid at a time: a rotated one stays until the next rotation."""
 
 TOKENS_MAX = 1024
-"""How many tokens a run keeps, with tickets and with revoked ones that members still need."""
+"""How many reusable tokens a run keeps, with revoked ones that members still need."""
+
+TICKETS_MAX = 4096
+"""How many tickets a run keeps. Spent ones stay, so that their processes can join again."""
 
 EXPELLED_MAX = 4096
 
@@ -27,24 +30,29 @@ class Token:
         secret: what the owner proves to know.
         made_s: when it was made, in seconds since the epoch.
         is_ticket: whether only one process may join with it.
-        spent_by: fingerprint of the process that has joined with this ticket; empty: none has.
-        revoked: whether only members that have joined with it may still use it.
+        revoked: whether only processes that have joined with it may still use it.
+        owners: fingerprints of the processes that have joined with a ticket or a revoked token.
     """
 
     number: int
     secret: bytes = field(repr=False)
     made_s: int = 0
     is_ticket: bool = False
-    spent_by: bytes = b""
     revoked: bool = False
+    owners: tuple[bytes, ...] = ()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a process has joined with this ticket."""
+        return self.is_ticket and bool(self.owners)
 
     def flaw_for(self, fingerprint: bytes) -> str:
         """Return why the owner of a key may not join with this token; empty: it may."""
+        if fingerprint in self.owners:
+            return ""
         if self.revoked:
             return "its token was revoked; ask the operator of the master for a new one"
-        if self.spent_by not in (b"", fingerprint):
-            return "its ticket is spent: another process has joined with it"
-        return ""
+        return "its ticket is spent: another process has joined with it" if self.is_spent else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +75,7 @@ class Tokens:
 
     def reusable(self) -> list[Token]:
         """Return the valid reusable tokens, the oldest first."""
-        valid = (token for token in self.known if not token.is_ticket and not token.revoked)
-        return sorted(valid, key=lambda token: (token.made_s, token.number))
+        return [token for token in self.known if not token.is_ticket and not token.revoked]
 
     def newest(self) -> Token | None:
         """Return the newest valid reusable token; None: the run is open."""
@@ -89,7 +96,7 @@ class Tokens:
         If two reusable tokens are valid, a further reusable one revokes the oldest.
 
         Raises:
-            ValueError: the run has ``TOKENS_MAX`` tokens.
+            ValueError: the run has ``TOKENS_MAX`` tokens, or ``TICKETS_MAX`` tickets.
         """
         number = self.last_number + 1
         made = Token(number, secret, made_s, is_ticket)
@@ -126,16 +133,16 @@ class Tokens:
     def spend(self, number: int, fingerprint: bytes) -> Tokens:
         """Record that the owner of a key has joined with a token, if this is a ticket."""
         token = self.get(number)
-        if token is None or not token.is_ticket or token.spent_by:
+        if token is None or not token.is_ticket or token.revoked or token.owners:
             return self
-        return self._put(replace(token, spent_by=fingerprint))
+        return self._put(replace(token, owners=(fingerprint,)))
 
     def spend_like(self, other: Tokens) -> Tokens:
         """Record as spent what ``other`` knows to be spent."""
         merged = self
         for token in other.known:
-            if token.spent_by:
-                merged = merged.spend(token.number, token.spent_by)
+            if token.is_spent:
+                merged = merged.spend(token.number, token.owners[0])
         return merged
 
     def expel(self, fingerprint: bytes) -> Tokens:
@@ -150,26 +157,28 @@ class Tokens:
             raise ValueError(f"the run has expelled {EXPELLED_MAX} processes; start a new run")
         return replace(self, expelled=(*self.expelled, fingerprint))
 
-    def without_unneeded(self, used: Collection[int]) -> Tokens:
-        """Forget revoked tokens and spent tickets with which no member has joined.
+    def used_by(self, owners: Mapping[int, Collection[bytes]]) -> Tokens:
+        """Record who uses revoked tokens; forget those that nobody uses.
 
         A revoked plain secret stays, so that a restarted master that is given it knows that.
 
         Args:
-            used: numbers of the tokens with which the present peers have joined.
+            owners: by number: fingerprints of the present peers that have joined with a token.
         """
-        return replace(
-            self,
-            known=tuple(
-                token
-                for token in self.known
-                if not (token.revoked or token.spent_by) or token.number in {0, *used}
-            ),
-        )
+        known: list[Token] = []
+        for token in self.known:
+            users = tuple(sorted(owners.get(token.number, ())))
+            if not token.revoked:
+                known.append(token)
+            elif users or not token.number:
+                known.append(replace(token, owners=users))
+        return replace(self, known=tuple(known))
 
     def _add(self, token: Token) -> Tokens:
-        if len(self.known) >= TOKENS_MAX:
-            raise ValueError(f"the run has {TOKENS_MAX} tokens; start a new run")
+        alike = sum(one.is_ticket is token.is_ticket for one in self.known)
+        if alike >= (TICKETS_MAX if token.is_ticket else TOKENS_MAX):
+            what = "tickets" if token.is_ticket else "tokens"
+            raise ValueError(f"the run has {alike} {what}; revoke some: pccl token revoke NUMBER")
         return replace(self, known=(*self.known, token))
 
     def _revoke_oldest(self) -> Tokens:

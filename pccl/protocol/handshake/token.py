@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pccl.protocol.handshake.keys import FINGERPRINT_BYTES
 
 TOKEN_SECRET_BYTES = 32
-PREFIX = b"pccl1."
+TOKEN_PREFIX = b"pccl1."
 _NUMBER_BYTES = 8
 _LENGTHS = (FINGERPRINT_BYTES, _NUMBER_BYTES, TOKEN_SECRET_BYTES)
 NUMBER_MAX = 2 ** (8 * _NUMBER_BYTES) - 1
@@ -38,7 +38,7 @@ class RunToken:
         """Return the text of a token with a fingerprint."""
         parts = (self.fingerprint, self.number.to_bytes(_NUMBER_BYTES), self.secret)
         assert tuple(map(len, parts)) == _LENGTHS
-        return PREFIX.decode() + ".".join(_encoded(part).decode() for part in parts)
+        return TOKEN_PREFIX.decode() + ".".join(_encoded(part).decode() for part in parts)
 
 
 def parse_token(text: bytes) -> RunToken:
@@ -47,9 +47,9 @@ def parse_token(text: bytes) -> RunToken:
     Raises:
         ValueError: the text begins like that of a numbered token, and the rest is malformed.
     """
-    if not text.startswith(PREFIX):
+    if not text.startswith(TOKEN_PREFIX):
         return RunToken(text)
-    encoded = text[len(PREFIX) :].split(b".", len(_LENGTHS))
+    encoded = text[len(TOKEN_PREFIX) :].split(b".", len(_LENGTHS))
     parts = [_decoded(part) for part in encoded]
     number = int.from_bytes(parts[1]) if len(parts) == len(_LENGTHS) else 0
     if tuple(map(len, parts)) != _LENGTHS or number == 0:

@@ -26,7 +26,6 @@ from pccl.protocol.handshake.keys import (
     Curves,
     Secrets,
     Signer,
-    any_owner,
     derive_token_key,
 )
 from pccl.protocol.handshake.opening import (
@@ -123,7 +122,6 @@ class Credentials:
         self._encrypts = encrypts
         self._tokens: Mapping[int, bytes] = {}
         self._own: RunToken | None = None
-        self._accepts: Callable[[int, bytes], bool] = any_owner
         if token is not None:
             self._own = parse_token(token)
             self._tokens = {self._own.number: derive_token_key(self._own.secret)}
@@ -132,27 +130,21 @@ class Credentials:
         self.signer: Signer = curves.signer(secret or random_bytes(SECRET_BYTES))
         """The key of this process."""
 
-    def accept_tokens(
-        self,
-        secrets: Mapping[int, bytes],
-        own: RunToken | None,
-        accepts: Callable[[int, bytes], bool],
-    ) -> None:
+    def accept_tokens(self, secrets: Mapping[int, bytes], own: RunToken | None) -> None:
         """Set the tokens that a master accepts, instead of the one that this process knows.
 
         Args:
             secrets: secrets of the tokens by number; empty: any process may connect.
             own: what this process proves to another master of the run; None: nothing.
-            accepts: whether the owner of a key may use the token with this number.
         """
         self._tokens = {number: derive_token_key(secret) for number, secret in secrets.items()}
-        self._own, self._accepts = own, accepts
+        self._own = own
 
     def _secrets(self, connection: Connection, tokens: Mapping[int, bytes]) -> Secrets:
         share = self._random_bytes(SECRET_BYTES)
         flags = ENCRYPTS if self._encrypts(connection) else 0
         flags |= HAS_AES if processor_has_aes() else 0
-        return Secrets(self._curves, self.signer, share, tokens, flags, self._accepts)
+        return Secrets(self._curves, self.signer, share, tokens, flags)
 
     def dial(self, connection: Connection, opening: Opening, expects: bytes = b"") -> Handshake:
         """Return a handshake for the side that has dialled.

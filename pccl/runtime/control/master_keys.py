@@ -8,8 +8,7 @@ from pccl.machines.master.events import TokensChanged
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.tokens import OPEN, Tokens
 from pccl.protocol.errors import LocalProtocolError
-from pccl.protocol.handshake.keys import fingerprint_of
-from pccl.protocol.handshake.token import RunToken, parse_token
+from pccl.protocol.handshake.token import parse_token
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials
@@ -35,14 +34,18 @@ class MasterKeys:
         self._looked_ns = 0
         self._kept: Tokens | None = None
         """The tokens of the machine when this object wrote them last."""
-        self._trouble = ""
-        """Error of the last attempt to use the file; empty if it succeeded."""
+        self._troubles: dict[str, str] = {}
+        """What could not be done with the file at the last attempt -> why."""
         given = None if token is None else parse_token(token)
 
         def with_given(tokens: Tokens) -> Tokens:
             if given is None or given.number:
                 return tokens
-            return tokens.with_plain(given.secret, 0)
+            after = tokens.with_plain(given.secret, 0)
+            for old in tokens.reusable():
+                if old.number and old not in after.reusable():
+                    _log.warning("token %d is revoked: two are valid at a time", old.number)
+            return after
 
         if file is not None:
             file.update(with_given)
@@ -50,14 +53,20 @@ class MasterKeys:
         else:
             self.known = RunKeys(secret, with_given(OPEN))
         """The keys as the file has them."""
-        if given is not None and given.number:
-            token_there = self.known.tokens.get(given.number)
-            if token_there is None or self.known.token_of(token_there) != given:
-                raise LocalProtocolError(
-                    func="master",
-                    reason="the token is of another run: unset PCCL_TOKEN here, or for a standby "
-                    "or another start of that run's master, give its file with --keys",
-                )
+        if given is None:
+            return
+        same = self.known.tokens.get(given.number)
+        if same is None or self.known.token_of(same) != given:
+            raise LocalProtocolError(
+                func="master",
+                reason="the token is of another run: unset PCCL_TOKEN here, or for a standby "
+                "or another start of that run's master, give its file with --keys",
+            )
+        if same.revoked:
+            _log.warning(
+                "the token that this master was given is revoked, and lets no process join; "
+                "`pccl token make` or `pccl token rotate` prints another one"
+            )
 
     @property
     def is_open(self) -> bool:
@@ -68,13 +77,9 @@ class MasterKeys:
         """Let handshakes use the tokens that the run has now."""
         tokens = self.known.tokens
         newest = tokens.newest()
-        own = None if newest is None else RunToken(newest.secret, newest.number)
-        if own is not None and own.number and self._file is not None:
-            # A plain secret names no run: the master that a standby asks may have another key.
-            fingerprint = fingerprint_of(credentials.signer.key)
-            own = RunToken(own.secret, own.number, fingerprint)
+        own = None if newest is None else self.known.token_of(newest)
         secrets = {token.number: token.secret for token in tokens.known}
-        credentials.accept_tokens(secrets, own, machine.admission.accepts)
+        credentials.accept_tokens(secrets, own)
 
     def look(self, clock: Clock, machine: MasterMachine) -> TokensChanged | None:
         """Once a second, return the tokens if a command has changed them."""
@@ -85,16 +90,14 @@ class MasterKeys:
         self._kept = None  # members may have left since, and a failed write is repeated
         changed: TokensChanged | None = None
         try:
+            self._file.make(self.known.secret, machine.admission.tokens)  # if it was deleted
             if self._file.has_changed():
-                known = self._file.read()
-                if known.secret != self.known.secret:
-                    raise LocalProtocolError(reason=f"{self._file.path} has another run's key")
-                self.known = known
+                self.known = known = self._file.read()
                 changed = TokensChanged(known.tokens.spend_like(machine.admission.tokens))
         except LocalProtocolError as error:
-            self._complain(error)
+            self._complain("read", error)
         else:
-            self._trouble = ""
+            self._troubles.pop("read", None)
         return changed
 
     def keep(self, machine: MasterMachine) -> None:
@@ -113,9 +116,11 @@ class MasterKeys:
                 lambda tokens: admission.needed(tokens.spend_like(admission.tokens)), waits=False
             )
         except LocalProtocolError as error:
-            self._complain(error)
+            self._complain("written", error)
+        else:
+            self._troubles.pop("written", None)
 
-    def _complain(self, error: LocalProtocolError) -> None:
-        if error.reason != self._trouble:
-            _log.warning("the tokens of this run stay as they are: %s", error.reason)
-        self._trouble = error.reason
+    def _complain(self, what: str, error: LocalProtocolError) -> None:
+        if self._troubles.get(what) != error.reason:
+            _log.warning("the tokens of this run cannot be %s: %s", what, error.reason)
+        self._troubles[what] = error.reason

@@ -229,7 +229,8 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    roster = [7, 2, 1, [[1, "h", 9, 5, "alice", b"key"]], [1], 1, 1, 1, 1, 2, [[[4096, 2]], 3, 1]]
+    members, algorithms = [[1, "h", 9, 5, "alice", b"key"]], [[[4096, 2]], 3, 1]
+    roster = [7, 2, 1, members, [1], 1, 1, 1, 1, 2, algorithms, 9, [4, 9]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1, True, 5, "alice"]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
@@ -312,7 +313,7 @@ def _fill_samples() -> None:
         StatusReport: [
             *(82, b"run", 1, 60000, 7),
             *(1, [[1, "alice", 0, 0, "h", 9, True, 5, None, "a barrier", *later]]),
-            *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company"]]),
+            *(1, [[2, "bob", 0, "h", 9, False, 5, 6, "company", 2, b"fingerprint"]]),
             *(1, [[0, 7, 1, [6, 7]]]),
             [[[1, 0], 5, 1, [1], 1]],
             *(1, [[op, "a barrier", True, 5, 4, 2, [1], 1, 0, 10]]),

@@ -50,7 +50,7 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("join host -- true", "'host' is not an address; write HOST:PORT"),
         ("join host:0 -- true", "'host:0' has port 0"),
         ("join host:1 --advertise :2-1 -- true", "':2-1' is not an address"),
-        ("join host:1 --token no/such/file -- true", "'no/such/file' does not exist"),
+        ("join host:1 --token no/such/file -- true", "cannot read 'no/such/file': No such file"),
         ("join host:1 --timeout 0 -- true", "0.0 is not in the range"),
         ("lunch", "No such command 'lunch'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -26,7 +27,7 @@ TOKEN: dict[str, Any] = {
     "secret": SECRET.hex(),
     "made_s": 5,
     "is_ticket": False,
-    "spent_by": "",
+    "owners": [],
     "revoked": False,
 }
 GOOD: dict[str, Any] = {
@@ -94,6 +95,53 @@ def test_writers_at_once_lose_nothing(file: KeysFile) -> None:
     assert [path.name for path in file.path.parent.iterdir()] == ["run.keys"]
 
 
+def test_drafts_of_killed_processes_are_removed(file: KeysFile) -> None:
+    folder = file.path.parent
+    draft, others = ".run.keys-123-0123abcd", [".run.keys-backup", "run.keys-123-0123abcd"]
+    for name in (draft, *others):
+        (folder / name).touch()
+    file.make(SECRET)
+    file.update(lambda tokens: tokens.make(SECRET, 0))
+    assert {path.name for path in folder.iterdir()} == {"run.keys", *others}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBUSY, "busy"), KeyboardInterrupt()])
+def test_no_draft_stays_if_the_file_cannot_be_replaced(
+    error: BaseException, file: KeysFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*paths: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises((LocalProtocolError, KeyboardInterrupt)) as raised:
+        file.update(lambda tokens: tokens.make(SECRET, 0))
+    assert [path.name for path in file.path.parent.iterdir()] == ["run.keys"]
+    assert file.read() == RunKeys(KEY, OPEN)
+    if isinstance(error, OSError):
+        assert "busy; mount the folder that holds it, not the file" in str(raised.value)
+
+
+def test_a_file_that_exists_needs_no_room_on_the_disk(
+    file: KeysFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    KeysFile(file.path).make(SECRET)
+    with pytest.raises(LocalProtocolError, match="no space left"):
+        KeysFile(file.path.parent / "other.keys").make(SECRET)
+    assert [path.name for path in file.path.parent.iterdir()] == ["run.keys"]
+
+
+def test_a_file_of_another_user(file: KeysFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = file.path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(LocalProtocolError, match=f"it belongs to user {owner}; run this command"):
+        file.read()
+
+
 def test_a_master_does_not_wait_for_who_changes_the_file(file: KeysFile) -> None:
     file.update(lambda tokens: tokens.make(SECRET, 5))
     before = file.read()
@@ -150,7 +198,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tokens": [TOKEN | {"number": -1}]}, "a token lacks a field"),
     ({"tokens": [TOKEN | {"number": 1.0}]}, "a token lacks a field"),
     ({"tokens": [TOKEN | {"secret": "aa"}]}, "wrong length"),
-    ({"tokens": [TOKEN | {"spent_by": "ab" * 16}]}, "spent that is no ticket"),
+    ({"tokens": [TOKEN | {"owners": ["ab" * 16]}]}, "too many owners"),
+    (
+        {"tokens": [TOKEN, TOKEN | {"number": 2, "is_ticket": True, "owners": ["ab" * 16] * 2}]},
+        "too many owners",
+    ),
+    ({"tokens": [TOKEN | {"owners": ["ab"]}]}, "wrong length"),
     ({"tokens": [TOKEN | {"revoked": True}]}, "no valid token"),
     ({"tokens": [TOKEN | {"number": 0, "is_ticket": True}]}, "a token lacks a field"),
     ({"tokens": [[]]}, "a token lacks a field"),
@@ -197,10 +250,23 @@ def test_tokens_name_the_run(tmp_path: Path) -> None:
     keys = file.read()
     assert token.fingerprint == fingerprint_of(CURVE25519.signer(keys.secret).key)
     assert token.number == 1
-    ticket, keys = make_token(file, is_ticket=True)
-    assert parse_token(ticket.encode()).number == 2
-    assert [one.is_ticket for one in keys.tokens.known] == [False, True]
+    ticket, revoked = make_token(file, is_ticket=True)
+    assert (parse_token(ticket.encode()).number, revoked) == (2, [])
+    assert [one.is_ticket for one in file.read().tokens.known] == [False, True]
     assert ensure_token(file) == text
+
+
+def test_only_a_rotation_revokes(tmp_path: Path) -> None:
+    file = KeysFile(tmp_path / "run.keys")
+    ensure_token(file)
+    assert make_token(file)[1] == []
+    before = file.read()
+    with pytest.raises(ValueError, match="2 tokens are valid already; `pccl token rotate`"):
+        make_token(file)
+    assert file.read() == before
+    assert make_token(file, revokes=True)[1] == [1]
+    assert make_token(file, is_ticket=True)[1] == []
+    assert [token.number for token in file.read().tokens.reusable()] == [2, 3]
 
 
 def test_an_open_run_gets_no_token(file: KeysFile) -> None:

@@ -51,7 +51,9 @@ class Client:
     async def _dial(self, host: str) -> None:
         network, loop = self._world.network, self._world.loop
         transport = network.hosts.get(host) or network.host(host)
-        credentials = Credentials(None, Random(1).randbytes, encrypts=in_the_clear)
+        self._world.clients += 1
+        random_bytes = Random(self._world.clients).randbytes
+        credentials = Credentials(None, random_bytes, encrypts=in_the_clear)
         self.key = credentials.signer.key
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
@@ -83,6 +85,7 @@ class World:
 
     def __init__(self, store: MasterStore | None = None) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
+        self.clients = 0
         self.network = SimNetwork(self.loop, Random(0), ragged=False)
         self.paused: dict[int, int] = {}
         """Connection -> until when the machine was told that it is paused."""

@@ -16,7 +16,7 @@ from pccl.runtime.master_store import DirectoryStore, Remembered
 
 FIRST = Remembered(b"the run of these", 1, b"master A")
 MEMBERS = Vouched(9, {PeerId(4): b"4" * KEY_BYTES, PeerId(1 << 33): b"33" * (KEY_BYTES // 2)})
-LATER = Remembered(b"the run of these", 7, b"master B", vouched=MEMBERS)
+LATER = Remembered(b"the run of these", 7, b"master B", False, MEMBERS, b"a fingerprint")
 
 
 def test_nothing_was_kept(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_names_no_directory_is_refused(name: str) -> None:
 def test_members_that_no_master_has_kept_are_refused(
     tmp_path: Path, version: int, proofs: object
 ) -> None:
-    fields = [4, FIRST.run, FIRST.term, FIRST.incumbent, True, version, proofs]
+    fields = [4, FIRST.run, FIRST.term, FIRST.incumbent, True, b"", version, proofs]
     (tmp_path / "master.state").write_bytes(msgpack.packb(fields))
     with pytest.raises(LocalProtocolError, match="the file holds no state of a master"):
         DirectoryStore(tmp_path).load()

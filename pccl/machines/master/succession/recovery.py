@@ -140,9 +140,9 @@ class Recovery:
         return self._newest_known
 
     def begins(
-        self, connection: int, host: str, key: bytes, header: msg.Return, now_ns: int
+        self, connection: int, host: str, key: bytes, token: int, header: msg.Return, now_ns: int
     ) -> list[int]:
-        """Begin the report of a returning peer, which has proven ``key``.
+        """Begin the report of a returning peer, which has proven ``key`` and a token.
 
         Returns:
             Connections to close: an older one of this peer, or that of a report dropped for it.
@@ -172,7 +172,7 @@ class Recovery:
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
-        report = Report(header, host, key, connection, nbytes=nbytes, own_nbytes=nbytes)
+        report = Report(header, host, key, token, connection, nbytes=nbytes, own_nbytes=nbytes)
         self._reports[header.peer] = self._by_connection[connection] = report
         if header.peer in named:
             self._named[header.peer] = report

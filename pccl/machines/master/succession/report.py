@@ -35,6 +35,8 @@ class Report:
     """The host from which the peer returned."""
     key: bytes
     """The public key that the peer has proven."""
+    token: int
+    """The number of the token that the peer has proven."""
     connection: int | None
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])

@@ -157,9 +157,8 @@ class Succession:
         if self._origin is not Origin.BLANK:
             return False
         first_ns = self._registration.first_ns
-        return first_ns is None or self._outbox.now_ns - first_ns < self._timing.ns(
-            self._timing.recovery_s
-        )
+        young_ns = self._timing.ns(self._timing.recovery_s)
+        return first_ns is None or self._outbox.now_ns - first_ns < young_ns
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -212,7 +211,8 @@ class Succession:
             self._connections.refuse(connection, _ANOTHER_RUN)
         else:
             host, key = self._connections.hosts[connection], self._connections.keys[connection]
-            for closed in recovery.begins(connection, host, key, header, self._outbox.now_ns):
+            token, now_ns = self._connections.tokens[connection], self._outbox.now_ns
+            for closed in recovery.begins(connection, host, key, token, header, now_ns):
                 self._connections.close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:
@@ -339,9 +339,9 @@ class Succession:
             self._outbox.add(Remember(run, term, incumbent, coordinated=False, vouched=vouched))
 
     def master_unanswered(self, master: int, reason: str) -> None:
-        """Record that a master did not answer; warn of a new reason if the run is unknown."""
-        if self._watch.failed(master, reason) and self._is_idle and self._watch.run is None:
-            self._outbox.add(Warn(self._watch.waits_for()))
+        """Record that a master did not answer; warn of a new reason."""
+        if self._watch.failed(master, reason) and self._is_idle:
+            self._outbox.add(Warn(self._watch.waits_for() or f"this standby's question: {reason}"))
 
     # -- time ----------------------------------------------------------------------------------
 

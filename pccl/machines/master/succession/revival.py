@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.machines.master.succession.recovered import Recovered
+from pccl.machines.master.succession.report import Report
 from pccl.machines.reachability import dialled_at
 from pccl.protocol import messages as msg
 from pccl.protocol.types import Member, PeerId
@@ -13,6 +14,7 @@ def revive(
     header: msg.Return,
     host: str,
     key: bytes,
+    token: int,
     connection: int | None,
     member: Member | None,
     now_ns: int,
@@ -23,6 +25,7 @@ def revive(
         header: the peer's first message.
         host: the host from which the peer returned.
         key: the key that the peer has proven.
+        token: number of the token that the peer has proven.
         connection: the peer's connection; None if it is closed already.
         member: the peer as a roster names it; None for a newcomer.
         now_ns: current time.
@@ -36,7 +39,7 @@ def revive(
         header.peer, registration.group, member or seen_as,
         min_peers=registration.min_peers, masters=registration.masters,
         prefetching=registration.prefetches,
-        admitted=member is not None, connection=connection,
+        admitted=member is not None, connection=connection, token=token,
         control_lost_ns=None if connection is not None else now_ns,
         heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
     )  # fmt: skip
@@ -48,15 +51,22 @@ def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
     peers: list[RegisteredPeer] = []
     for peer, (group, member) in recovered.members.items():
         report = returned.get(peer)
-        if report is not None:
-            known = revive(
-                report.header, report.host, report.key, report.connection, member, now_ns
-            )
+        if report is None:
+            peers.append(_absent(peer, group, member, now_ns))
         else:
-            known = _absent(peer, group, member, now_ns)
-        peers.append(known)
-    newcomers = recovered.newcomers
-    return peers + [revive(r.header, r.host, r.key, r.connection, None, now_ns) for r in newcomers]
+            peers.append(_present(report, member, now_ns))
+    known = {peer.member.key for peer in peers}
+    for report in recovered.newcomers:
+        if report.key not in known:  # a key has one peer
+            known.add(report.key)
+            peers.append(_present(report, None, now_ns))
+    return peers
+
+
+def _present(report: Report, member: Member | None, now_ns: int) -> RegisteredPeer:
+    return revive(
+        report.header, report.host, report.key, report.token, report.connection, member, now_ns
+    )
 
 
 def _absent(peer: PeerId, group: int, member: Member, now_ns: int) -> RegisteredPeer:

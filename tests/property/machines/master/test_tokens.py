@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.machines.master import tokens as module
-from pccl.machines.master.tokens import EXPELLED_MAX, OPEN, REUSABLE_MAX, TOKENS_MAX, Tokens
+from pccl.machines.master.tokens import (
+    EXPELLED_MAX,
+    OPEN,
+    REUSABLE_MAX,
+    TICKETS_MAX,
+    TOKENS_MAX,
+    Tokens,
+)
 
 SECRET = b"s" * 32
 KEYS = [bytes([who]) * 16 for who in range(3)]
@@ -20,8 +27,10 @@ _PLAIN = st.tuples(st.just("plain"), st.sampled_from([b"one", b"two"]))
 _REVOKE = st.tuples(st.just("revoke"), st.integers(0, 6))
 _SPEND = st.tuples(st.just("spend"), st.tuples(st.integers(0, 6), st.sampled_from(KEYS)))
 _EXPEL = st.tuples(st.just("expel"), st.sampled_from(KEYS))
-_FORGET = st.tuples(st.just("forget"), st.frozensets(st.integers(0, 6)))
-STEPS = st.lists(st.one_of(_MAKE, _PLAIN, _REVOKE, _SPEND, _EXPEL, _FORGET), max_size=20)
+_USE = st.tuples(
+    st.just("use"), st.dictionaries(st.integers(0, 6), st.lists(st.sampled_from(KEYS), max_size=2))
+)
+STEPS = st.lists(st.one_of(_MAKE, _PLAIN, _REVOKE, _SPEND, _EXPEL, _USE), max_size=20)
 
 
 def after(tokens: Tokens, step: tuple[str, Any], now_s: int) -> Tokens:
@@ -40,8 +49,9 @@ def after(tokens: Tokens, step: tuple[str, Any], now_s: int) -> Tokens:
             return tokens.spend(number, key)
         case ("expel", bytes(key)):
             return tokens.expel(key)
-        case ("forget", used):
-            return tokens.without_unneeded(used)
+        case ("use", owners):
+            tickets = {token.number: token.owners for token in tokens.known if token.is_spent}
+            return tokens.used_by({**owners, **{n: o for n, o in tickets.items() if n in owners}})
         case _:
             raise AssertionError(step)
 
@@ -60,16 +70,19 @@ def test_what_always_holds(steps: list[tuple[str, Any]]) -> None:
         for token in tokens.known:
             if token.number in revoked:
                 assert token.revoked
-            assert spent.get(token.number, token.spent_by) == token.spent_by
-            if token.spent_by:
-                assert token.is_ticket
-                spent[token.number] = token.spent_by
+            if token.is_spent:
+                (spender,) = token.owners
+                assert spent.setdefault(token.number, spender) == spender
+            elif token.owners:
+                assert token.revoked
             if token.revoked and token.number:  # another plain secret may take the place of one
                 revoked.add(token.number)
         for number in range(7):
+            found = tokens.get(number)
+            owners = () if found is None else found.owners
             for key in KEYS:
                 if number in revoked or spent.get(number, key) != key:
-                    assert tokens.flaw(number, key)
+                    assert bool(tokens.flaw(number, key)) is (key not in owners)
         if step[0] == "expel":
             assert step[1] in tokens.expelled
 
@@ -104,7 +117,7 @@ def test_an_open_run_asks_for_nothing() -> None:
 
 
 def test_a_plain_secret_that_was_revoked_stays_revoked() -> None:
-    tokens = OPEN.with_plain(b"plain", 0).make(SECRET, 1).revoke(0).without_unneeded(())
+    tokens = OPEN.with_plain(b"plain", 0).make(SECRET, 1).revoke(0).used_by({})
     again = tokens.with_plain(b"plain", 2)
     assert again is tokens
     assert "revoked" in again.flaw(0, KEYS[0])
@@ -113,17 +126,32 @@ def test_a_plain_secret_that_was_revoked_stays_revoked() -> None:
 
 def test_members_need_revoked_tokens() -> None:
     tokens = OPEN.make(SECRET, 0).make(SECRET, 1).revoke(1)
-    assert tokens.without_unneeded({1}) == tokens
-    assert [token.number for token in tokens.without_unneeded(()).known] == [2]
+    used = tokens.used_by({1: [KEYS[0]], 2: [KEYS[1]]})
+    assert [token.owners for token in used.known] == [(KEYS[0],), ()]
+    assert not used.flaw(1, KEYS[0])
+    assert "revoked" in used.flaw(1, KEYS[1])
+    assert [token.number for token in used.used_by({}).known] == [2]
+
+
+def test_the_order_of_tokens_is_that_in_which_they_were_made() -> None:
+    """Whatever the clock of the machine says."""
+    tokens = OPEN.make(SECRET, 90).make(SECRET, 90).make(SECRET, 5)
+    assert [token.number for token in tokens.reusable()] == [2, 3]
+    newest = tokens.newest()
+    assert newest is not None
+    assert newest.number == 3
 
 
 def test_there_are_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (TOKENS_MAX, EXPELLED_MAX) == (1024, 4096)
+    assert (TOKENS_MAX, TICKETS_MAX, EXPELLED_MAX) == (1024, 4096, 4096)
     monkeypatch.setattr(module, "TOKENS_MAX", 2)
+    monkeypatch.setattr(module, "TICKETS_MAX", 1)
     monkeypatch.setattr(module, "EXPELLED_MAX", 1)
     tokens = OPEN.make(SECRET, 0).make(SECRET, 0, is_ticket=True)
-    with pytest.raises(ValueError, match="has 2 tokens"):
+    with pytest.raises(ValueError, match="has 1 tickets; revoke some: pccl token revoke NUMBER"):
         tokens.make(SECRET, 0, is_ticket=True)
+    with pytest.raises(ValueError, match="has 2 tokens; revoke some"):
+        tokens.make(SECRET, 0).make(SECRET, 0)
     expelled = tokens.expel(KEYS[0])
     assert expelled.expel(KEYS[0]) is expelled
     with pytest.raises(ValueError, match="has expelled 1 processes"):

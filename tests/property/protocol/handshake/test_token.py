@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.protocol.handshake.token import NUMBER_MAX, PREFIX, RunToken, parse_token
+from pccl.protocol.handshake.token import NUMBER_MAX, TOKEN_PREFIX, RunToken, parse_token
 
 TOKENS = st.builds(
     RunToken,
@@ -30,7 +30,7 @@ def test_there_and_back(token: RunToken) -> None:
 @given(TOKENS, st.data())
 def test_a_changed_text_is_another_token_or_none(token: RunToken, data: st.DataObject) -> None:
     text = bytearray(token.text().encode())
-    at = data.draw(st.integers(len(PREFIX), len(text) - 1))
+    at = data.draw(st.integers(len(TOKEN_PREFIX), len(text) - 1))
     text[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != text[at]))
     with suppress(ValueError):
         assert parse_token(bytes(text)) != token
@@ -39,19 +39,19 @@ def test_a_changed_text_is_another_token_or_none(token: RunToken, data: st.DataO
 @given(TOKENS, st.data())
 def test_a_shorter_or_longer_text_is_none(token: RunToken, data: st.DataObject) -> None:
     text = token.text().encode()
-    cut = data.draw(st.integers(len(PREFIX), len(text) - 1))
-    for wrong in (text[:cut], text + b"A", text + b".", text + b"=", PREFIX + text):
+    cut = data.draw(st.integers(len(TOKEN_PREFIX), len(text) - 1))
+    for wrong in (text[:cut], text + b"A", text + b".", text + b"=", TOKEN_PREFIX + text):
         with pytest.raises(ValueError, match="malformed"):
             parse_token(wrong)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_plain_secret_or_refused(text: bytes) -> None:
-    for each in (text, PREFIX + text):
+    for each in (text, TOKEN_PREFIX + text):
         try:
             token = parse_token(each)
         except ValueError:
-            assert each.startswith(PREFIX)
+            assert each.startswith(TOKEN_PREFIX)
         else:
             assert token == RunToken(each) or token.text().encode() == each
 

@@ -114,6 +114,36 @@ def test_a_member_that_did_not_return_to_a_recovered_run_cannot_resume() -> None
     assert master.machine.membership.keys() == {1: key(1)}
 
 
+def test_rosters_tell_who_has_left() -> None:
+    """Those whom it names, and newcomers after it, have not."""
+    master = MasterStage().new(3)
+    for newcomer in (4, 5):
+        master.register(newcomer, min_peers=9)
+    master.hear(4, msg.Goodbye())
+    (_, one), _ = told(master.hear(2, msg.Goodbye()), msg.RosterChanged)
+    roster = one.roster
+    assert (roster.newest_peer, roster.pending) == (5, (5,))
+    assert [peer for peer in range(1, 9) if roster.has_left(PeerId(peer))] == [2, 4]
+
+
+def test_a_newcomer_that_returns_late_is_in_new_rosters() -> None:
+    """Members would take it for one that has left."""
+    master = MasterStage().restarted()
+    for peer in (1, 2, 3):
+        master.come(peer)
+    master.wait(5, 1, 2, 3)
+    first = master.machine.membership.roster(0)
+    assert not first.has_left(PeerId(50)), "it may return"
+    master.register(8, min_peers=9)
+    assert told(master.come(50, known=()), msg.RosterChanged) == []
+    (_, one), _ = told(master.hear(2, msg.Goodbye()), msg.RosterChanged)
+    newest = master.machine.membership.newest_peer
+    assert (one.roster.newest_peer, one.roster.pending) == (newest, (50, newest))
+    effects = master.come(51, known=())
+    (_, one), _ = told(effects, msg.RosterChanged)
+    assert one.roster.pending == (50, 51, newest)
+
+
 def test_a_closed_connection_proves_nothing_any_more() -> None:
     master = MasterStage().new(2)
     master.do(ConnectionClosed(2, "reset"))

@@ -92,7 +92,8 @@ def member(
 
 def newcomer(peer: int, group: int, waits_for: str) -> NewcomerStatus:
     where = (f"10.0.0.{peer}", 4000 + peer)
-    return NewcomerStatus(PeerId(peer), "", group, *where, True, 0, 3000, waits_for)
+    known = (0, fingerprint_of(key(peer)))
+    return NewcomerStatus(PeerId(peer), "", group, *where, True, 0, 3000, waits_for, *known)
 
 
 def test_an_empty_run() -> None:
@@ -356,7 +357,9 @@ def _largest_bytes() -> int:
     members = MemberStatus(
         peer, name, u32, u32, host, 65535, False, most, most, text, *paces, most, b"f" * 16
     )
-    newcomers = NewcomerStatus(peer, name, u32, host, 65535, False, most, most, text)
+    newcomers = NewcomerStatus(
+        peer, name, u32, host, 65535, False, most, most, text, most, b"f" * 16
+    )
     groups = GroupStatus(u32, most, u32, (most,) * status.VIEWS_SHOWN_MAX)
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)
     operations = OperationStatus(operation, text, False, most, most, u32, missing, u32, most, most)
