@@ -27,8 +27,8 @@ class Wiretap:
         """By connection: what its dialler has sent."""
         self.answered: list[bytearray] = []
         """By connection: what came back."""
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 

@@ -14,7 +14,7 @@ from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE
 from pccl.protocol.handshake.exchange import REFUSAL, HandshakeRefused
 from pccl.protocol.handshake.keys import fingerprint_of
-from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.opening import ENCRYPTS, OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import KEY_BYTES, NS_PER_S, PeerId
 from pccl.runtime.control.greeting import Credentials, Reception, anyone, introduce, opening_of
 from pccl.stress.sim.loop import VirtualLoop
@@ -388,13 +388,38 @@ def test_who_is_cancelled_takes_nothing_over() -> None:
     assert min(ends.values()) > 5
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_encrypted"),
+    [
+        ("127.0.0.1", "127.0.0.1", False),
+        ("127.0.0.1", "127.9.9.9", False),
+        ("::1", "::1", False),
+        ("127.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:10.0.0.1", "::1", True),
+        ("a name", "127.0.0.1", True),
+    ],
+)
+def test_what_may_leave_the_machine_is_encrypted(one: str, other: str, is_encrypted: bool) -> None:
+    """Nobody has to ask for it."""
+    for ends in ((one, other), (other, one)):
+        connection = StubConnection()
+        connection.local, connection.remote = (Address(host, 1) for host in ends)
+        handshake = Credentials(None, Random(1).randbytes).dial(
+            connection, Opening(Channel.CONTROL)
+        )
+        opening = Opening.decode(handshake.take_output())
+        assert bool(opening.flags & ENCRYPTS) is is_encrypted
+
+
 class StubConnection:
     """Takes everything and keeps its receiver, for bytes that come at a chosen moment."""
 
-    remote = local = Address("nowhere", 1)
     congestion = ""
 
     def __init__(self) -> None:
+        self.remote = self.local = Address("nowhere", 1)
         self.sent = bytearray()
         self.ended = False
         self.receiver: Receiver | None = None
