@@ -271,16 +271,16 @@ def test_any_messages_to_a_master(seed: int) -> None:
 def test_any_messages_to_a_master_with_members(seed: int) -> None:
     """Of strangers, newcomers and members; it answers only on connections that are open."""
     rng, master, last = Random(seed), MasterStage().new(3), 100
-    hosts = master.machine.connections.hosts
+    callers = master.machine.connections.callers
     for _ in range(rng.randrange(1, 60)):
-        if not hosts or rng.random() < 0.2:
+        if not callers or rng.random() < 0.2:
             connection = last = last + 1
             master.do(ConnectionOpened(connection, "10.0.0.9", key(rng.choice((1, 2, 3, 9)))))
             asked = msg.EvidenceRequest(PeerId(rng.randrange(5)), EvidenceKind.STATE)
             choices = (newcomer(rng), question(rng), [asked], [asked] * 2)
             words: list[msg.Message] = list(rng.choice(choices))
         else:
-            connection = rng.choice(list(hosts))
+            connection = rng.choice(list(callers))
             chosen = FROM_MEMBERS if rng.random() < 0.05 else LATER
             kinds = [kind for kind in chosen if allows(master, connection, kind)]
             words = [draw(rng, rng.choice(kinds or [msg.Register]))]
@@ -289,7 +289,7 @@ def test_any_messages_to_a_master_with_members(seed: int) -> None:
                 master.do(ConnectionClosed(connection, "the sender may send none now"))
                 break
             effects = answers(master, ConnectionMessage(connection, word))
-            if CloseConnection in map(type, effects) and connection not in hosts:
+            if CloseConnection in map(type, effects) and connection not in callers:
                 break
         if rng.random() < 0.3:
             master.sleep(rng.choice((0.25, 0.25, 3.0)))
@@ -303,7 +303,7 @@ def allows(master: MasterStage, connection: int, kind: type[msg.Message]) -> boo
 
 def answers(master: MasterStage, event: MasterEvent) -> list[MasterEffect]:
     """What the master does; what it sends can be sent, on connections that were open."""
-    opened = set(master.machine.connections.hosts)
+    opened = set(master.machine.connections.callers)
     effects = master.do(event)
     for effect in effects:
         if isinstance(effect, SendTo):

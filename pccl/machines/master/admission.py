@@ -39,22 +39,22 @@ class Admission:
 
         Members and standbys need no valid token for anything but to register.
         """
-        key, number = self._connections.keys[connection], self._connections.tokens[connection]
-        fingerprint = fingerprint_of(key)
+        caller = self._connections.callers[connection]
+        fingerprint = fingerprint_of(caller.key)
         if fingerprint in self.tokens.expelled:
             return "this process was expelled from the run, and may not come back"
-        flaw = self.tokens.flaw(number, fingerprint)
+        flaw = self.tokens.flaw(caller.token, fingerprint)
         if not flaw or isinstance(message, msg.Register):
             return flaw
-        known = [peer.id for peer in self._peers if peer.member.key == key]
+        known = [peer.id for peer in self._peers if peer.member.key == caller.key]
         if isinstance(message, msg.Return):
             return "" if message.peer in known else flaw
-        return "" if known or key == self._own_key else flaw
+        return "" if known or caller.key == self._own_key else flaw
 
     def spend(self, connection: int) -> None:
         """Spend the ticket of a connection, if it has one."""
-        key, number = self._connections.keys[connection], self._connections.tokens[connection]
-        self.tokens = self.tokens.spend(number, fingerprint_of(key))
+        caller = self._connections.callers[connection]
+        self.tokens = self.tokens.spend(caller.token, fingerprint_of(caller.key))
 
     def expelled(self) -> Expel | None:
         """Return the removal of the peers that a person has expelled; None: there are none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pccl.machines.master.events import Announce, CloseConnection, MasterEffect, SendTo
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.protocol import messages as msg
@@ -9,6 +11,21 @@ from pccl.protocol.types import RemovalCause
 
 ANSWERED, REMOVED = "the query is answered", "the peer is removed"
 """Reasons to close a connection that need no line in a log: another line says what matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The process at the other end of a connection.
+
+    Attributes:
+        host: the host from which it is connected.
+        key: the public key that it has proven.
+        token: the number of the token that it has proven.
+    """
+
+    host: str
+    key: bytes
+    token: int
 
 
 class Outbox:
@@ -40,44 +57,34 @@ class Connections:
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        self.hosts: dict[int, str] = {}
-        """Open connection -> the host from which it comes."""
-        self.keys: dict[int, bytes] = {}
-        """Open connection -> the public key that the process behind it has proven."""
-        self.tokens: dict[int, int] = {}
-        """Open connection -> the number of the token that the process behind it has proven."""
+        self.callers: dict[int, Caller] = {}
+        """By open connection: the process behind it."""
         self.peers: dict[int, RegisteredPeer] = {}
         """Connection -> the registered peer behind it."""
 
-    def opened(self, connection: int, host: str, key: bytes, token: int) -> None:
+    def opened(self, connection: int, caller: Caller) -> None:
         """Record a new connection."""
-        self.hosts[connection], self.keys[connection] = host, key
-        self.tokens[connection] = token
+        self.callers[connection] = caller
 
     def bind(self, connection: int, peer: RegisteredPeer) -> None:
         """Use this connection for a registered peer from now on, and close the peer's older one."""
-        assert connection in self.hosts, "a peer is bound to a closed connection"
+        assert connection in self.callers, "a peer is bound to a closed connection"
         if peer.connection not in (None, connection):
             self.close(peer.connection, "superseded")
-        peer.connection, peer.token = connection, self.tokens[connection]
+        peer.connection, peer.token = connection, self.callers[connection].token
         self.peers[connection] = peer
 
     def lost(self, connection: int) -> RegisteredPeer | None:
         """Forget a closed connection; return its peer, unless the peer uses a newer one."""
-        self._forget(connection)
+        self.callers.pop(connection, None)
         peer = self.peers.pop(connection, None)
         return peer if peer is not None and peer.connection == connection else None
 
     def close(self, connection: int, reason: str) -> None:
         """Close a connection; its peer may connect again."""
         self._outbox.add(CloseConnection(connection, reason))
-        self._forget(connection)
+        self.callers.pop(connection, None)
         self.peers.pop(connection, None)
-
-    def _forget(self, connection: int) -> None:
-        self.hosts.pop(connection, None)
-        self.keys.pop(connection, None)
-        self.tokens.pop(connection, None)
 
     def part_with(self, connection: int, message: msg.MasterMessage, reason: str) -> None:
         """Send a last message on a connection, and close it."""

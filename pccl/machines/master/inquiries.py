@@ -55,7 +55,7 @@ class Inquiries:
 
     def test_caller(self, connection: int, query: msg.AddressQuery) -> None:
         """Test the address of a process outside the run, or answer why not."""
-        seen = self._connections.hosts[connection]
+        seen = self._connections.callers[connection].host
         test = self._caller_tests.begin(connection, query, seen, self._outbox.now_ns)
         if isinstance(test, TryCaller):
             self._outbox.add(test)
@@ -69,8 +69,8 @@ class Inquiries:
 
     def _answer_caller(self, connection: int, reason: str, *, dialled: bool) -> None:
         """Answer an ``AddressQuery``, unless its sender has left."""
-        if connection in self._connections.hosts:
-            seen = self._connections.hosts[connection]
+        if connection in self._connections.callers:
+            seen = self._connections.callers[connection].host
             self._outbox.add(SendAddress(connection, seen, dialled, reason))
             self._connections.close(connection, ANSWERED)
 
@@ -160,7 +160,7 @@ class Inquiries:
             InvariantViolation: a connection has several questions, or is closed, or is a peer's.
         """
         asking = [inquiry.connection for inquiry in self._open.values()]
-        strangers = self._connections.hosts.keys() - self._connections.peers.keys()
+        strangers = self._connections.callers.keys() - self._connections.peers.keys()
         if len(set(asking)) < len(asking) or not strangers.issuperset(asking):
             raise InvariantViolation("a question has no connection of its own", history)
 
@@ -168,6 +168,6 @@ class Inquiries:
         self, connection: int, refusal: str, data: bytes = b"", *, silent: bool = False
     ) -> None:
         """Answer a question, if the connection is still open."""
-        if connection in self._connections.hosts:
+        if connection in self._connections.callers:
             report = msg.EvidenceReport(data, refusal, silent)
             self._connections.part_with(connection, report, ANSWERED)

@@ -24,7 +24,7 @@ from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.ballots.stalls import StallWatch
-from pccl.machines.master.connections import ANSWERED, Connections, Outbox
+from pccl.machines.master.connections import ANSWERED, Caller, Connections, Outbox
 from pccl.machines.master.credible import check_return
 from pccl.machines.master.events import (
     CloseConnection,
@@ -185,7 +185,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def trust_in(self, connection: int) -> Trust:
         """Return how far the master trusts a connection; this limits how much the master reads."""
-        if connection not in self.connections.hosts:
+        if connection not in self.connections.callers:
             return Trust.STRANGER  # the master has closed it
         peer = self.connections.peers.get(connection)
         if connection in self.succession.reporting:
@@ -230,7 +230,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.outbox.now_ns = self._now_ns
         match event:
             case ConnectionOpened(connection, host, key, token):
-                self.connections.opened(connection, host, key, token)
+                self.connections.opened(connection, Caller(host, key, token))
             case TokensChanged(tokens):
                 self.admission.tokens = tokens
                 if not self.recovering:
@@ -242,7 +242,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 try:
                     if peer is not None:
                         self._on_peers_message(peer, message)
-                    elif connection in self.connections.hosts:  # else the master has closed it
+                    elif connection in self.connections.callers:  # else the master has closed it
                         self._on_strangers_message(connection, message)
                 except RemoteProtocolError as error:
                     self._give_up(connection, error.reason)
@@ -443,7 +443,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         """Continue a recovered run: replay all reports, then remove the missing members."""
         if taken is None:
             return
-        recovered, hosts = taken.recovered, self.connections.hosts
+        recovered, callers = taken.recovered, self.connections.callers
         self.registration.restore(recovered)
         self.rounds.take_up(recovered.counts)
         self.ballots.take_up(recovered, self.finals.take_up(recovered))
@@ -463,17 +463,17 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             reason = "it did not come back to the restarted master"
             self.removals.expel(Expel(lost, RemovalCause.CONTROL_LOST, reason))
         for report in recovered.strangers:
-            if report.connection in hosts:
+            if report.connection in callers:
                 group = report.header.registration.group
                 self.removals.turn_away(report.connection, report.peer, group)
         for connection in taken.connections:
-            if connection in hosts and connection not in self.connections.peers:
+            if connection in callers and connection not in self.connections.peers:
                 reason = "the run continued before the peer's report was complete"
                 self.connections.close(connection, reason)
         self.removals.expel(self.admission.expelled())
         self.rounds.admit_into_empty_run()
         for connection, message in taken.waiting.items():
-            if connection in hosts:
+            if connection in callers:
                 self.registration.register(connection, message)
 
     def _replay(self, report: Report) -> None:

@@ -78,10 +78,10 @@ class Registration:
             self._connections.refuse(connection, flaw)
             return
         self._admission.spend(connection)
-        self._remove_earlier(self._connections.keys[connection])
+        caller = self._connections.callers[connection]
+        self._remove_earlier(caller.key)
         self.membership.newest_peer = newest = PeerId(self.membership.newest_peer + 1)
-        seen, now_ns = self._connections.hosts[connection], self._outbox.now_ns
-        host = dialled_at(message.host, seen)
+        now_ns, host = self._outbox.now_ns, dialled_at(message.host, caller.host)
         peer = RegisteredPeer(
             id=newest,
             group=message.group,
@@ -91,9 +91,9 @@ class Registration:
                 message.port,
                 message.machine,
                 message.name,
-                self._connections.keys[connection],
+                caller.key,
             ),
-            seen=seen,
+            seen=caller.host,
             min_peers=message.min_peers,
             masters=message.masters,
             prefetching=message.prefetches,
@@ -121,7 +121,7 @@ class Registration:
 
     def _make_room(self, connection: int) -> bool:
         """Remove a newcomer if too many are pending; return whether one more may register."""
-        crowded = self.membership.crowded_out(self._connections.hosts[connection])
+        crowded = self.membership.crowded_out(self._connections.callers[connection].host)
         if crowded is not None:
             why = f"{PENDING_MAX} newcomers are pending, and its address has the most of them"
             self._removals.remove(crowded, RemovalCause.CROWDED_OUT, why)
@@ -134,7 +134,7 @@ class Registration:
             RemoteProtocolError: the peer follows another master.
         """
         peer = self.membership.peers.get(message.peer)
-        key = self._connections.keys[connection]
+        key = self._connections.callers[connection].key
         if peer is None or peer.absent or peer.member.key != key:
             removal = self._removals.recent.get(message.peer)
             if removal is None:
@@ -208,10 +208,9 @@ class Registration:
 
     def _readmit(self, connection: int, header: msg.Return) -> None:
         """Register a newcomer that an earlier master registered, and that no report has named."""
-        host, key = self._connections.hosts[connection], self._connections.keys[connection]
-        self._remove_earlier(key)
-        token = self._connections.tokens[connection]
-        peer = revive(header, host, key, token, connection, None, self._outbox.now_ns)
+        caller = self._connections.callers[connection]
+        self._remove_earlier(caller.key)
+        peer = revive(header, caller, connection, None, self._outbox.now_ns)
         if self.membership.readmit(peer):
             self._finals.tell_rosters(self.membership.members())
         self._connections.bind(connection, peer)

@@ -11,6 +11,7 @@ Pure state: ``Succession`` passes the messages in, and closes connections.
 
 from __future__ import annotations
 
+from pccl.machines.master.connections import Caller
 from pccl.machines.master.credible import check_roster
 from pccl.machines.master.succession.footprint import footprint
 from pccl.machines.master.succession.majority import Basis
@@ -139,10 +140,8 @@ class Recovery:
                 self._newest_known = _newer(self._newest_known, report.newest)
         return self._newest_known
 
-    def begins(
-        self, connection: int, host: str, key: bytes, token: int, header: msg.Return, now_ns: int
-    ) -> list[int]:
-        """Begin the report of a returning peer, which has proven ``key`` and a token.
+    def begins(self, connection: int, caller: Caller, header: msg.Return, now_ns: int) -> list[int]:
+        """Begin the report of a returning peer.
 
         Returns:
             Connections to close: an older one of this peer, or that of a report dropped for it.
@@ -153,10 +152,10 @@ class Recovery:
         if connection in self._by_connection:
             raise RemoteProtocolError(reason="the peer sent Return twice on one connection")
         known = self._reports.get(header.peer)
-        if known is not None and known.key != key and not self._is_named(known, key):
+        if known is not None and known.key != caller.key and not self._is_named(known, caller.key):
             raise RemoteProtocolError(reason=f"another process has returned as peer {header.peer}")
         named = self.vouched.keys or {}
-        if named.get(header.peer, key) != key:
+        if named.get(header.peer, caller.key) != caller.key:
             raise RemoteProtocolError(reason=f"the key is not that of peer {header.peer}")
         goes = known
         if known is None and len(self._reports) >= PEERS_MAX:
@@ -172,7 +171,7 @@ class Recovery:
         if self.run is None:
             self.run = header.run
         nbytes = REQUEST_BYTES_MIN + footprint(header)
-        report = Report(header, host, key, token, connection, nbytes=nbytes, own_nbytes=nbytes)
+        report = Report(header, caller, connection, nbytes=nbytes, own_nbytes=nbytes)
         self._reports[header.peer] = self._by_connection[connection] = report
         if header.peer in named:
             self._named[header.peer] = report

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pccl.machines.master.connections import Caller
 from pccl.machines.master.credible import check_answer, check_known_outcome
 from pccl.machines.master.succession.footprint import footprint
 from pccl.protocol import messages as msg
@@ -31,12 +32,7 @@ class Report:
     """The report of one returning peer."""
 
     header: msg.Return
-    host: str
-    """The host from which the peer returned."""
-    key: bytes
-    """The public key that the peer has proven."""
-    token: int
-    """The number of the token that the peer has proven."""
+    caller: Caller
     connection: int | None
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
@@ -61,6 +57,11 @@ class Report:
     def peer(self) -> PeerId:
         """The peer that reports."""
         return self.header.peer
+
+    @property
+    def key(self) -> bytes:
+        """The public key that the peer has proven."""
+        return self.caller.key
 
     @property
     def newest(self) -> Roster | None:

@@ -210,9 +210,8 @@ class Succession:
         elif recovery is None or recovery.run not in (None, header.run):
             self._connections.refuse(connection, _ANOTHER_RUN)
         else:
-            host, key = self._connections.hosts[connection], self._connections.keys[connection]
-            token, now_ns = self._connections.tokens[connection], self._outbox.now_ns
-            for closed in recovery.begins(connection, host, key, token, header, now_ns):
+            caller, now_ns = self._connections.callers[connection], self._outbox.now_ns
+            for closed in recovery.begins(connection, caller, header, now_ns):
                 self._connections.close(closed, "superseded")
 
     def _expect_older_run(self) -> Recovery:
@@ -269,7 +268,7 @@ class Succession:
         for connection in recovery.take(report, message):
             reason = "all reports together take too much memory, so this one was dropped"
             self._connections.close(connection, reason)
-        if report.connection is None or report.connection not in self._connections.hosts:
+        if report.connection is None or report.connection not in self._connections.callers:
             return None
         if recovery is self._older:
             is_complete = isinstance(message, msg.Reported)
@@ -295,9 +294,9 @@ class Succession:
             self._connections.refuse(connection, flaw)
         else:
             if len(self._waiting) >= PENDING_MAX:
-                known = self._connections.hosts
-                hosts = {waiting: known[waiting] for waiting in self._waiting}
-                goes = of_the_largest(hosts, known[connection])
+                known = self._connections.callers
+                hosts = {waiting: known[waiting].host for waiting in self._waiting}
+                goes = of_the_largest(hosts, known[connection].host)
                 del self._waiting[goes]
                 reason = f"{PENDING_MAX} newcomers are pending"
                 self._connections.refuse(goes, reason)
@@ -347,13 +346,13 @@ class Succession:
 
     def forget_closed(self) -> None:
         """Forget, at a tick, closed connections, whose reports do not continue."""
-        self.reporting &= self._connections.hosts.keys()
+        self.reporting &= self._connections.callers.keys()
 
     def beat(self) -> None:
         """Send heartbeats to waiting and returning peers, while there is no run."""
         assert self._recovery is not None
         beat = msg.MasterHeartbeat(self._outbox.now_ns // NS_PER_MS)
-        for connection in self._connections.hosts:
+        for connection in self._connections.callers:
             if connection in self._waiting or self._recovery.report_on(connection):
                 self._outbox.add(SendTo(connection, beat))
 
@@ -382,7 +381,7 @@ class Succession:
 
     def _stand_down(self) -> None:
         """Start over and wait for members, because the majority may follow another master."""
-        for connection in list(self._connections.hosts):
+        for connection in list(self._connections.callers):
             reason = "this master has lost the majority of the members"
             self._connections.close(connection, reason)
         self._origin = Origin.RESTARTED

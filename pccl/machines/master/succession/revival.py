@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pccl.machines.master.connections import Caller
 from pccl.machines.master.membership import RegisteredPeer
 from pccl.machines.master.succession.recovered import Recovered
 from pccl.machines.master.succession.report import Report
@@ -12,9 +13,7 @@ from pccl.protocol.types import Member, PeerId
 
 def revive(
     header: msg.Return,
-    host: str,
-    key: bytes,
-    token: int,
+    caller: Caller,
     connection: int | None,
     member: Member | None,
     now_ns: int,
@@ -23,23 +22,20 @@ def revive(
 
     Args:
         header: the peer's first message.
-        host: the host from which the peer returned.
-        key: the key that the peer has proven.
-        token: number of the token that the peer has proven.
+        caller: the process that has returned.
         connection: the peer's connection; None if it is closed already.
         member: the peer as a roster names it; None for a newcomer.
         now_ns: current time.
     """
     registration = header.registration
-    dialled = dialled_at(registration.host, host)
-    seen_as = Member(
-        header.peer, dialled, registration.port, registration.machine, registration.name, key
-    )
+    dialled = dialled_at(registration.host, caller.host)
+    port, machine, name = registration.port, registration.machine, registration.name
+    seen_as = Member(header.peer, dialled, port, machine, name, caller.key)
     return RegisteredPeer(
         header.peer, registration.group, member or seen_as,
         min_peers=registration.min_peers, masters=registration.masters,
         prefetching=registration.prefetches,
-        admitted=member is not None, connection=connection, token=token,
+        admitted=member is not None, connection=connection, token=caller.token,
         control_lost_ns=None if connection is not None else now_ns,
         heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,
     )  # fmt: skip
@@ -64,9 +60,7 @@ def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
 
 
 def _present(report: Report, member: Member | None, now_ns: int) -> RegisteredPeer:
-    return revive(
-        report.header, report.host, report.key, report.token, report.connection, member, now_ns
-    )
+    return revive(report.header, report.caller, report.connection, member, now_ns)
 
 
 def _absent(peer: PeerId, group: int, member: Member, now_ns: int) -> RegisteredPeer:

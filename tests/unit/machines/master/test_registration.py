@@ -147,6 +147,6 @@ def test_a_newcomer_that_returns_late_is_in_new_rosters() -> None:
 def test_a_closed_connection_proves_nothing_any_more() -> None:
     master = MasterStage().new(2)
     master.do(ConnectionClosed(2, "reset"))
-    assert set(master.machine.connections.keys) == set(master.machine.connections.hosts) == {1}
+    assert set(master.machine.connections.callers) == {1}
     master.do(ConnectionOpened(2, "10.0.0.9", key(66)))  # a shell would take another number
     assert told(master.hear(2, msg.Resume(PeerId(2), 0)), msg.Resumed) == []

@@ -19,7 +19,7 @@ def beat(master: MasterStage, peer: int, step: int) -> None:
 
 def waits(master: MasterStage, seconds: float) -> list[tuple[int, int, str]]:
     """What the members are told while so much time passes: connection, seconds, words."""
-    effects = master.wait(seconds, *master.machine.connections.hosts)
+    effects = master.wait(seconds, *master.machine.connections.callers)
     rounds = [(where, one.waited_s, one.whom) for where, one in told(effects, msg.RoundWaits)]
     return rounds + [
         (where, one.waited_s, one.whom) for where, one in told(effects, msg.OperationWaits)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pccl.machines.master.connections import Caller
 from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.protocol import messages as msg
@@ -34,7 +35,8 @@ def come(
     registration = msg.Register(group, "", 4000 + peer, 1, 2)
     newest = max((one.version for one in known), default=0)
     header = msg.Return(PeerId(peer), run, 1, registration, newest, (), MASTER, ratified)
-    closed = recovery.begins(connection, f"10.0.0.{peer}", proven or key(peer), 0, header, 0)
+    caller = Caller(f"10.0.0.{peer}", proven or key(peer), 0)
+    closed = recovery.begins(connection, caller, header, 0)
     report = recovery.report_on(connection)
     assert report is not None
     for one in known:

@@ -136,7 +136,7 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
     master.come(1, known=known)
     effects = master.come(2, known=known)
     assert CloseConnection(9, "the run continued before the peer's report was complete") in effects
-    assert set(master.machine.connections.hosts) == {1, 2}
+    assert set(master.machine.connections.callers) == {1, 2}
 
 
 def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
@@ -151,7 +151,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     reason = "all reports together take too much memory, so this one was dropped"
     assert CloseConnection(3, reason) in master.say(2, *[msg.Heartbeat()] * 10, known=known)
     master.hear(2, msg.Reported())
-    assert set(master.machine.connections.hosts) == {1, 2}
+    assert set(master.machine.connections.callers) == {1, 2}
 
 
 def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
