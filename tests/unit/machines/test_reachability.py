@@ -33,7 +33,7 @@ from pccl.protocol.limits import (
     TESTS_PER_S,
     Timing,
 )
-from pccl.protocol.types import NS_PER_S, Member, PeerId, RoundId, RoundKind
+from pccl.protocol.types import NS_PER_S, Member, PeerId, RemovalCause, RoundId, RoundKind
 from tests.support.master_stage import SECOND, MasterStage, told
 from tests.support.scenarios import key, where
 
@@ -255,6 +255,18 @@ def test_a_pair_that_cannot_talk_is_apart_in_the_ring() -> None:
     master.hear(1, msg.LinkReport(PeerId(4), False, "y"))
     master.round(UPDATE, 3, 1, 2, 3)
     assert master.ring() == [1, 2, 4, 3]
+
+
+def test_a_newcomer_that_is_cut_off_from_its_master_is_not_judged_by_its_links() -> None:
+    """It may not have heard yet whom to dial."""
+    master = Master(2)
+    master.register(3)
+    master.answered(3)
+    silent_s = Timing().deadline_s - 1
+    assert told(master.wait(silent_s, 1, 2), msg.Refused) == []
+    assert told(master.tick(Timing().link_s - 1), msg.Refused) == [], "it has as long as others"
+    ((to, refused), *_) = told(master.tick(2), msg.Refused)
+    assert (to, refused.cause) == (3, RemovalCause.UNREACHABLE)
 
 
 def test_where_no_ring_avoids_a_pair_it_is_named() -> None:

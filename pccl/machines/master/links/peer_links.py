@@ -192,7 +192,8 @@ class PeerLinks:
         now_ns = self._outbox.now_ns
         if peer.admitted or peer.control_lost_ns is not None:
             return None
-        if missing is None:
+        heard_lately = now_ns - peer.heard_ns <= self._timing.ns(2 * self._timing.heartbeat_s)
+        if missing is None or not heard_lately:  # who is cut off may not know its plan
             peer.pending_ns = now_ns
             return None
         since_ns = max(peer.pending_ns, peer.held_until_ns)
