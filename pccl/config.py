@@ -323,8 +323,8 @@ def _secret(name: str, token: str | bytes) -> bytes:
         raise ValueError(f"{name}: the secret is longer than {SECRET_BYTES_MAX} bytes; shorten it")
     if guess_bits(secret) < GUESS_BITS_MIN:
         raise ValueError(
-            f"{name}: this secret is too easy to guess for an attacker who records a handshake; "
-            "use `pccl master --token auto`, or six random words"
+            f"{name}: this secret is too easy to guess for a process that has once answered a "
+            "handshake; use `pccl master --token auto`, or six random words"
         )
     return secret
 

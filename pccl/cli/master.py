@@ -21,7 +21,7 @@ from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
 from pccl.cli.command_line import check_address, encrypt_option, metrics_option, read_secret
 from pccl.cli.page import http_option, page_of
-from pccl.cli.runs.run_file import Unusable, own_keys_file, run_file
+from pccl.cli.runs.run_file import Unusable, end_with_run, own_keys_file, run_file
 from pccl.errors import LinkError, LocalProtocolError
 from pccl.master_node import KEYS_FILE, KeysFile, ensure_token
 
@@ -47,6 +47,7 @@ def greeting(
     secured: bool = False,
     standby: str | None = None,
     standby_of: str | None = None,
+    ends: bool = False,
 ) -> list[str]:
     """Return the lines that tell the user how to reach a master that listens.
 
@@ -56,6 +57,7 @@ def greeting(
         secured: whether peers need a token.
         standby: address of the standby master, if there is one.
         standby_of: address of the active master, if this master is a standby.
+        ends: whether no later master can continue the run.
     """
     host, _, port = address.rpartition(":")
     lines = [f"master listening on {address}"]
@@ -64,6 +66,8 @@ def greeting(
     if is_wildcard(host):
         address = f"HOST:{port}"
         lines.append("  reachable from other machines; HOST: a name or address of this machine")
+    if ends and not is_loopback(host):
+        lines.append("  the run ends with this master; with --state DIR, a restart continues it")
     if standby_of is not None:
         lines.append(f"  a standby: it begins no run, but takes over the run of {standby_of}")
     address = ",".join(known for known in (standby_of, address, standby) if known is not None)
@@ -207,7 +211,7 @@ def master(
 
     It listens on loopback by default, and runs until Ctrl-C or SIGTERM. If other machines can reach
     it, it needs a token, which both sides prove to know before anything else; `pccl token` makes
-    and rotates tokens, `pccl expel` removes a member. Connections that leave this machine are
+    and rotates tokens, `pccl expel` removes a peer. Connections that leave this machine are
     encrypted, with or without a token.
     """
     try:
@@ -225,6 +229,11 @@ def master(
         if keys is None:
             with contextlib.suppress(Unusable):
                 keys = stack.enter_context(own_keys_file())
+        if standby_of is not None and token == AUTO and not _has_tokens(keys):
+            raise click.UsageError(
+                f"a standby needs the keys of the run: copy those of {standby_of} to "
+                f"{keys or 'a file'} (--keys FILE), and start it then"
+            )
         secret, new_token = choose_token(token, keys)
         secured = secret is not None or _has_tokens(keys)
         if not secured and not insecure:
@@ -259,7 +268,12 @@ def master(
                 where = "" if keys is None else os.path.abspath(keys)
                 stack.enter_context(run_file(address, known, sys.argv, where))
         words = greeting(
-            node.address, new_token, secured=secured, standby=standby, standby_of=standby_of
+            node.address,
+            new_token,
+            secured=secured,
+            standby=standby,
+            standby_of=standby_of,
+            ends=new_token is not None and (keys is None or end_with_run(keys)),
         )
         if node.metrics_url:
             words.insert(-1, f"  metrics: {node.metrics_url}")

@@ -344,13 +344,15 @@ class MasterServer:
 
     def _dismiss(self, number: int, reason: str) -> None:
         self._has_spoken(number)
-        self._streams.pop(number).abort()
+        stream = self._streams.pop(number)
+        stream.abort()
         self._feed(ConnectionClosed(number, reason))
-        self._tell_closed(number, reason)
+        self._tell_closed(stream, reason)
 
-    def _tell_closed(self, number: int, reason: str) -> None:
+    def _tell_closed(self, stream: ControlStream, reason: str) -> None:
         level = logging.DEBUG if reason in (ANSWERED, REMOVED) else logging.INFO
-        self._strangers.write(level, "closed control connection %d: %s", number, reason)
+        remote = stream.connection.remote
+        self._strangers.write(level, "closed the connection of %s: %s", remote, reason)
 
     def _on_question(self, number: int, host: str, question: Question | msg.AddressQuery) -> None:
         """Answer a short question at once, and queue a long one.
@@ -459,7 +461,7 @@ class MasterServer:
                 stream = self._streams.pop(connection, None)
                 if stream is not None:
                     stream.close()
-                    self._tell_closed(connection, reason)
+                    self._tell_closed(stream, reason)
             case Remember(run, term, incumbent, coordinated, vouched):
                 if coordinated:
                     vouched = self._members_of(run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import NamedTuple
 
 from pccl.machines.master.tokens import REUSABLE_MAX, Tokens
 from pccl.protocol.handshake.keys import SECRET_BYTES
@@ -14,10 +15,19 @@ from pccl.protocol.handshake.token import TOKEN_SECRET_BYTES
 from pccl.runtime.keys_file import KeysFile, RunKeys
 
 
-def make_token(
-    file: KeysFile, *, is_ticket: bool = False, revokes: bool = False
-) -> tuple[str, list[int]]:
-    """Add a token to a run; return its text, and the numbers of the tokens that it revokes.
+class MadeToken(NamedTuple):
+    """A new token: its text and number, and the numbers of the tokens that it has revoked."""
+
+    text: str
+    number: int
+    revoked: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"<MadeToken {self.number}>"
+
+
+def make_token(file: KeysFile, *, is_ticket: bool = False, revokes: bool = False) -> MadeToken:
+    """Add a token to a run.
 
     Args:
         file: the file of the run's keys.
@@ -44,7 +54,8 @@ def make_token(
             )
         return after
 
-    return _text_of_newest(file.update(add)), revoked
+    keys = file.update(add)
+    return MadeToken(_text_of_newest(keys), keys.tokens.last_number, tuple(revoked))
 
 
 def revoke_token(file: KeysFile, number: int) -> None:

@@ -128,7 +128,7 @@ def test_expelled_with_a_token_that_others_share() -> None:
         bob = stack.enter_context(member(address, token, "bob"))
         listed = numbers("token", "list")
         assert re.fullmatch(
-            r"token, valid, .* old; joined with it: 1 \(alice\), 2 \(bob\)", listed[1]
+            r"token, valid, .* old; present with it: 1 \(alice\), 2 \(bob\)", listed[1]
         )
         gone = pccl_says("expel", "bob")
         assert gone.returncode == 0, gone.stderr
@@ -147,7 +147,7 @@ def test_expelled_with_a_token_that_others_share() -> None:
             assert {one.name for one in status.members} == {"alice", "carol"}
         listed = numbers("token", "list")
         assert listed[1].startswith("token, revoked")
-        assert listed[1].endswith("joined with it: 1 (alice)")
+        assert listed[1].endswith("present with it: 1 (alice)")
 
 
 def test_old_tokens_after_rotation() -> None:
@@ -159,7 +159,7 @@ def test_old_tokens_after_rotation() -> None:
         assert full.returncode == 1
         assert "2 tokens are valid already; `pccl token rotate`" in full.stderr
         rotated = pccl_says("token", "rotate")
-        assert rotated.stderr.strip() == "revoked token 1"
+        assert rotated.stderr.splitlines() == ["this is token 3", "revoked token 1"]
         third = rotated.stdout.strip()
         until(lambda: _joins(address, third), patient(3.0))
         refused(address, first, REVOKED)

@@ -92,12 +92,12 @@ def token_finding(token: TokenFacts, host: str) -> Finding:
     if token.flaw:
         return Finding("token", Severity.FAIL, token.flaw)
     if token.nbytes is not None:
-        found = f"{token.nbytes} bytes, too hard to guess from a recorded handshake"
+        found = f"{token.nbytes} bytes, too hard to guess"
         return Finding("token", Severity.OK, found)
     if not host or is_loopback(host):
         return Finding("token", Severity.OK, "none; that is safe for a run on one machine only")
-    found = "none: every process that can reach the master can join the run"
-    remedy = "start the master with --token auto, and give the token to each peer"
+    found = "none here: if the run has none either, every process that reaches it can join"
+    remedy = "give the run's token (PCCL_TOKEN, --token FILE); pccl master --token auto makes one"
     return Finding("token", Severity.WARN, found, remedy)
 
 

@@ -15,7 +15,7 @@ from pccl.cli.bench.machine import congestion_default
 from pccl.cli.doctor import network
 from pccl.cli.doctor.checks import ASKED
 from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts
-from pccl.errors import PCCLError, RemoteProtocolError
+from pccl.errors import NotAdmitted, PCCLError, RemoteProtocolError
 
 CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -116,6 +116,8 @@ def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFact
     except RemoteProtocolError as error:
         refusal, _, remedy = error.reason.partition(": ")
         return RunFacts(path, refusal, remedy)
+    except NotAdmitted as error:
+        return RunFacts(path, error.reason, "see the master's log")
     except PCCLError as error:
         return RunFacts(path, error.reason, "look at the process that listens there")
     return RunFacts(path, examination=made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterable
 
 import click
 
@@ -14,9 +14,10 @@ from pccl.cli.tokens.target import (
     errors_of_keys,
     keyed_run,
     keys_option,
+    peers_of,
     print_token,
+    remind,
     token_of,
-    warn_of_end,
 )
 from pccl.errors import PCCLError
 from pccl.inquiry import MasterStatus, MemberStatus, NewcomerStatus
@@ -51,7 +52,7 @@ def expel(
         names = names_of(status)
         sharing = [
             who(names, one.peer)
-            for one in _peers(status)
+            for one in peers_of(status)
             if one.token == peer.token and one.peer != peer.peer
         ]
         text, after = expel_key(run.file, peer.fingerprint, peer.token, shared=bool(sharing))
@@ -63,12 +64,13 @@ def expel(
     if text:
         click.echo("the new token, for processes that join from now on:", err=True)
         print_token(text)
-    _wait_until_gone(run, peer.peer, timeout_s)
+    asks_with = [token_of(before) or run.target.token, token_of(after)]
+    _wait_until_gone(run, peer.peer, asks_with, timeout_s)
     click.echo(f"expelled peer {who(names, peer.peer)}", err=True)
     if not before.tokens.known:
         click.echo("the run has no token, so a new process may join in its place", err=True)
     with errors_of_keys():
-        warn_of_end(run.file)
+        remind(run.target, run.file)
 
 
 def _ask(masters: str, token: str | bytes | None, timeout_s: float) -> MasterStatus:
@@ -78,14 +80,10 @@ def _ask(masters: str, token: str | bytes | None, timeout_s: float) -> MasterSta
         raise click.ClickException(f"no status from {masters}: {error.reason}") from error
 
 
-def _peers(status: MasterStatus) -> list[MemberStatus | NewcomerStatus]:
-    return [*status.members, *status.newcomers]
-
-
 def _peer(status: MasterStatus, name: str) -> MemberStatus | NewcomerStatus:
     """Return the peer with this id, or else the only one with this name."""
-    found = [one for one in _peers(status) if name == str(one.peer)]
-    found = found or [one for one in _peers(status) if name == one.name]
+    found = [one for one in peers_of(status) if name == str(one.peer)]
+    found = found or [one for one in peers_of(status) if name == one.name]
     if not found:
         raise click.ClickException(f"the run has no peer {name!r}; see pccl status")
     if len(found) > 1:
@@ -94,25 +92,31 @@ def _peer(status: MasterStatus, name: str) -> MemberStatus | NewcomerStatus:
     return found[0]
 
 
-def _wait_until_gone(run: KeyedRun, gone: int, timeout_s: float) -> None:
+def _wait_until_gone(
+    run: KeyedRun, gone: int, tokens: Iterable[str | bytes | None], timeout_s: float
+) -> None:
     """Wait until the master has taken up the change.
 
-    The token of the command may be the one that is revoked. From then on, it asks with another.
+    Args:
+        run: the run.
+        gone: id of the peer.
+        tokens: tokens to ask with: from one that is refused, the next takes over.
+        timeout_s: the time limit.
     """
     assert run.target is not None
     deadline_s = time.monotonic() + timeout_s
-    while True:
-        left_s = deadline_s - time.monotonic()
-        with errors_of_keys():
-            token = token_of(run.file.read()) or run.target.token
-        with suppress(PCCLError):
-            if left_s > 0:
-                status = pccl.master_status(run.target.masters, token=token, timeout_s=left_s)
-                if gone not in {one.peer for one in _peers(status)}:
-                    return
-        if left_s <= 0:
-            raise click.ClickException(
-                f"the keys are changed, but the master has not removed the peer within "
-                f"{timeout_s:g} s: does it use {run.file.path}?"
-            )
-        time.sleep(min(POLL_S, left_s))
+    asks_with = iter(tokens)
+    token = next(asks_with)
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            status = pccl.master_status(run.target.masters, token=token, timeout_s=left_s)
+        except PCCLError:
+            token = next(asks_with, token)
+        else:
+            if gone not in {one.peer for one in peers_of(status)}:
+                return
+        time.sleep(min(POLL_S, max(0.0, left_s)))
+    raise click.ClickException(
+        f"the keys are changed, but the master has not removed the peer within {timeout_s:g} s: "
+        f"does it use {run.file.path}?"
+    )

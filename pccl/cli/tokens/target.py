@@ -14,6 +14,7 @@ from pccl.cli.command_line import F
 from pccl.cli.runs.run_file import end_with_run
 from pccl.cli.runs.target import NoRun, Target, find_target
 from pccl.errors import LocalProtocolError
+from pccl.inquiry import MasterStatus, MemberStatus, NewcomerStatus
 from pccl.master_node import KeysFile, RunKeys
 
 
@@ -78,6 +79,11 @@ def errors_of_keys() -> Generator[None]:
         raise click.ClickException(str(error)) from error
 
 
+def peers_of(status: MasterStatus) -> list[MemberStatus | NewcomerStatus]:
+    """Return the members and the newcomers that a status lists."""
+    return [*status.members, *status.newcomers]
+
+
 def token_of(keys: RunKeys) -> str | None:
     """Return the newest token of a run. It names the key: no master of another run takes it."""
     newest = keys.tokens.newest()
@@ -91,8 +97,10 @@ def print_token(text: str) -> None:
         sys.stdout.flush()
 
 
-def warn_of_end(file: KeysFile) -> None:
-    """Say on stderr if a later start of the master would take a revoked secret again."""
+def remind(target: Target | None, file: KeysFile) -> None:
+    """Say on stderr which masters do not know a change: a standby, or a later start."""
+    if target is not None and "," in target.masters:
+        click.echo(f"copy {file.path} to the standby: until then it does not know this", err=True)
     plain = file.read().tokens.get(0)
     if plain is not None and plain.revoked and end_with_run(str(file.path)):
         click.echo(

@@ -13,9 +13,10 @@ from pccl.cli.tokens.target import (
     errors_of_keys,
     keyed_run,
     keys_option,
+    peers_of,
     print_token,
+    remind,
     token_of,
-    warn_of_end,
 )
 from pccl.errors import PCCLError
 from pccl.master_node import Tokens, make_token, revoke_token
@@ -43,16 +44,14 @@ def _run_options(command: F) -> F:
 @_run_options
 def make(master: str | None, keys: str | None) -> None:
     """Print a new reusable token, if fewer than two are valid."""
-    with errors_of_keys():
-        print_token(make_token(keyed_run(master, None, keys).file)[0])
+    _make(master, keys)
 
 
 @token.command()
 @_run_options
 def ticket(master: str | None, keys: str | None) -> None:
     """Print a ticket: a token with which only one process can join."""
-    with errors_of_keys():
-        print_token(make_token(keyed_run(master, None, keys).file, is_ticket=True)[0])
+    _make(master, keys, is_ticket=True)
 
 
 @token.command()
@@ -62,14 +61,20 @@ def rotate(master: str | None, keys: str | None) -> None:
 
     Members stay, and can reconnect, but no new process joins with a revoked token.
     """
+    _make(master, keys, revokes=True)
+
+
+def _make(
+    master: str | None, keys: str | None, *, is_ticket: bool = False, revokes: bool = False
+) -> None:
     with errors_of_keys():
-        file = keyed_run(master, None, keys).file
-        text, revoked = make_token(file, revokes=True)
-        print_token(text)
-        for number in revoked:
+        target, file = keyed_run(master, None, keys)
+        made = make_token(file, is_ticket=is_ticket, revokes=revokes)
+        print_token(made.text)
+        click.echo(f"this is {'ticket' if is_ticket else 'token'} {made.number}", err=True)
+        for number in made.revoked:
             click.echo(f"revoked token {number}", err=True)
-        if revoked:
-            warn_of_end(file)
+        remind(target, file)
 
 
 @token.command()
@@ -81,9 +86,10 @@ def revoke(number: int, master: str | None, keys: str | None) -> None:
     Members that joined with it stay, and can reconnect.
     """
     with errors_of_keys():
-        file = keyed_run(master, None, keys).file
+        target, file = keyed_run(master, None, keys)
         revoke_token(file, number)
-        warn_of_end(file)
+        click.echo(f"revoked token {number}", err=True)
+        remind(target, file)
 
 
 @token.command("list")
@@ -94,27 +100,32 @@ def list_tokens(master: str | None, keys: str | None, timeout_s: float) -> None:
     with errors_of_keys():
         target, file = keyed_run(master, None, keys)
         known = file.read()
-    joined: dict[int, list[str]] = {}
-    if target is not None:
+    joined: dict[int, list[str]] | None = None
+    if target is None:
+        click.echo("who joined is unknown: give the master's address", err=True)
+    else:
         try:
             asks_with = token_of(known) or target.token
             status = pccl.master_status(target.masters, token=asks_with, timeout_s=timeout_s)
         except PCCLError as error:
             click.echo(f"who joined is unknown: {error.reason}", err=True)
         else:
-            for member in status.members:
-                named = who(names_of(status), member.peer)
-                joined.setdefault(member.token, []).append(named)
+            joined = {}
+            for peer in peers_of(status):
+                named = who(names_of(status), peer.peer)
+                joined.setdefault(peer.token, []).append(named)
     for line in lines_of(known.tokens, joined, int(time.time())):
         click.echo(line)
 
 
-def lines_of(tokens: Tokens, joined: Mapping[int, Sequence[str]], now_s: int) -> Iterator[str]:
+def lines_of(
+    tokens: Tokens, joined: Mapping[int, Sequence[str]] | None, now_s: int
+) -> Iterator[str]:
     """Yield a line for each token.
 
     Args:
         tokens: the tokens of the run.
-        joined: names of the present members, by the number of their token.
+        joined: names of the present peers, by the number of their token; None: unknown.
         now_s: the time, in seconds since the epoch.
     """
     if not tokens.known:
@@ -123,8 +134,9 @@ def lines_of(tokens: Tokens, joined: Mapping[int, Sequence[str]], now_s: int) ->
         kind = "ticket" if token.is_ticket else "token" if token.number else "plain secret"
         state = "revoked" if token.revoked else "spent" if token.is_spent else "valid"
         age = f", {_age(now_s - token.made_s)} old" if token.made_s else ""
-        members = ", ".join(joined.get(token.number, ())) or "nobody"
-        yield f"{token.number:4}  {kind}, {state}{age}; joined with it: {members}"
+        known = None if joined is None else joined.get(token.number, ())
+        peers = "" if known is None else f"; present with it: {', '.join(known) or 'nobody'}"
+        yield f"{token.number:4}  {kind}, {state}{age}{peers}"
     if tokens.expelled:
         yield counted(len(tokens.expelled), "expelled key")
 

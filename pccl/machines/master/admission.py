@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pccl.machines.master.ballots.ballot import Expel
-from pccl.machines.master.connections import Connections
+from pccl.machines.master.connections import Caller, Connections
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.tokens import Tokens
 from pccl.protocol import messages as msg
@@ -34,22 +34,32 @@ class Admission:
         """Note whether this master knows all members of its run; else, members may return."""
         self._has_run = has_run
 
-    def flaw(self, connection: int, message: msg.Message) -> str:
-        """Return why a process may not send its first message; empty: it may.
+    def refuses(self, connection: int, message: msg.Message) -> bool:
+        """Refuse a process that may not send its first message; return whether it did.
 
         Members and standbys need no valid token for anything but to register.
         """
         caller = self._connections.callers[connection]
         fingerprint = fingerprint_of(caller.key)
         if fingerprint in self.tokens.expelled:
-            return "this process was expelled from the run, and may not come back"
+            reason = "this process was expelled from the run, and may not come back"
+            self._connections.refuse(connection, reason, RemovalCause.EXPELLED)
+            return True
         flaw = self.tokens.flaw(caller.token, fingerprint)
-        if not flaw or isinstance(message, msg.Register):
-            return flaw
+        if not flaw or not self._needs_token(caller, message):
+            return False
+        self._connections.refuse(connection, flaw)
+        return True
+
+    def _needs_token(self, caller: Caller, message: msg.Message) -> bool:
         known = [peer.id for peer in self._peers if peer.member.key == caller.key]
-        if isinstance(message, msg.Return):
-            return "" if message.peer in known else flaw
-        return "" if known or caller.key == self._own_key else flaw
+        match message:
+            case msg.Register():
+                return True
+            case msg.Return():
+                return message.peer not in known
+            case _:
+                return not known and caller.key != self._own_key
 
     def spend(self, connection: int) -> None:
         """Spend the ticket of a connection, if it has one."""

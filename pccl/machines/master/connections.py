@@ -91,6 +91,6 @@ class Connections:
         self._outbox.add(SendTo(connection, message))
         self.close(connection, reason)
 
-    def refuse(self, connection: int, reason: str) -> None:
-        """Send a refusal on a connection, and close it."""
-        self.part_with(connection, msg.Refused(None, reason), reason)
+    def refuse(self, connection: int, reason: str, cause: RemovalCause | None = None) -> None:
+        """Send a refusal on a connection, and close it; ``cause``: no master admits the process."""
+        self.part_with(connection, msg.Refused(cause, reason), reason)

@@ -272,8 +272,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if self.inquiries.waits_on(connection):
             reason = "an EvidenceRequest must be the only message of its sender"
             raise RemoteProtocolError(reason=reason)
-        if not is_known and (flaw := self.admission.flaw(connection, message)):
-            self.connections.refuse(connection, flaw)
+        if not is_known and self.admission.refuses(connection, message):
             return
         match message:
             case msg.RunQuery() if not is_known:

@@ -74,8 +74,10 @@ class Registration:
         flaw = registration_flaw(message)
         if not flaw and not self._make_room(connection):
             flaw = f"the run has {PEERS_MAX} peers, the maximum"
-        if flaw := flaw or self._admission.flaw(connection, message):
+        if flaw:
             self._connections.refuse(connection, flaw)
+            return
+        if self._admission.refuses(connection, message):
             return
         self._admission.spend(connection)
         caller = self._connections.callers[connection]

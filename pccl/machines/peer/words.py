@@ -243,9 +243,8 @@ def refused(
         member: whether this process was a member, to its own knowledge.
     """
     if not member:
-        return errors.NotAdmitted(
-            reason=f"the master refused this peer: {reason}; to try again, call connect()"
-        )
+        remedy = "" if cause is RemovalCause.EXPELLED else "; to try again, call connect()"
+        return errors.NotAdmitted(reason=f"the master refused this peer: {reason}{remedy}")
     if cause is None:
         text = f"the master that answered does not accept this peer: {reason}"
         return errors.MasterLost(reason=f"{text}; update_topology() or connect() joins its run")

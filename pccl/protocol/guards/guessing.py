@@ -1,8 +1,9 @@
 """Estimates how hard a secret is to guess for an attacker with unlimited time.
 
-An attacker who records a handshake can try secrets against it offline, and finds a word with four
-digits within an hour. So the length of a secret does not count, only the number of secrets that an
-attacker tries first. The estimate expects words, dates and repetitions before random characters.
+A process that has taken part in a handshake can try secrets against it offline, and finds a word
+with four digits within an hour. So the length of a secret does not count, only the number of
+secrets that an attacker tries first. The estimate expects words, dates and repetitions before
+random characters.
 """
 
 from __future__ import annotations

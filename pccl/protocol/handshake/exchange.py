@@ -110,8 +110,8 @@ def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
         raise _refused(f"{there} listens at this address: is the address right?")
     if expects and fingerprint_of(remote.key) != expects:
         raise _refused(
-            "the master has another key than the token says: is the address right, and the token "
-            "that of this run?"
+            "the master has another key than the token says: is the address right, the token "
+            "of this run, and was the master restarted with its keys (--state or --keys)?"
             if own.channel is Channel.CONTROL
             else f"another process answered instead of peer {own.target}"
         )
@@ -126,7 +126,8 @@ def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
     keys = _keys(secrets, own, remote, transcript)
     answer = yield _proof(secrets, keys.dialler_proves, _DIALLER + transcript), PROOF_BYTES
     if answer == REFUSAL:
-        raise _refused(f"the other side does not accept this token: {_GIVE_TOKEN}")
+        given = own.token_id and "it was revoked, or copied wrongly; ask for another one"
+        raise _refused(f"the other side does not accept this token: {given or _GIVE_TOKEN}")
     stranger = "the other side does not know the token: is the address right?"
     message = _ACCEPTOR + transcript
     if flaw := _proof_flaw(secrets, remote, keys.acceptor_proves, message, answer, stranger):

@@ -59,8 +59,8 @@ class MasterKeys:
         if same is None or self.known.token_of(same) != given:
             raise LocalProtocolError(
                 func="master",
-                reason="the token is of another run: unset PCCL_TOKEN here, or for a standby "
-                "or another start of that run's master, give its file with --keys",
+                reason="the token is of another run; to continue that run, or to stand by for its "
+                "master, give its keys (--keys FILE); for a new run, unset PCCL_TOKEN",
             )
         if same.revoked:
             _log.warning(

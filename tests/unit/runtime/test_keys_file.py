@@ -250,8 +250,9 @@ def test_tokens_name_the_run(tmp_path: Path) -> None:
     keys = file.read()
     assert token.fingerprint == fingerprint_of(CURVE25519.signer(keys.secret).key)
     assert token.number == 1
-    ticket, revoked = make_token(file, is_ticket=True)
-    assert (parse_token(ticket.encode()).number, revoked) == (2, [])
+    made = make_token(file, is_ticket=True)
+    assert (parse_token(made.text.encode()).number, made.number, made.revoked) == (2, 2, ())
+    assert repr(made) == "<MadeToken 2>"
     assert [one.is_ticket for one in file.read().tokens.known] == [False, True]
     assert ensure_token(file) == text
 
@@ -259,13 +260,13 @@ def test_tokens_name_the_run(tmp_path: Path) -> None:
 def test_only_a_rotation_revokes(tmp_path: Path) -> None:
     file = KeysFile(tmp_path / "run.keys")
     ensure_token(file)
-    assert make_token(file)[1] == []
+    assert make_token(file).revoked == ()
     before = file.read()
     with pytest.raises(ValueError, match="2 tokens are valid already; `pccl token rotate`"):
         make_token(file)
     assert file.read() == before
-    assert make_token(file, revokes=True)[1] == [1]
-    assert make_token(file, is_ticket=True)[1] == []
+    assert make_token(file, revokes=True).revoked == (1,)
+    assert make_token(file, is_ticket=True).revoked == ()
     assert [token.number for token in file.read().tokens.reusable()] == [2, 3]
 
 
