@@ -19,7 +19,7 @@ PHASES = (
     *("sync", "fetching"),
 )
 
-SEEDS = range(246, 481)
+SEEDS = range(130, 460)
 """Seeds of the default mix that each run of the tests plays, without a planted bug."""
 
 SEEDS_OF_A_MIX = 80
