@@ -114,7 +114,7 @@ CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
     "damage_unnoticed": ("corruption", 5),
     "damaged_messages_believed": ("corruption", 29),
-    "newcomers_speak_for_all": ("two-masters", 1691),
+    "newcomers_speak_for_all": ("two-masters", 1879),
 }
 """Likewise of other mixes: the library before a majority stored what is told, before it verified
 what it reads, and before newcomers knew that there was a majority before them."""
