@@ -189,6 +189,8 @@ class Excuses:
             case RemovalCause.NO_PROGRESS:
                 return self._stood_still(host, None, timing.progress_s / 3)
             case RemovalCause.LINK_BROKEN:
+                if self.masters_divided:
+                    return True  # members of the other master drop their links to this peer
                 named = ({host_of(int(number)) for number in pair} for pair in _PAIR.findall(why))
                 other = next((ends - {host} for ends in named if host in ends), {None}).pop()
                 if other is None:
@@ -198,7 +200,7 @@ class Excuses:
                 since_ns = self._now_ns() - timing.ns(timing.link_s)
                 late = [flip for flip in self._flips if flip.since_ns >= since_ns]
                 damaged = sum(flip.touches(host, other) for flip in late) > 1
-                return touched or damaged or self.masters_divided
+                return touched or damaged
             case RemovalCause.UNREACHABLE:
                 # The neighbour may be dead or follow another master; this master cannot know.
                 neighbour = self._accuser(why, host_of)
