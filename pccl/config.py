@@ -304,6 +304,8 @@ def _secret(name: str, token: str | bytes) -> bytes:
             f"{name}: this str has a lone surrogate, which UTF-8 cannot encode; pass the secret as "
             "bytes, or make a new one with `pccl master --token auto`"
         ) from None
+    if not secret:
+        raise ValueError(f"{name} is empty: set it to the token of the run, or unset it")
     if secret.startswith((b"{", b'"', b"'", codecs.BOM_UTF8)):
         raise ValueError(
             f"{name}: a token begins with neither a brace, a quotation mark nor a byte order mark; "

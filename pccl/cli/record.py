@@ -53,7 +53,7 @@ def record(
 ) -> None:
     """Save what the peers of the run at HOST:PORT did last.
 
-    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
+    The default is PCCL_MASTER, or else the run of this user's master on this machine.
 
     Asks each peer through its master. The request does not change the run. If the run has a token,
     the request needs it. `pccl trace FILE` turns the file into a trace.

@@ -32,7 +32,7 @@ def status(
 ) -> None:
     """Show the run of the master at HOST:PORT.
 
-    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
+    The default is PCCL_MASTER, or else the run of this user's master on this machine.
 
     Shows members and their open calls, newcomers and what they wait for, open rounds and
     collectives with the missing peers, and removed peers with time and cause. The request does not

@@ -47,7 +47,7 @@ LOOK_UP_S_MAX = 1.0
 def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) -> None:
     """Say which member holds up the run of the master at HOST:PORT, and why.
 
-    Without an address: PCCL_MASTER, else the run that `pccl launch` has started here.
+    Without an address: PCCL_MASTER, else the run of this user's master here.
 
     Asks the master and, through it, every member: the calls that it has made, what its threads do,
     what the kernel knows of its connections and, if it does not answer, of its process. The last

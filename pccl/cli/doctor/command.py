@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from pccl import config
@@ -31,7 +33,7 @@ def doctor(
 ) -> None:
     """Check this machine, and its path to the run of the master at HOST:PORT.
 
-    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
+    The default is PCCL_MASTER, or else the run of this user's master on this machine.
     Without a run, the doctor checks the machine only. It does not join the run. The master dials a
     port of this machine for a moment, as it dials newcomers; PCCL_LISTEN and PCCL_ADVERTISE count.
 
@@ -48,7 +50,7 @@ def doctor(
 
 def _examine(view: FindingsView, master: str | None, token: str | None, timeout_s: float) -> None:
     secret, flaw = _token(token)
-    target = _target(master, token) if not flaw else None
+    target = _target(master, None if flaw else token, with_token=not flaw)
     machine = machine_facts()
     view.show(checks.machine_findings(machine))
     own = list(address_facts(timeout_s))
@@ -56,18 +58,16 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     if target is None:
         view.show([checks.outward_finding(machine)])
         known = TokenFacts(None if secret is None else len(secret), flaw)
-        view.show([checks.token_finding(known, "")])
-        if not flaw:
-            view.show([NO_MASTER])
+        view.show([checks.token_finding(known, ""), NO_MASTER])
         return
     paths: list[PathFacts] = []
     for address in config.resolve_masters(target.masters):
         paths.append(path_facts(str(address), timeout_s))
         view.show(checks.path_findings(paths[-1]))
     good = next((path for path in paths if not path.trouble), None)
-    known = TokenFacts(None if target.token is None else len(target.token))
+    known = TokenFacts(None if target.token is None else len(target.token), flaw)
     view.show([checks.token_finding(known, "" if good is None else good.host)])
-    if good is not None and not any(address.flaw for address in own):
+    if good is not None and not flaw and not any(address.flaw for address in own):
         view.show(checks.run_findings(run_facts(good, target.token, timeout_s)))
 
 
@@ -79,8 +79,11 @@ def _token(file: str | None) -> tuple[bytes | None, str]:
         return None, error.message
 
 
-def _target(master: str | None, token: str | None) -> Target | None:
+def _target(master: str | None, token: str | None, *, with_token: bool) -> Target | None:
     """Return the run to examine; None if none is given and none is live."""
+    if not with_token:
+        given = master or os.environ.get(config.MASTER)
+        return Target(given, None) if given else None
     try:
         return find_target(master, token)
     except NoRun:

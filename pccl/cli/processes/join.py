@@ -202,6 +202,8 @@ def join(
         read_secret(token)
         environment[config.TOKEN_FILE] = os.path.abspath(token)
         environment.pop(config.TOKEN, None)  # it would override the file
+    else:
+        read_secret(None)  # a mistake in the environment is one line, and not the program's error
     try:
         asyncio.run(wait_for_master(master, timeout_s))
     except KeyboardInterrupt:

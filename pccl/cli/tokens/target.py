@@ -62,8 +62,8 @@ def keyed_run(master: str | None, token: str | None, keys: str | None) -> KeyedR
     path = keys or (target.keys if target is not None else "")
     if not path:
         raise click.ClickException(
-            "the keys of this run are not known here: run the command on the machine of its "
-            "master, as the same user, or give --keys FILE"
+            "no live master of this user is known here by this address: without an address, the "
+            "command finds the master of this machine; at a standby, give --keys FILE"
         )
     return KeyedRun(target, KeysFile(path))
 

@@ -74,7 +74,7 @@ class StatusAsker:
 def top(master: str | None, token: str | None, interval_s: float) -> None:
     """Watch the run of the master at HOST:PORT in the terminal.
 
-    The default is PCCL_MASTER, or else the run that `pccl launch` has started on this machine.
+    The default is PCCL_MASTER, or else the run of this user's master on this machine.
 
     Shows members with steps and states, waits, the last calls and the slowest links. Keys: s and S
     choose the column to sort by, r reverses; up and down choose a member; Enter, or the number of a

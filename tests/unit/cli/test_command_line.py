@@ -71,6 +71,14 @@ def test_a_switch_that_is_wrong_is_refused_before_anything_starts(
     assert line.startswith(f"Error: {variable} must be 0 or 1, not 'yes' (see ")
 
 
+def test_join_checks_the_token_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PCCL_TOKEN", "pccl1.half")
+    line = complaint(["join", "host:1", "--", "true"], capsys)
+    assert "it begins with pccl1. like a token, but is malformed; copy it again" in line
+
+
 def test_a_token_file_without_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "token"
     keep(file, "short\n")
