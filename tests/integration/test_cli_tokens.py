@@ -242,6 +242,7 @@ def test_members_with_a_revoked_token_return_to_a_restarted_master(home: Path) -
             until(lambda: _names(address, newest) == ["alice"], patient(10.0))
             assert not alice.has_failed()
             refused(address, token, REVOKED)
+            alice.end()  # before its master
 
 
 def _names(address: str, token: str) -> list[str]:

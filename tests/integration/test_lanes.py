@@ -418,7 +418,9 @@ def test_others_are_told_another_port_than_the_one_that_is_bound(
         relay.reset()
         crew.reduce_and_check(60_000, in_place=False)
         crew.until_whole(*NUMBERS)
-        assert {lane.remote for lane in younger.status().links[0].lanes} == {advertise}
+        own = younger.members()[younger.rank]
+        for lane in younger.status().links[0].lanes:  # after a loss, either side may be quicker
+            assert lane.remote == advertise or lane.local == f"{own.host}:{own.port}"
 
 
 def test_nobody_was_told_and_a_link_between_machines_gets_sixteen(
