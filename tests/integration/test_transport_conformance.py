@@ -515,16 +515,16 @@ async def test_ended_when_a_record_is_left_over_and_the_other_side_resets(
     a, b, listener = await net.link()
     while a.send(bytes(200_000)):
         pass
-    below = getattr(a.connection, "_inner", a.connection)
+    below: Any = getattr(a.connection, "_inner", a.connection)
     tries: list[object] = []
-    send = type(below).send
+    kind: Any = below.__class__
+    send: Callable[[Any, Any], int] = kind.send
 
     def counted(self: Any, buffers: Any) -> int:
         tries.append(buffers)
-        taken: int = send(self, buffers)
-        return taken
+        return send(self, buffers)
 
-    monkeypatch.setattr(type(below), "send", counted)
+    monkeypatch.setattr(kind, "send", counted)
     getattr(a, end)()
     b.abort()
     for _ in range(200):

@@ -114,10 +114,9 @@ CAUGHT_IN_MIX = {
     "abort_told_at_once": ("two-masters", 27),
     "damage_unnoticed": ("corruption", 5),
     "damaged_messages_believed": ("corruption", 29),
-    "newcomers_speak_for_all": ("two-masters", 1879),
 }
-"""Likewise of other mixes: the library before a majority stored what is told, before it verified
-what it reads, and before newcomers knew that there was a majority before them."""
+"""Likewise of other mixes: the library before a majority stored what is told, and before it
+verified what it reads."""
 
 
 def simulate(*arguments: str, **environment: str) -> dict[str, Any]:

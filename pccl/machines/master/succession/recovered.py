@@ -105,10 +105,12 @@ def recovered_run(
             members[member.peer] = (number, member)
     told = [roster for report in believed for roster in report.rosters.values()]
     given = _ids_given_out(reports, told, members)
+    returned = [r for r in reports if _is_member(r, members)]
     newcomers = [r for r in reports if r.peer not in members and not r.rosters]
     newcomers = [r for r in newcomers if r.peer in given]
+    taken = {report.key for report in returned}  # a key has one peer
+    newcomers = list({r.key: r for r in newcomers if r.key not in taken}.values())
     newcomers = newcomers[: min(PENDING_MAX, PEERS_MAX - len(members))]
-    returned = [r for r in reports if _is_member(r, members)]
     known = {report.peer for report in (*returned, *newcomers)}
     returned = [r for r in returned if r.promised or not promised]
     # The last master may have removed other members, and decided without them.

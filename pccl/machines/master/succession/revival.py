@@ -51,12 +51,7 @@ def revive_all(recovered: Recovered, now_ns: int) -> list[RegisteredPeer]:
             peers.append(_absent(peer, group, member, now_ns))
         else:
             peers.append(_present(report, member, now_ns))
-    known = {peer.member.key for peer in peers}
-    for report in recovered.newcomers:
-        if report.key not in known:  # a key has one peer
-            known.add(report.key)
-            peers.append(_present(report, None, now_ns))
-    return peers
+    return peers + [_present(report, None, now_ns) for report in recovered.newcomers]
 
 
 def _present(report: Report, member: Member | None, now_ns: int) -> RegisteredPeer:

@@ -139,6 +139,20 @@ def test_reports_that_are_not_complete_are_closed_when_the_run_goes_on() -> None
     assert set(master.machine.connections.callers) == {1, 2}
 
 
+def test_a_process_that_registered_anew_before_the_restart_is_a_newcomer() -> None:
+    """It has the key of a member, which it was; a key has one peer, so others get none for it."""
+    known = (roster(7, 4, 1, 2, 3),)
+    master = MasterStage().restarted()
+    for newcomer in (8, 9):
+        master.come(newcomer, known=(), proven=key(3))
+    master.come(10, known=(), proven=key(2))
+    for peer in (1, 2):
+        master.come(peer, known=known)
+    master.wait(6, 1, 2, 8, 9, 10)
+    peers = master.machine.membership.peers.values()
+    assert [(peer.id, peer.admitted) for peer in peers] == [(1, True), (2, True), (9, False)]
+
+
 def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
