@@ -70,7 +70,7 @@ def expel(
     if not before.tokens.known:
         click.echo("the run has no token, so a new process may join in its place", err=True)
     with errors_of_keys():
-        remind(run.target, run.file)
+        remind(run.file)
 
 
 def _ask(masters: str, token: str | bytes | None, timeout_s: float) -> MasterStatus:

@@ -97,12 +97,12 @@ def print_token(text: str) -> None:
         sys.stdout.flush()
 
 
-def remind(target: Target | None, file: KeysFile) -> None:
+def remind(file: KeysFile) -> None:
     """Say on stderr which masters do not know a change: a standby, or a later start."""
-    if target is not None and "," in target.masters:
-        click.echo(f"copy {file.path} to the standby: until then it does not know this", err=True)
     plain = file.read().tokens.get(0)
-    if plain is not None and plain.revoked and end_with_run(str(file.path)):
+    if not end_with_run(str(file.path)):
+        click.echo(f"a standby knows this only from a new copy of {file.path}", err=True)
+    elif plain is not None and plain.revoked:
         click.echo(
             "the master forgets this when it ends: start it with another PCCL_TOKEN then, or now "
             "and always with --keys FILE",

@@ -68,13 +68,13 @@ def _make(
     master: str | None, keys: str | None, *, is_ticket: bool = False, revokes: bool = False
 ) -> None:
     with errors_of_keys():
-        target, file = keyed_run(master, None, keys)
+        file = keyed_run(master, None, keys).file
         made = make_token(file, is_ticket=is_ticket, revokes=revokes)
         print_token(made.text)
         click.echo(f"this is {'ticket' if is_ticket else 'token'} {made.number}", err=True)
         for number in made.revoked:
             click.echo(f"revoked token {number}", err=True)
-        remind(target, file)
+        remind(file)
 
 
 @token.command()
@@ -86,10 +86,10 @@ def revoke(number: int, master: str | None, keys: str | None) -> None:
     Members that joined with it stay, and can reconnect.
     """
     with errors_of_keys():
-        target, file = keyed_run(master, None, keys)
+        file = keyed_run(master, None, keys).file
         revoke_token(file, number)
         click.echo(f"revoked token {number}", err=True)
-        remind(target, file)
+        remind(file)
 
 
 @token.command("list")
