@@ -163,8 +163,8 @@ def test_a_token_that_there_is(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "a secret of 0 bytes is too short"),
-        (" \n", "a secret of 0 bytes is too short"),
+        ("", "is empty: set it to the token of the run"),
+        (" \n", "is empty: set it to the token of the run"),
         ("fifteen bytes !", "a secret of 15 bytes is too short"),
         (None, "cannot read"),
     ],
