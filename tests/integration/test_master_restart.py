@@ -21,6 +21,7 @@ from pccl import MasterNode, Timing
 from pccl.errors import MasterLost
 from pccl.inquiry import master_status
 from tests.support.commands import PCCL, environment_with, running
+from tests.support.insides import machine_of
 from tests.support.members import grow
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
@@ -156,11 +157,12 @@ def test_a_master_comes_back_and_no_call_notices(run: Run, tmp_path: Path, keeps
 def test_a_standby_takes_over(run: Run) -> None:
     address, second = free_address(), free_address()
     master = run.master(address, standby=second)
-    run.master(second, standby_of=address)
+    standby = machine_of(run.master(second, standby_of=address))
     run.join(address, 3)
     run.start()
     run.goes_on()
     run.until(lambda: knows_run(second))  # it asks at every tick until it does
+    run.until(lambda: len(standby.succession.vouched.keys or {}) == 3)  # then once a heartbeat
     master.interrupt()
     assert run.goes_on() < BACK_S
     run.stop()

@@ -370,9 +370,12 @@ def test_listening_to_everybody_without_a_token_is_warned_of_once(
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-@pytest.mark.parametrize("token", ["", "short", b"fifteen bytes !"])
-def test_a_short_token_is_refused(token: str | bytes) -> None:
-    with pytest.raises(ValueError, match=r"too short|is empty"):
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [("", "is empty"), ("short", "too short"), (b"fifteen bytes !", "too short")],
+)
+def test_a_short_token_is_refused(token: str | bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         pccl.MasterNode("127.0.0.1:0", token=token)
 
 

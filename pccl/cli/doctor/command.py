@@ -50,7 +50,7 @@ def doctor(
 
 def _examine(view: FindingsView, master: str | None, token: str | None, timeout_s: float) -> None:
     secret, flaw = _token(token)
-    target = _target(master, None if flaw else token, with_token=not flaw)
+    target = _target(master, token, flaw)
     machine = machine_facts()
     view.show(checks.machine_findings(machine))
     own = list(address_facts(timeout_s))
@@ -79,12 +79,12 @@ def _token(file: str | None) -> tuple[bytes | None, str]:
         return None, error.message
 
 
-def _target(master: str | None, token: str | None, *, with_token: bool) -> Target | None:
+def _target(master: str | None, token: str | None, flaw: str) -> Target | None:
     """Return the run to examine; None if none is given and none is live."""
-    if not with_token:
-        given = master or os.environ.get(config.MASTER)
-        return Target(given, None) if given else None
+    given = master or os.environ.get(config.MASTER)
+    if flaw and given:
+        return Target(given, None)
     try:
-        return find_target(master, token)
+        return find_target(master, None if flaw else token)
     except NoRun:
         return None

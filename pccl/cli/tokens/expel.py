@@ -115,7 +115,7 @@ def _wait_until_gone(
         else:
             if gone not in {one.peer for one in peers_of(status)}:
                 return
-        time.sleep(min(POLL_S, max(0.0, left_s)))
+        time.sleep(min(POLL_S, left_s))
     raise click.ClickException(
         f"the keys are changed, but the master has not removed the peer within {timeout_s:g} s: "
         f"does it use {run.file.path}?"

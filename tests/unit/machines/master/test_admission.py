@@ -156,7 +156,7 @@ def test_what_nobody_needs_is_forgotten() -> None:
 
 
 def test_a_key_has_one_peer() -> None:
-    """Whoever shares its key with other processes brings in no more of them."""
+    """A process that shares its key brings in no further peer."""
     master = run_with(TOKENS)
     assert refusals(knock(master, 8, 2, 8)) == []
     assert refusals(knock(master, 9, 2, 8)) == ["its process registered anew"], "its first peer"
