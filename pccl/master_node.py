@@ -78,6 +78,8 @@ class MasterNode:
         metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
             ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
             otherwise nowhere.
+        relay: whether it forwards what peers send each other that cannot dial each other, if no
+            member can. It sees encrypted bytes only.
         inspect_process: for a program that has started the peers: returns what the system knows of
             the process of a peer, by the peer's name, as values for JSON; None: nothing. It is
             called in a thread of the library, when a person asks (``pccl why``).
@@ -100,8 +102,10 @@ class MasterNode:
         standby: str | None = None,
         standby_of: str | None = None,
         metrics: str | None = None,
+        relay: bool = False,
         inspect_process: Callable[[str], object] | None = None,
     ) -> None:
+        self._relays = relay
         self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
@@ -166,6 +170,7 @@ class MasterNode:
                 standby_of=self._standby_of,
                 encrypts=encryption(always=self._encrypts_all),
                 keys=self._keys,
+                relays=self._relays,
             )
             log_events(server.events, lambda: "master")
             if (inspect := self._inspect_process) is not None:

@@ -9,7 +9,7 @@ import click
 from pccl.cli.streams import open_missing
 from pccl.stress.chaos.command_line import run
 from pccl.stress.chaos.recovery import recovery
-from pccl.stress.emulator.command_line import relay, verify_link
+from pccl.stress.emulator.command_line import proxy, verify_link
 from pccl.stress.sim.command_line import sim
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     open_missing()
 
 
-for command in (relay, verify_link, sim, run, recovery):
+for command in (proxy, verify_link, sim, run, recovery):
     main.add_command(command)
 
 if find_spec("pccl.stress.studies") is not None:  # a checkout, not an installed wheel

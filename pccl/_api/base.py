@@ -60,7 +60,7 @@ class CommunicatorBase:
             ``HOST:FIRST-LAST``, ``:PORT`` or ``:FIRST-LAST``. None: ``PCCL_ADVERTISE``, otherwise
             the address that the master sees, and any free port.
         listen: address that this peer binds, in the same forms, if it differs from ``advertise``,
-            as behind a port mapping or a relay. None: ``PCCL_LISTEN``, otherwise the port of
+            as behind a port mapping or a proxy. None: ``PCCL_LISTEN``, otherwise the port of
             ``advertise``.
         lanes: the same as ``p2p_connection_pool_size``.
         name: what people see of this peer beside its id. None: ``PCCL_NAME``, otherwise

@@ -192,6 +192,12 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     callback=check_address,
     help="Be the standby of this master: begin no run, but take over its run when it dies.",
 )
+@click.option(
+    "--relay",
+    is_flag=True,
+    help="Forward what two peers send each other if neither can dial the other and no peer can "
+    "forward it. The master sees encrypted bytes only, but needs their bandwidth.",
+)
 @encrypt_option()
 @metrics_option("Serve metrics of the run for Prometheus here.")
 @http_option()
@@ -204,6 +210,7 @@ def master(
     keys: str | None,
     standby: str | None,
     standby_of: str | None,
+    relay: bool,
     metrics: str | None,
     http: str | None,
 ) -> None:
@@ -249,6 +256,7 @@ def master(
                 standby=standby,
                 standby_of=standby_of,
                 metrics=metrics,
+                relay=relay,
             )
             node.run()
         except ValueError as error:

@@ -209,7 +209,7 @@ def _ended(call: EndedStatus, names: Names) -> Row:
 def _link(link: LinkSpeed, names: Names) -> Row:
     rtt = f"round trip {duration(link.rtt_us)}" if link.rtt_us else "round trip unknown"
     speed = f"{summary.size(link.bytes_per_s)}/s" if link.bytes_per_s else "speed unknown"
-    return f"{who(names, link.peer)} to {who(names, link.other)}", rtt, speed
+    return summary.pair(link, names), rtt, speed
 
 
 def _known_speed(link: LinkSpeed) -> float:

@@ -90,6 +90,14 @@ class TryAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class MeetPeer:
+    """An effect: make the link to a peer through a relay; see ``messages.Meet``."""
+
+    member: Member
+    relay: Member
+
+
+@dataclass(frozen=True, slots=True)
 class AddressTried:
     """The result of a ``TryAddress``."""
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pccl.protocol.status_report import (
     EndedStatus,
+    LinkSpeed,
     MemberStatus,
     NewcomerStatus,
     RemovalStatus,
@@ -82,6 +83,17 @@ def names_of(status: StatusReport) -> Names:
 def who(names: Names, peer: int) -> str:
     """Return ``3 (alice)``; ``3`` if the name is unknown; ``alice`` if the id is long."""
     return with_name(peer, names.of(peer))
+
+
+def pair(link: LinkSpeed, names: Names) -> str:
+    """Return ``1 (alice) to 2 (bob)``, and ``through 3 (carol)`` if that peer is the relay."""
+    ends = f"{who(names, link.peer)} to {who(names, link.other)}"
+    return ends if link.relay is None else f"{ends} through {relay_name(link.relay, names)}"
+
+
+def relay_name(relay: int, names: Names) -> str:
+    """Return the name of the relay of a link."""
+    return who(names, relay) if relay else "the master"
 
 
 def state(member: MemberStatus) -> str:

@@ -96,6 +96,7 @@ CODES: dict[type[Any], int] = {
     messages.Proposed: 84,
     messages.ProbeAddress: 85,
     messages.DialNewcomers: 87,
+    messages.Meet: 90,
     messages.EvidenceQuery: 88,
     messages.EvidenceReport: 89,
     messages.Undialable: 86,

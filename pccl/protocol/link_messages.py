@@ -21,6 +21,9 @@ class LinkReport:
     peer: PeerId
     up: bool
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
+    """Why it is down; empty if it is up."""
+    relay: PeerId | None = None
+    """The relay that carries the link, if it is up; 0: the master. None: the link is direct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,18 @@ class DialNewcomers:
     """Dial these newcomers, because they cannot dial this peer. Replaces the last list."""
 
     newcomers: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Make the link to ``member`` through a relay, because the two cannot dial each other.
+
+    Both peers dial the relay. Then the younger one begins the handshake of a lane.
+    """
+
+    member: Member
+    relay: Member
+    """The relay; if its id is 0, the master that sends this, whose address the peer knows."""
 
 
 @dataclass(frozen=True, slots=True)

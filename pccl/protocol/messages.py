@@ -38,6 +38,7 @@ from pccl.protocol.link_messages import DialNewcomers as DialNewcomers
 from pccl.protocol.link_messages import LinkPlan as LinkPlan
 from pccl.protocol.link_messages import LinkReport as LinkReport
 from pccl.protocol.link_messages import LinksMeasured as LinksMeasured
+from pccl.protocol.link_messages import Meet as Meet
 from pccl.protocol.link_messages import ProbeAddress as ProbeAddress
 from pccl.protocol.link_messages import Undialable as Undialable
 from pccl.protocol.operation import Eager
@@ -563,6 +564,7 @@ MasterMessage = (
     Registered
     | LinkPlan
     | DialNewcomers
+    | Meet
     | ProbeAddress
     | Undialable
     | Resumed

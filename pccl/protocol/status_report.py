@@ -168,12 +168,15 @@ class LinkSpeed:
         other: id of the peer at the other end.
         rtt_us: shortest round trip in microseconds; 0: unknown.
         bytes_per_s: rate at which ``peer`` could send; 0: unknown.
+        relay: what forwards the data of the link, because neither peer can dial the other: a peer,
+            or 0, the master. None: the link is direct.
     """
 
     peer: PeerId
     other: PeerId
     rtt_us: int
     bytes_per_s: int
+    relay: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from pccl.machines.peer.events import (
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.machines.peer.reporter import PeerReporter
-from pccl.machines.reachability import TryAddress
+from pccl.machines.reachability import MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol.run_messages import EvidenceReply
 from pccl.protocol.types import SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
@@ -210,6 +210,7 @@ class PeerEngine:
             self._options.lanes,
             self.machine.has_left,
             partial(self._control.may_dial, self._options.advertise_host),
+            lambda: self._control.address,
             self.names.explain,
             self.recorder.segments,
         )
@@ -523,8 +524,8 @@ class PeerEngine:
                 pass  # the reporter has put it into the stream
             case GiveEvidence():
                 self._tasks.create(self._give_evidence(effect))
-            case TryAddress():
-                self._control.probe(effect)
+            case TryAddress() | MeetPeer():
+                self._dial_for_master(effect)
             case ReturnCall(number, value):
                 call = self.calls.open.get(number)
                 if isinstance(value, ReduceResult) and call is not None and call.observable:
@@ -539,6 +540,13 @@ class PeerEngine:
                 self._begin_sync(effect)
             case CompareSync(operation, reference):
                 self.exchange.compare(operation, reference)
+
+    def _dial_for_master(self, effect: TryAddress | MeetPeer) -> None:
+        match effect:
+            case TryAddress():
+                self._control.probe(effect)
+            case MeetPeer(member, relay):
+                self.keeper.meet(member, relay)
 
     def _set_links(self, peers: tuple[Member, ...]) -> None:
         self.keeper.want(peers)
@@ -598,12 +606,12 @@ class PeerEngine:
         progress = (*self.data_plane.progress(), *self.exchange.progress())
         self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step, self.loss))
 
-    def _on_link_change(self, peer: PeerId, reason: str | None) -> None:
+    def _on_link_change(self, peer: PeerId, reason: str | None, relay: PeerId | None) -> None:
         if reason is not None:
             self._meter.forget(peer)
         elif measured := self._meter.look_at(self.links.to(peer)):
             self.feed(LinkMeasurements(measured))  # first, for the view that the link may open
-        self.feed(LinkChanged(peer, reason))
+        self.feed(LinkChanged(peer, reason, relay))
         self._state.link_changed(peer, up=reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:

@@ -38,7 +38,7 @@ from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
 from pccl.machines.reachability import AddressTried, CallerTried, TryAddress, TryCaller
 from pccl.protocol import messages as msg
-from pccl.protocol.errors import LocalProtocolError, PCCLError
+from pccl.protocol.errors import PCCLError
 from pccl.protocol.guards.allowance import CHARGED, PEERS_BYTES_MAX, SharedAllowance
 from pccl.protocol.guards.source_shares import SourceShares, source_of
 from pccl.protocol.handshake.exchange import Handshake
@@ -55,14 +55,15 @@ from pccl.protocol.types import NOBODY, Member
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception, leaves_machine
 from pccl.runtime.control.master_keys import MasterKeys
-from pccl.runtime.control.probe import probe
+from pccl.runtime.control.probe import TEST_STEPS, probe
 from pccl.runtime.control.question import ask_run
 from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.runtime.control.stream import ControlStream
 from pccl.runtime.evidence import gathered
 from pccl.runtime.keys_file import KeysFile
-from pccl.runtime.master_store import MasterStore, Remembered
+from pccl.runtime.links.relay import Relay
+from pccl.runtime.master_store import MasterStore, Remembered, StoredState
 from pccl.runtime.tasks import Tasks
 from pccl.telemetry.events import RunChanged
 from pccl.telemetry.evidence import pack_evidence
@@ -71,10 +72,6 @@ from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Connection, Listener, Traffic, Transport
 
 _log = logging.getLogger("pccl.master")
-
-CALLER_STEPS = 3
-"""A dial and a handshake for a process outside the run have ``dial_s / CALLER_STEPS`` each, so that
-the answer comes before the master closes the connection as silent."""
 
 
 class MasterServer:
@@ -96,6 +93,7 @@ class MasterServer:
         standby_of: addresses of the masters that this one may replace; empty: this is no standby.
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
         keys: file with the key and the tokens of the run; None: they are in memory only.
+        relays: whether it forwards what peers send each other that cannot dial each other.
 
     Raises:
         LocalProtocolError: the store cannot be read or written.
@@ -118,19 +116,18 @@ class MasterServer:
         encrypts: Callable[[Connection], bool] = leaves_machine,
         tests_addresses: bool = True,
         keys: KeysFile | None = None,
+        relays: bool = False,
     ) -> None:
         self._tests_addresses = tests_addresses
+        patience_ns = timing.ns(timing.dial_s)
+        stall_ns = timing.ns(timing.lane_stall_s)
+        self.relay = Relay(clock, patience_ns, stall_ns) if relays else None
+        """What it forwards; None: it is no relay."""
         self._clock = clock
         self._transport = transport
         self._timing = timing
         self._observer = observer
-        self._store = store
-        self._wanted: Remembered | None = None
-        """State that the store should hold."""
-        self._stored: Remembered | None = None
-        """State that this process has written to the store."""
-        self._store_trouble = ""
-        """Error of the last attempt to write; empty if it succeeded."""
+        self._state = StoredState(store)
         self._standby_of = tuple(standby_of)
         self.keys = MasterKeys(keys, token, secret or random_bytes(SECRET_BYTES))
         secret = self.keys.known.secret
@@ -143,11 +140,12 @@ class MasterServer:
         """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
             clock,
-            timing.ns(timing.dial_s),
+            patience_ns,
             transport.port_limits.unproven,
             self._credentials,
             self._identify,
             self._on_proven,
+            self._judge,
         )
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
@@ -174,7 +172,7 @@ class MasterServer:
         random_bytes: Callable[[int], bytes],
         standbys: tuple[MasterAddress, ...],
     ) -> MasterMachine:
-        known = self._store.load() if self._store is not None else None
+        known = self._state.found
         vouched = NOT_TOLD
         if known is not None:
             known.check_key(self._fingerprint)
@@ -189,10 +187,7 @@ class MasterServer:
             run, term, origin = random_bytes(RUN_BYTES), 1, Origin.BLANK
             incumbent = random_bytes(INCUMBENT_BYTES)
         if origin is not Origin.STANDBY:
-            self._wanted = Remembered(run, term, incumbent, True, vouched, self._fingerprint)
-            if self._store is not None:
-                self._store.save(self._wanted)
-                self._stored = self._wanted
+            self._state.begin(Remembered(run, term, incumbent, True, vouched, self._fingerprint))
         now_ns = self._clock.now_ns()
         return MasterMachine(
             self._timing,
@@ -208,41 +203,27 @@ class MasterServer:
             signer=self._credentials.signer,
             tokens=self.keys.known.tokens,
             tests_addresses=self._tests_addresses,
+            relays=self.relay is not None,
         )
-
-    def _keep(self, wanted: Remembered | None) -> None:
-        """Write ``wanted`` to the store; None clears it. The next tick repeats a failed write."""
-        self._wanted = wanted
-        if self._store is None or wanted == self._stored:
-            return
-        try:
-            if wanted is None:
-                self._store.clear()
-            else:
-                self._store.save(wanted)
-        except LocalProtocolError as error:
-            if error.reason != self._store_trouble:
-                _log.warning("the stored state of this master is out of date: %s", error.reason)
-            self._store_trouble = error.reason
-        else:
-            self._stored, self._store_trouble = wanted, ""
 
     def _members_of(self, run: bytes) -> Vouched:
         """Return the members of ``run``; during a recovery, the members that were stored last."""
-        machine, wanted = self.machine, self._wanted
+        machine, wanted = self.machine, self._state.wanted
         if machine.run == run and not machine.recovering and machine.membership.version:
             return machine.vouched()
         return wanted.vouched if wanted is not None and wanted.run == run else NOT_TOLD
 
     def _keep_members(self) -> None:
         """Store the members before announcing a change: after a restart, only they may return."""
-        machine, wanted = self.machine, self._wanted
+        machine, wanted = self.machine, self._state.wanted
         if machine.recovering or not machine.membership.size:
             return
         known = wanted.vouched.version if wanted is not None and wanted.run == machine.run else None
         if machine.membership.version != known:
             us, members = machine.incarnation, machine.vouched()
-            self._keep(Remembered(us.run, us.term, us.incumbent, True, members, self._fingerprint))
+            self._state.keep(
+                Remembered(us.run, us.term, us.incumbent, True, members, self._fingerprint)
+            )
 
     @property
     def address(self) -> Address:
@@ -269,6 +250,8 @@ class MasterServer:
         if self._listener is not None:
             self._listener.close()
         self._reception.close()
+        if self.relay is not None:
+            self.relay.close()
         self._strangers.close()
         self._desk.close()
         for timer in self._silent.values():
@@ -283,7 +266,21 @@ class MasterServer:
     def _identify(self) -> Opening:
         return Opening(Channel.CONTROL, self.machine.shown_run, self.machine.shown_term)
 
+    def _judge(self, remote: Opening) -> str:
+        """Return why the sender of an opening may not connect: here, why it is not forwarded."""
+        if remote.channel is not Channel.RELAY:
+            return ""  # the machine judges it later, by its first message
+        if self.relay is None:
+            return "this master forwards nothing: start it with --relay"
+        known = self.machine.membership.peers.get(remote.source)
+        if known is None or known.member.key != remote.key:
+            return "the master has not registered it"
+        return self.relay.refusal(remote.source, remote.target)
+
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
+        if remote.channel is Channel.RELAY and self.relay is not None:
+            self.relay.accept(connection, remote.source, remote.target)
+            return
         self._last_connection += 1
         number = self._last_connection
         self._feed(ConnectionOpened(number, connection.remote.host, remote.key, remote.token_id))
@@ -402,9 +399,9 @@ class MasterServer:
         return pack_evidence(known), ""
 
     async def _probe(self, test: TryAddress) -> None:
-        self._feed(await self._tried(test, self._timing.ns(self._timing.dial_s)))
+        self._feed(await self._tried(test))
 
-    async def _tried(self, test: TryAddress, patience_ns: int) -> AddressTried:
+    async def _tried(self, test: TryAddress) -> AddressTried:
         machine, credentials = self.machine, self._credentials
 
         def greet(connection: Connection) -> Handshake:
@@ -412,12 +409,12 @@ class MasterServer:
             key = test.member.key
             return credentials.dial(connection, own, fingerprint_of(key) if key else b"")
 
+        patience_ns = self._timing.ns(self._timing.dial_s) // TEST_STEPS
         return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
 
     async def _probe_caller(self, test: TryCaller) -> None:
         member = Member(NOBODY, test.host, test.port)
-        patience_ns = self._timing.ns(self._timing.dial_s) // CALLER_STEPS
-        tried = await self._tried(TryAddress(member, (test.host,), test.seen), patience_ns)
+        tried = await self._tried(TryAddress(member, (test.host,), test.seen))
         self._feed(CallerTried(test.connection, "" if tried.host else tried.reason))
 
     # -- the machine ---------------------------------------------------------------------------
@@ -432,10 +429,10 @@ class MasterServer:
                 event = self._queue.popleft()
                 effects = self.machine.handle(event, self._clock.now_ns())
                 self.keys.keep(self.machine)
-                if self._store is not None:
+                if self._state.is_kept:
                     self._keep_members()
                     if isinstance(event, MasterTick):
-                        self._keep(self._wanted)
+                        self._state.keep(self._state.wanted)
                 for effect in effects:
                     self._carry_out(effect)
                 if self._observer is not None:
@@ -466,7 +463,7 @@ class MasterServer:
                 if coordinated:
                     vouched = self._members_of(run)
                 known = Remembered(run, term, incumbent, coordinated, vouched, self._fingerprint)
-                self._keep(known)
+                self._state.keep(known)
                 what = "coordinates" if coordinated else "stands by for"
                 _log.info("this master %s the run %s in term %d", what, run.hex(), term)
             case InspectProcess():
@@ -484,7 +481,7 @@ class MasterServer:
                 assert self._tasks is not None, "not started"
                 self._tasks.create(self._probe(effect))
             case ForgetRun():
-                self._keep(None)
+                self._state.keep(None)
                 _log.info("no member is left: the run is over")
             case Announce(what, peer, name, group, text, cause):
                 self._names.note(peer, name)

@@ -7,6 +7,7 @@ wait until the members have returned, and rejects other processes that claim to 
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from pccl.protocol.errors import LocalProtocolError
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import INCUMBENT_BYTES, TERM_MAX
 from pccl.protocol.types import KEY_BYTES, PeerId
+
+_log = logging.getLogger("pccl.master")
 
 _VERSION = 4
 _WITHOUT_KEYS = (2, 3)
@@ -72,6 +75,61 @@ class MasterStore(Protocol):
     def clear(self) -> None:
         """Delete the stored state, because the run is over."""
         ...
+
+
+class StoredState:
+    """What a master stores: the wanted state, and whether the store holds it.
+
+    Args:
+        store: where the state is stored; None: nowhere.
+
+    Raises:
+        LocalProtocolError: the stored state cannot be read.
+    """
+
+    def __init__(self, store: MasterStore | None) -> None:
+        self._store = store
+        self.wanted: Remembered | None = None
+        """State that the store should hold."""
+        self._stored: Remembered | None = None
+        """State that this process has written to the store."""
+        self._trouble = ""
+        """Error of the last attempt to write; empty if it succeeded."""
+        self.found = store.load() if store is not None else None
+        """The state that an earlier process has stored."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a store."""
+        return self._store is not None
+
+    def begin(self, wanted: Remembered) -> None:
+        """Store the state with which this master begins.
+
+        Raises:
+            LocalProtocolError: it cannot be written.
+        """
+        self.wanted = wanted
+        if self._store is not None:
+            self._store.save(wanted)
+            self._stored = wanted
+
+    def keep(self, wanted: Remembered | None) -> None:
+        """Store ``wanted``; None clears the store. After a failure, call it again later."""
+        self.wanted = wanted
+        if self._store is None or wanted == self._stored:
+            return
+        try:
+            if wanted is None:
+                self._store.clear()
+            else:
+                self._store.save(wanted)
+        except LocalProtocolError as error:
+            if error.reason != self._trouble:
+                _log.warning("the stored state of this master is out of date: %s", error.reason)
+            self._trouble = error.reason
+        else:
+            self._stored, self._trouble = wanted, ""
 
 
 class DirectoryStore:

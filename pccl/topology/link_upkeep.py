@@ -10,6 +10,10 @@ lane replaces the lane with its number. If two dials cross, both sides keep the 
 the younger gives up its own dial when it accepts one, the elder does not. A link is up while it has
 a lane and does not damage data.
 
+If neither side can be dialled, the master lets both meet at a relay. A relayed link has one lane,
+and either side may have begun it. Both then try direct dials, with growing pauses; the first that
+succeeds replaces the relayed lane.
+
 Pure: events go in, and steps come out in the order of execution.
 """
 
@@ -26,6 +30,9 @@ from pccl.topology.link_damage import LinkDamage
 
 _UNMET_FACTOR = 4
 """Factor for the longest pause between dials, if the peers never had a link."""
+
+_DIRECT_FIRST_FACTOR, _DIRECT_LONGEST_FACTOR = 10, 600
+"""Factors for the first and the longest pause before a relayed link tries a direct connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class TellLink:
 
     peer: PeerId
     reason: str | None
+    relay: PeerId | None = None
+    """The relay that carries the link, if it is up; 0: the master. None: it is direct."""
 
 
 LinkStep = DialLane | GiveUpLane | DropLink | TellLink
@@ -105,6 +114,8 @@ class _WantedLink:
     """Whether this side keeps the link: dials its lanes, and redials them."""
     used: bool = False
     """Whether the link has carried a collective, or is about to."""
+    relay: PeerId | None = None
+    """The relay that carries the link; None: the link is down, or direct."""
     is_withheld: bool = False
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
@@ -140,12 +151,15 @@ class LinkUpkeep:
     # -- wanted links ----------------------------------------------------------------------------
 
     def want(
-        self, own: PeerId, members: Iterable[Member], up: Mapping[PeerId, tuple[int, bool]]
+        self,
+        own: PeerId,
+        members: Iterable[Member],
+        up: Mapping[PeerId, tuple[int, bool, PeerId | None]],
     ) -> list[LinkStep]:
         """Keep links to these peers, and drop links to all other peers that were wanted before.
 
         ``up``: the links that are up, with the number of lanes that the other side was configured
-        with, and whether it is on this machine.
+        with, whether it is on this machine, and the relay.
         """
         self._own = own
         wanted = {member.peer: member for member in members}
@@ -158,12 +172,15 @@ class LinkUpkeep:
         for peer, member in wanted.items():
             self._newcomers.remove(peer)
             if peer not in self._links:
-                told, near = up.get(peer, (0, False))
+                told, near, relay = up.get(peer, (0, False, None))
                 told, met = max(told, self._lanes), peer in up
                 damage = LinkDamage(self._patience_ns)
-                link = _WantedLink(member, told, near, up=met, was_up=met, damage=damage)
+                link = _WantedLink(member, told, near, met, met, damage, relay=relay)
                 self._links[peer] = link
-                steps += [] if met else self._bring_up(link)
+                if relay is not None:
+                    steps += self._try_direct(link, ours=False)
+                elif not met:
+                    steps += self._bring_up(link)
         return steps
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
@@ -203,7 +220,7 @@ class LinkUpkeep:
         link.damage.passed(intact_bytes)
         if link.is_withheld and not link.damage.is_down(now_ns):
             link.is_withheld = False
-            steps += [TellLink(peer, None)] if link.up else []
+            steps += [TellLink(peer, None, link.relay)] if link.up else []
         return steps
 
     def close(self) -> list[LinkStep]:
@@ -221,10 +238,19 @@ class LinkUpkeep:
     def gives_way(self, peer: PeerId, number: int) -> bool:
         """Drop a dial if the other side has dialled meanwhile; return whether it was dropped."""
         link = self._links[peer]
-        if link.keeps or not link.up:
+        if link.keeps or not link.up or link.relay is not None:
             return False
         del link.dials[number]
         return True
+
+    def meets(self, peer: PeerId) -> bool:
+        """Whether this peer shall dial a relay, as its master asks, to link itself to ``peer``.
+
+        Only the younger of the two can tell that it needs no new lane: it begins the handshake.
+        """
+        link = self._links.get(peer)
+        is_younger = peer < self._own
+        return peer != self._own and not (is_younger and (link is None or link.up))
 
     def failed(self, peer: PeerId, number: int, reason: str) -> list[LinkStep]:
         """Record a failed dial: dial again later, unless the other side has dialled meanwhile."""
@@ -246,7 +272,7 @@ class LinkUpkeep:
 
     def _width(self, link: _WantedLink) -> int:
         """Return how many lanes the link should have now."""
-        if not link.used:
+        if not link.used or link.relay is not None:
             return 1
         links = self._links.values()
         sharers = sum(other.used and not (other.near or other.told) for other in links)
@@ -262,7 +288,7 @@ class LinkUpkeep:
         return steps
 
     def _dial(self, link: _WantedLink, number: int) -> list[LinkStep]:
-        if (number and not link.up) or (link.up and not link.keeps):
+        if (number and not link.up) or (link.up and not link.keeps and link.relay is None):
             # The first lane brings the others, or the other side has dialled.
             del link.dials[number]
             return []
@@ -276,9 +302,19 @@ class LinkUpkeep:
             return []
         # Without an earlier link, only the peer itself claims to be at this address.
         longest_ns = self._longest_ns if link.was_up else _UNMET_FACTOR * self._longest_ns
+        if link.relay is not None:
+            longest_ns = _DIRECT_LONGEST_FACTOR * self._longest_ns
         pause_ns = min(dial.backoff_ns, longest_ns)
         dial.waits, dial.backoff_ns = True, 2 * pause_ns
         return [DialLane(link.member, number, pause_ns)]
+
+    def _try_direct(self, link: _WantedLink, *, ours: bool) -> list[LinkStep]:
+        """Begin to try direct dials of a relayed link; the elder does so a little later."""
+        steps = self._give_up(link)
+        link.keeps, is_elder = ours, link.member.peer > self._own
+        pause_ns = _DIRECT_FIRST_FACTOR * self._longest_ns * (3 if is_elder else 2) // 2
+        link.dials[0] = _LaneDial(pause_ns)
+        return steps + self._dial_later(link, 0)
 
     def _give_up(self, link: _WantedLink, *, but_under_way: bool = False) -> list[LinkStep]:
         numbers = [n for n, dial in link.dials.items() if not (but_under_way and dial.is_dialled)]
@@ -321,20 +357,24 @@ class LinkUpkeep:
         near: bool,
         ours: bool,
         more: bool,
+        relay: PeerId | None = None,
     ) -> list[LinkStep]:
         """Record that a link has one more lane, which this side has dialled if it is ``ours``.
 
         ``told``: how many lanes the other side was configured with; ``near``: whether it is on
-        this machine; ``more``: whether the link had a lane before.
+        this machine; ``more``: whether the link had a lane before; ``relay``: what carries it.
         """
         link = self._links.get(peer)
-        news: list[LinkStep] = [] if more else [TellLink(peer, None)]
+        is_news = not more or (link is not None and link.relay != relay)
+        news: list[LinkStep] = [TellLink(peer, None, relay)] if is_news else []
         if link is None:
             return news
         link.up = link.was_up = True
-        link.near, link.told = near, max(self._lanes, told)
+        link.near, link.told, link.relay = near, max(self._lanes, told), relay
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []
+        if relay is not None:
+            return self._try_direct(link, ours=ours) + news
         if ours:
             link.keeps, dial = True, link.dials[number]
             dial.is_dialled, dial.up_since_ns = False, now_ns
@@ -359,6 +399,9 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
+        if link.relay is not None and not up:
+            link.relay = None
+            return [*self._give_up(link), *self._bring_up(link), *news]
         dial, steps = link.dials.get(number), list[LinkStep]()
         if not up and (dial is None or not link.keeps):
             steps = self._bring_up(link)

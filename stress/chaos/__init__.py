@@ -6,7 +6,7 @@
 * ``peer_process``: a peer: reduces in a loop, checks every bit, and reports to the harness.
 * ``master_process``: the master: reports each announcement about a peer to the harness.
 * ``garbage``: sends hostile bytes to a port, as scanners, broken programs and attackers do.
-* ``network``: the network of a run: relays in front of each peer, and the faults on them.
+* ``network``: the network of a run: proxies in front of each peer, and the faults on them.
 * ``namespaces``: where the processes run: all on loopback, or each in a network namespace.
 * ``crew``: starts, reads, stops and kills the processes of a run.
 * ``trouble``: carries out a timeline: begins and ends each fault at its time.

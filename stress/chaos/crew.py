@@ -40,7 +40,7 @@ class ChaosCrew:
     Args:
         settings: settings of the run.
         record: gets each process that starts.
-        network: the relays between the processes.
+        network: the proxies between the processes.
         hosts: where the processes run.
     """
 
@@ -124,8 +124,8 @@ class ChaosCrew:
         if index not in self._doors:
             host = self._hosts.host(index)
             door = self._door(host)
-            relays = self._network.add(index, self._hosts.relay_host, door, self._masters)
-            self._doors[index] = (door, *relays)
+            proxies = self._network.add(index, self._hosts.proxy_host, door, self._masters)
+            self._doors[index] = (door, *proxies)
         door, front, *masters = self._doors[index]
         if timeline.local:
             front = door

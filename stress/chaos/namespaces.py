@@ -2,7 +2,7 @@
 
 With ``--netns`` each process has a namespace, and a virtual Ethernet pair joins it to a bridge.
 Both ends of a peer's pair have a token bucket (``tc ... tbf``), so the kernel limits the rates
-instead of the relays. The relays still add the delay, because not every kernel has netem.
+instead of the proxies. The proxies still add the delay, because not every kernel has netem.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NamespacesRefused(Exception):
 class Loopback:
     """All processes run on one address."""
 
-    relay_host = LOOPBACK
+    proxy_host = LOOPBACK
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +79,7 @@ class Namespaces:
         self._remove_old()
         try:
             self._run_ip("link", "add", self._name, "type", "bridge")
-            self._run_ip("addr", "add", f"{self.relay_host}/24", "dev", self._name)
+            self._run_ip("addr", "add", f"{self.proxy_host}/24", "dev", self._name)
             self._run_ip("link", "set", self._name, "up")
             self.host(MASTER)
         except BaseException:
@@ -91,7 +91,7 @@ class Namespaces:
         self._remove()
 
     @property
-    def relay_host(self) -> str:
+    def proxy_host(self) -> str:
         """Address of the bridge."""
         return f"{self._network}.1"
 

@@ -1,7 +1,7 @@
-"""The network of a run: relays in front of each peer, and the faults on them.
+"""The network of a run: proxies in front of each peer, and the faults on them.
 
-Each peer has one relay in front of it, and one to each master. The other peers dial the front
-relay, which distinguishes their connections by the id of the dialler. The list of lasting
+Each peer has one proxy in front of it, and one to each master. The other peers dial the front
+proxy, which distinguishes their connections by the id of the dialler. The list of lasting
 faults decides which faults act on which connections. When the list or an id changes, the network
 computes this again. So faults may overlap, and the end of a fault does not undo another fault.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from pccl.stress.chaos.garbage import pour
 from pccl.stress.emulator.connection import Side
-from pccl.stress.emulator.relay import Relay
+from pccl.stress.emulator.proxy import Proxy
 from pccl.stress.emulator.shaper import Direction
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import RATE_BPS_MIN, LinkSpec
@@ -24,7 +24,7 @@ from pccl.stress.timeline import LASTING, MASTER, FaultKind, TimelineFault
 
 
 @dataclass(frozen=True, slots=True)
-class RelayedPlace:
+class ProxiedPlace:
     """The connections that ``source`` dials to ``target``, which a fault may affect."""
 
     source: int
@@ -41,19 +41,19 @@ class _State:
 
 @dataclass(slots=True)
 class _Doors:
-    """The relays of one peer: in front of it, and to the masters; and its ids so far."""
+    """The proxies of one peer: in front of it, and to the masters; and its ids so far."""
 
-    front: Relay
-    to_masters: list[Relay]
+    front: Proxy
+    to_masters: list[Proxy]
     ids: list[int] = field(default_factory=list[int])
 
-    def all(self) -> list[Relay]:
-        """Return all relays."""
+    def all(self) -> list[Proxy]:
+        """Return all proxies."""
         return [self.front, *self.to_masters]
 
 
 class Network:
-    """A thread with all relays. Use it as a context manager, from any other thread.
+    """A thread with all proxies. Use it as a context manager, from any other thread.
 
     Args:
         link: properties of each link without a fault.
@@ -65,9 +65,9 @@ class Network:
         self._seed = seed
         self._doors: dict[int, _Doors] = {}
         self._active: list[TimelineFault] = []
-        self._done: dict[tuple[Relay, int | None], _State] = {}
-        """Relay and key of the link in it -> state that was applied last."""
-        self._stalled: dict[int, list[tuple[Relay, int]]] = {}
+        self._done: dict[tuple[Proxy, int | None], _State] = {}
+        """Proxy and key of the link in it -> state that was applied last."""
+        self._stalled: dict[int, list[tuple[Proxy, int]]] = {}
         self._pouring: set[asyncio.Task[None]] = set()
         self._thread = LoopThread("network", lambda: None, self._close)
 
@@ -81,11 +81,11 @@ class Network:
     # -- doors -----------------------------------------------------------------------------------
 
     def add(self, index: int, host: str, door: str, masters: Sequence[str]) -> list[str]:
-        """Start the relays of a peer.
+        """Start the proxies of a peer.
 
         Args:
             index: index of the process.
-            host: host at which its relays listen.
+            host: host at which its proxies listen.
             door: address at which it listens itself, ``HOST:PORT``.
             masters: the masters' own addresses.
 
@@ -102,7 +102,7 @@ class Network:
         self._thread.call(lambda: self._joined(index, peer))
 
     def remove(self, index: int) -> None:
-        """Close the relays of a peer that will not return; a second call has no effect."""
+        """Close the proxies of a peer that will not return; a second call has no effect."""
         self._thread.call(lambda: self._remove(index))
 
     def free_port(self, host: str, first: int, last: int) -> int:
@@ -138,23 +138,23 @@ class Network:
     def _add(self, index: int, host: str, door: str, masters: Sequence[str]) -> list[str]:
         listen = f"{host}:0"
         seed = self._seed + 10 * index
-        front = Relay(door, self._link, listen=listen, link_of=peer_of, seed=seed)
+        front = Proxy(door, self._link, listen=listen, link_of=peer_of, seed=seed)
         to_masters = [
-            Relay(master, self._link, listen=listen, seed=seed + number)
+            Proxy(master, self._link, listen=listen, seed=seed + number)
             for number, master in enumerate(masters, 1)
         ]
         self._doors[index] = doors = _Doors(front, to_masters)
-        for relay in doors.all():
-            relay.start()
+        for proxy in doors.all():
+            proxy.start()
         self._settle()
-        return [str(relay.address) for relay in doors.all()]
+        return [str(proxy.address) for proxy in doors.all()]
 
     def _remove(self, index: int) -> None:
         doors = self._doors.pop(index, None)
         if doors is None:
             return
-        for relay in doors.all():
-            relay.close()
+        for proxy in doors.all():
+            proxy.close()
         gone = doors.all()
         self._done = {at: done for at, done in self._done.items() if at[0] not in gone}
         for fault, flows in self._stalled.items():
@@ -168,23 +168,23 @@ class Network:
         match fault.kind:
             case FaultKind.RESET:
                 for place in self._places(fault):
-                    for relay, key in self._relays(place):
-                        relay.reset(link=key)
+                    for proxy, key in self._proxies(place):
+                        proxy.reset(link=key)
             case FaultKind.HALF_OPEN:
                 for place in self._places(fault):
                     gone = Side.DIALLER if place.target == fault.peer else Side.TARGET
-                    for relay, key in self._relays(place):
-                        relay.half_open(gone, link=key)
+                    for proxy, key in self._proxies(place):
+                        proxy.half_open(gone, link=key)
             case FaultKind.STALL:
                 flows = [
-                    (relay, each.flow)
+                    (proxy, each.flow)
                     for place in self._places(fault)
-                    for relay, key in self._relays(place)
-                    for each in relay.flows()
+                    for proxy, key in self._proxies(place)
+                    for each in proxy.flows()
                     if key is None or each.link == key
                 ]
-                for relay, flow in flows:
-                    relay.stall(flow=flow)
+                for proxy, flow in flows:
+                    proxy.stall(flow=flow)
                 self._stalled[id(fault)] = flows
             case _:
                 assert fault.kind in LASTING
@@ -192,9 +192,9 @@ class Network:
                 self._settle()
 
     def _end(self, fault: TimelineFault) -> None:
-        for relay, flow in self._stalled.pop(id(fault), ()):
+        for proxy, flow in self._stalled.pop(id(fault), ()):
             with suppress(LookupError):  # it has ended
-                relay.resume(flow=flow)
+                proxy.resume(flow=flow)
         if fault in self._active:
             self._active.remove(fault)
             self._settle()
@@ -202,18 +202,18 @@ class Network:
     def _settle(self) -> None:
         """Apply the lasting faults to each connection whose state is not up to date."""
         for source, target in self._all_places():
-            wanted = self._wanted(RelayedPlace(source, target))
-            for relay, key in self._relays(RelayedPlace(source, target)):
-                done = self._done.setdefault((relay, key), _State(self._link))
+            wanted = self._wanted(ProxiedPlace(source, target))
+            for proxy, key in self._proxies(ProxiedPlace(source, target)):
+                done = self._done.setdefault((proxy, key), _State(self._link))
                 if done.spec != wanted.spec:
-                    relay.change(wanted.spec, link=key)
+                    proxy.change(wanted.spec, link=key)
                 for direction in sorted(wanted.held - done.held, key=lambda each: each.value):
-                    relay.cut(link=key, direction=direction)
+                    proxy.cut(link=key, direction=direction)
                 for direction in sorted(done.held - wanted.held, key=lambda each: each.value):
-                    relay.resume(link=key, direction=direction)
-                self._done[relay, key] = wanted
+                    proxy.resume(link=key, direction=direction)
+                self._done[proxy, key] = wanted
 
-    def _wanted(self, place: RelayedPlace) -> _State:
+    def _wanted(self, place: ProxiedPlace) -> _State:
         spec = self._link
         held: set[Direction] = set()
         for fault in self._active:
@@ -241,25 +241,25 @@ class Network:
                 if source != target:
                     yield source, target
 
-    def _places(self, fault: TimelineFault) -> set[RelayedPlace]:
+    def _places(self, fault: TimelineFault) -> set[ProxiedPlace]:
         """Return the places whose connections a fault affects."""
         others: Iterable[int] = [fault.other] if fault.other is not None else self._everybody()
         pairs = [(fault.peer, other) for other in others if other != fault.peer]
         return {
-            RelayedPlace(*ends) for a, b in pairs for ends in ((a, b), (b, a)) if ends[0] != MASTER
+            ProxiedPlace(*ends) for a, b in pairs for ends in ((a, b), (b, a)) if ends[0] != MASTER
         }
 
     def _everybody(self) -> list[int]:
         return [MASTER, *self._doors]
 
-    def _relays(self, place: RelayedPlace) -> Iterator[tuple[Relay, int | None]]:
-        """Yield the relays of a place, with the link's key: the dialler's newest id, or None."""
+    def _proxies(self, place: ProxiedPlace) -> Iterator[tuple[Proxy, int | None]]:
+        """Yield the proxies of a place, with the link's key: the dialler's newest id, or None."""
         dialler = self._doors.get(place.source)
         if dialler is None:
             return
         if place.target == MASTER:
-            for relay in dialler.to_masters:
-                yield relay, None
+            for proxy in dialler.to_masters:
+                yield proxy, None
             return
         target = self._doors.get(place.target)
         if target is not None:
@@ -270,8 +270,8 @@ class Network:
         for task in list(self._pouring):
             task.cancel()
         for doors in self._doors.values():
-            for relay in doors.all():
-                relay.close()
+            for proxy in doors.all():
+                proxy.close()
 
 
 async def _free_port(host: str, first: int, last: int) -> int:

@@ -191,7 +191,7 @@ class ChaosRun:
         self._view.note(time.monotonic() - began_s if began_s else 0.0, text)
 
     def _link(self) -> LinkSpec:
-        """Return the properties of the relays; in namespaces the kernel limits the rate."""
+        """Return the properties of the proxies; in namespaces the kernel limits the rate."""
         spec = self._settings.timeline.link_spec
         return replace(spec, rate_bps=None) if self._settings.netns else spec
 

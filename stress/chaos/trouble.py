@@ -25,7 +25,7 @@ class Trouble:
 
     Args:
         crew: the processes.
-        network: the relays between the processes.
+        network: the proxies between the processes.
         record: gets each fault that was carried out.
         note: called with a line of text for each fault.
     """
@@ -101,7 +101,7 @@ class Trouble:
                 self._kill_master(fault)
 
     def ended(self, life: Life) -> None:
-        """Handle the end of a process: close its relays later, unless a new process will follow."""
+        """Handle the end of a process: close its proxies later, unless a new process follows."""
         if life.index >= 0 and not life.comes_back:
             self._at(time.monotonic() + LAST_WORDS_S, partial(self._network.remove, life.index))
 

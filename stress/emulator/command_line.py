@@ -1,4 +1,4 @@
-"""The commands ``python -m pccl.stress relay`` and ``verify-link``."""
+"""The commands ``python -m pccl.stress proxy`` and ``verify-link``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.table import Table
 from pccl.addresses import parse_address
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
-from pccl.stress.emulator.relay import Relay
+from pccl.stress.emulator.proxy import Proxy
 from pccl.stress.emulator.sorting import peer_of
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.emulator.thread import run_in_loop
@@ -51,7 +51,7 @@ class PlaceParameter(click.ParamType[str]):
     """The type of an option that takes ``HOST:PORT``.
 
     Args:
-        to_dial: whether the relay dials this address, which excludes port 0.
+        to_dial: whether the proxy dials this address, which excludes port 0.
     """
 
     name = "HOST:PORT"
@@ -88,22 +88,22 @@ class PlaceParameter(click.ParamType[str]):
 @click.option("--per-peer", is_flag=True, help="One link per peer that dials, not one for all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the jitter.")
 @click.option("--until-eof", is_flag=True, hidden=True, help="Also end when stdin ends.")
-def relay(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until_eof: bool) -> None:
-    """Relay connections over an emulated link until SIGTERM or Ctrl-C.
+def proxy(to: str, spec: LinkSpec, listen: str, per_peer: bool, seed: int, until_eof: bool) -> None:
+    """Proxy connections over an emulated link until SIGTERM or Ctrl-C.
 
-    The first line of output is "relay listens on HOST:PORT".
+    The first line of output is "proxy listens on HOST:PORT".
     """
-    one = Relay(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
+    one = Proxy(to, spec, listen=listen, link_of=peer_of if per_peer else None, seed=seed)
     try:
         run_in_loop(_serve(one, until_eof=until_eof))
     except BrokenPipeError:  # the reader of stdout has ended
         raise
     except OSError as error:
-        click.echo(f"cannot relay from {listen} to {to}: {error.strerror or error}", err=True)
+        click.echo(f"cannot proxy from {listen} to {to}: {error.strerror or error}", err=True)
         sys.exit(1)
 
 
-async def _serve(one: Relay, *, until_eof: bool) -> None:
+async def _serve(one: Proxy, *, until_eof: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
@@ -120,7 +120,7 @@ async def _serve(one: Relay, *, until_eof: bool) -> None:
             loop.add_reader(STDIN, on_stdin)
         one.start()
         with writing():
-            click.echo(f"relay listens on {one.address}")
+            click.echo(f"proxy listens on {one.address}")
         await stop.wait()
     finally:
         for number in signals:  # this loop ends, but its handlers would stay
@@ -129,13 +129,13 @@ async def _serve(one: Relay, *, until_eof: bool) -> None:
 
 
 @click.command("verify-link")
-@click.option("--link", "spec", type=LinkParameter(), required=True, help="As for relay.")
+@click.option("--link", "spec", type=LinkParameter(), required=True, help="As for proxy.")
 @click.option("--flows", type=click.IntRange(1, 256), default=1, show_default=True)
 @click.option("--seconds", type=Seconds(0.5, 600), default=5.0, show_default=True)
 @click.option("--both-ways", is_flag=True, help="Send both ways at the same time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_json: bool) -> None:
-    """Send plain TCP streams through a relay; exit with 1 if a result is more than 5 % off.
+    """Send plain TCP streams through a proxy; exit with 1 if a result is more than 5 % off.
 
     The round trip is that of small messages on the idle link. The rate is that of all connections
     together, after a warm-up. The command needs a machine without other load.
@@ -156,7 +156,7 @@ def verify_link(spec: LinkSpec, flows: int, seconds: float, both_ways: bool, as_
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Generator[None, None, None]:
-    """Make SIGTERM raise SystemExit in the block, so that the stack unwinds and the relay ends."""
+    """Make SIGTERM raise SystemExit in the block, so that the stack unwinds and the proxy ends."""
 
     def end(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signum)
@@ -186,7 +186,7 @@ def _show(measured: StreamMeasured) -> None:
     verdict = "within" if measured.is_ok else "NOT within"
     console.print(
         f"{measured.flows} connections over {measured.link or 'a link without limits'}: {verdict} "
-        f"{TOLERANCE:.0%}; the relay used {measured.relay_cpu_share:.0%} of a core",
+        f"{TOLERANCE:.0%}; the proxy used {measured.proxy_cpu_share:.0%} of a core",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""One relayed connection: two sockets, and a flow in each direction between them.
+"""One proxied connection: two sockets, and a flow in each direction between them.
 
 The connection offers bytes from one socket to the link's shaper. It stores the bytes until the
 shaper says that they have arrived, then writes them to the other socket.
@@ -33,12 +33,12 @@ class Side(enum.Enum):
     """One of the two parties of a connection."""
 
     DIALLER = "dialler"
-    """The party that dialled the relay."""
+    """The party that dialled the proxy."""
     TARGET = "target"
-    """The party that the relay dialled."""
+    """The party that the proxy dialled."""
 
 
-class RelayEnd:
+class ProxyEnd:
     """One of the two sockets, and its registrations in the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
@@ -89,16 +89,16 @@ class RelayEnd:
             self.sock.close()
 
 
-class RelayPipe:
+class ProxyPipe:
     """One direction of a connection: its bytes in flight, and the reasons why it is held."""
 
-    def __init__(self, source: RelayEnd, sink: RelayEnd, shaper: Shaper, flow: ShapedFlow) -> None:
+    def __init__(self, source: ProxyEnd, sink: ProxyEnd, shaper: Shaper, flow: ShapedFlow) -> None:
         self.source = source
         self.sink = sink
         self.shaper = shaper
         self.flow = flow
         self.holds: set[str] = set()
-        """Stalled scopes of this direction: ``relay``, ``link``, ``flow``."""
+        """Stalled scopes of this direction: ``proxy``, ``link``, ``flow``."""
         self.swallows = False
         self.passed_bytes = 0
         self.flipped_bits = 0
@@ -171,12 +171,12 @@ class RelayPipe:
 
 @dataclass(frozen=True, slots=True)
 class FlowStatus:
-    """The status of one connection through the relay.
+    """The status of one connection through the proxy.
 
     Attributes:
         flow: number of the connection, from 1, by which faults name it.
         link: key of its link.
-        forward_bytes: bytes written to the relay's target so far.
+        forward_bytes: bytes written to the proxy's target so far.
         backward_bytes: bytes written to the dialler so far.
         forward_flight_bytes: bytes to the target that are in transit or not acknowledged.
         backward_flight_bytes: bytes to the dialler that are in transit or not acknowledged.
@@ -190,11 +190,11 @@ class FlowStatus:
     backward_flight_bytes: int
 
 
-class RelayedConnection:
-    """One accepted connection, and the connection that the relay dialled for it.
+class ProxiedConnection:
+    """One accepted connection, and the connection that the proxy dialled for it.
 
     Args:
-        number: number of the connection in the relay.
+        number: number of the connection in the proxy.
         link: key of its link.
         near: socket to the dialler.
         far: socket to the target.
@@ -207,11 +207,11 @@ class RelayedConnection:
         self,
         number: int,
         link: Hashable,
-        near: RelayEnd,
-        far: RelayEnd,
-        pipes: dict[Direction, RelayPipe],
-        tell: Callable[[RelayPipe], object],
-        ended: Callable[[RelayedConnection], object],
+        near: ProxyEnd,
+        far: ProxyEnd,
+        pipes: dict[Direction, ProxyPipe],
+        tell: Callable[[ProxyPipe], object],
+        ended: Callable[[ProxiedConnection], object],
     ) -> None:
         self.number = number
         self.link = link
@@ -224,7 +224,7 @@ class RelayedConnection:
         self._is_over = False
 
     def begin(self, first: bytes, ended: bool, now_ns: int) -> None:
-        """Take the bytes that the dialler has already sent, while the relay dials the target."""
+        """Take the bytes that the dialler has already sent, while the proxy dials the target."""
         pipe = self.pipes[Direction.FORWARD]
         if first:
             pipe.put(first, now_ns)
@@ -246,12 +246,12 @@ class RelayedConnection:
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def move(self, pipe: RelayPipe, now_ns: int) -> None:
+    def move(self, pipe: ProxyPipe, now_ns: int) -> None:
         """Write arrived bytes, and read if there is room. The shaper must be at ``now_ns``."""
         self._write(pipe, now_ns)
         self._read(pipe, now_ns)
 
-    def _read(self, pipe: RelayPipe, now_ns: int) -> None:
+    def _read(self, pipe: ProxyPipe, now_ns: int) -> None:
         source = pipe.source
         if not source.is_open or pipe.has_read_end or not source.is_connected:
             return
@@ -275,7 +275,7 @@ class RelayedConnection:
         source.unwatch_readable()
         pipe.shaper.finish(pipe.flow, now_ns)
 
-    def _write(self, pipe: RelayPipe, now_ns: int) -> None:
+    def _write(self, pipe: ProxyPipe, now_ns: int) -> None:
         if not pipe.swallows and not (pipe.sink.is_open and pipe.sink.is_connected):
             return
         try:
@@ -290,13 +290,13 @@ class RelayedConnection:
     # -- ends ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Detect a reset of a socket that the relay is not reading."""
+        """Detect a reset of a socket that the proxy is not reading."""
         for end in (self._near, self._far):
             if end.is_open and end.is_connected and not end.is_read and failure_of(end.sock):
                 self._lose(end)
 
     def dialled(self) -> None:
-        """Begin to relay after the dial of the target, or end the connection if the dial failed."""
+        """Begin to proxy after the dial of the target, or end the connection if the dial failed."""
         if failure_of(self._far.sock):
             self._lose(self._far)
             return
@@ -304,7 +304,7 @@ class RelayedConnection:
         for wake in self._wakers.values():
             wake()
 
-    def _lose(self, end: RelayEnd) -> None:
+    def _lose(self, end: ProxyEnd) -> None:
         """Pass the reset of one end to the other end, now or when the direction is released."""
         end.close()
         direction = Direction.FORWARD if end is self._near else Direction.BACKWARD

@@ -39,7 +39,7 @@ class Direction(enum.Enum):
     """One of the two directions of a connection."""
 
     FORWARD = "forward"
-    """From the dialler to the relay's target."""
+    """From the dialler to the proxy's target."""
     BACKWARD = "backward"
 
     @property
@@ -125,7 +125,7 @@ class Shaper:
     Args:
         spec: the link.
         chance: random numbers for jitter and flipped bits.
-        overhead_ns: delay that the relay itself adds to each way; subtracted from the link's delay.
+        overhead_ns: delay that the proxy itself adds to each way; subtracted from the link's delay.
     """
 
     def __init__(self, spec: LinkSpec, chance: Random, overhead_ns: int = 0) -> None:

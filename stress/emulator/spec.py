@@ -20,11 +20,11 @@ RTT_S_MAX = 60.0
 WINDOW_BYTES_MIN, WINDOW_BYTES_MAX = 1 * KIB, 1024 * MIB
 
 QUEUE_S = 0.02
-"""Seconds of a link's work that may queue in the emulator, for times when the relay's process does
+"""Seconds of a link's work that may queue in the emulator, for times when the proxy's process does
 not run. Further bytes wait at the sender, as on a real link with a careful congestion control."""
 
 WINDOW_SLACK_BYTES = 256 * KIB
-"""Bytes of the default window beyond the bandwidth-delay product: a few reads of the relay."""
+"""Bytes of the default window beyond the bandwidth-delay product: a few reads of the proxy."""
 
 PACKET_BYTES = 1448
 """Payload of a packet on most networks. A share ``corrupt`` of packets has a flipped bit."""
@@ -123,8 +123,8 @@ class LinkSpec:
     def flight_max_bytes(self) -> int:
         """The window: as given, or large enough for the full rate of one connection.
 
-        A byte uses the window from its read by the relay until its acknowledgement: for the round
-        trip, the jitter of both ways, and the queue. The queue counts twice, because the relay does
+        A byte uses the window from its read by the proxy until its acknowledgement: for the round
+        trip, the jitter of both ways, and the queue. The queue counts twice, because the proxy does
         not run all the time.
         """
         if self.window_bytes is not None:

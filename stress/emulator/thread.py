@@ -1,4 +1,4 @@
-"""Threads with an event loop, and a relay on such a thread, for tests and benchmarks."""
+"""Threads with an event loop, and a proxy on such a thread, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from pccl.stress.emulator.relay import Relay
+from pccl.stress.emulator.proxy import Proxy
 from pccl.stress.emulator.sorting import LinkOf
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.transports.base import Address
@@ -96,26 +96,26 @@ class LoopThread:
 
 
 def _in_loop(
-    method: Callable[Concatenate[Relay, _P], _T],
-) -> Callable[Concatenate[RelayThread, _P], _T]:
-    """Make a method for any thread from a method of a relay."""
+    method: Callable[Concatenate[Proxy, _P], _T],
+) -> Callable[Concatenate[ProxyThread, _P], _T]:
+    """Make a method for any thread from a method of a proxy."""
 
     @wraps(method)
-    def call(self: RelayThread, /, *args: _P.args, **options: _P.kwargs) -> _T:
-        return self.thread.call(lambda: method(self.relay, *args, **options))
+    def call(self: ProxyThread, /, *args: _P.args, **options: _P.kwargs) -> _T:
+        return self.thread.call(lambda: method(self.proxy, *args, **options))
 
     return call
 
 
-class RelayThread:
-    """A relay on a thread, as a context manager; see :class:`pccl.stress.emulator.relay.Relay`.
+class ProxyThread:
+    """A proxy on a thread, as a context manager; see :class:`pccl.stress.emulator.proxy.Proxy`.
 
-        with RelayThread("127.0.0.1:4711", LinkSpec.parse("rate=200mbit,rtt=80ms")) as relay:
-            socket.create_connection(relay.address)
-            relay.stall()
+        with ProxyThread("127.0.0.1:4711", LinkSpec.parse("rate=200mbit,rtt=80ms")) as proxy:
+            socket.create_connection(proxy.address)
+            proxy.stall()
 
-    The thread shares the interpreter with the program. For measurements, run the relay as a process
-    (``python -m pccl.stress relay``). Arguments are those of ``Relay`` except ``first_byte_count``.
+    The thread shares the interpreter with the program. For measurements, run the proxy as a process
+    (``python -m pccl.stress proxy``). Arguments are those of ``Proxy`` except ``first_byte_count``.
 
     Raises:
         OSError: from ``__enter__``: ``listen`` cannot be bound, or the host of ``to`` is unknown.
@@ -130,8 +130,8 @@ class RelayThread:
         link_of: LinkOf | None = None,
         seed: int = 0,
     ) -> None:
-        self.relay = Relay(to, spec, listen=listen, link_of=link_of, seed=seed)
-        self.thread = LoopThread("relay", self.relay.start, self.relay.close)
+        self.proxy = Proxy(to, spec, listen=listen, link_of=link_of, seed=seed)
+        self.thread = LoopThread("proxy", self.proxy.start, self.proxy.close)
 
     def __enter__(self) -> Self:
         self.thread.__enter__()
@@ -141,21 +141,21 @@ class RelayThread:
         self.close()
 
     def close(self) -> None:
-        """Reset all connections, and end the relay and its thread; idempotent."""
+        """Reset all connections, and end the proxy and its thread; idempotent."""
         self.thread.close()
 
     @property
     def address(self) -> Address:
-        """The address at which the relay listens."""
-        return self.relay.address
+        """The address at which the proxy listens."""
+        return self.proxy.address
 
-    flows = _in_loop(Relay.flows)
-    change = _in_loop(Relay.change)
-    stall = _in_loop(Relay.stall)
-    cut = _in_loop(Relay.cut)
-    resume = _in_loop(Relay.resume)
-    reset = _in_loop(Relay.reset)
-    half_open = _in_loop(Relay.half_open)
-    refuse_new = _in_loop(Relay.refuse_new)
-    blackhole_new = _in_loop(Relay.blackhole_new)
-    accept_new = _in_loop(Relay.accept_new)
+    flows = _in_loop(Proxy.flows)
+    change = _in_loop(Proxy.change)
+    stall = _in_loop(Proxy.stall)
+    cut = _in_loop(Proxy.cut)
+    resume = _in_loop(Proxy.resume)
+    reset = _in_loop(Proxy.reset)
+    half_open = _in_loop(Proxy.half_open)
+    refuse_new = _in_loop(Proxy.refuse_new)
+    blackhole_new = _in_loop(Proxy.blackhole_new)
+    accept_new = _in_loop(Proxy.accept_new)

@@ -1,7 +1,7 @@
-"""Creates, configures and resets the sockets of the relay.
+"""Creates, configures and resets the sockets of the proxy.
 
-The kernel's buffers on both sides of the relay are outside the emulated window. They are small, so
-that the link, not the buffers, limits a sender, but large enough for a busy relay process.
+The kernel's buffers on both sides of the proxy are outside the emulated window. They are small, so
+that the link, not the buffers, limits a sender, but large enough for a busy proxy process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def dialler(place: Place) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of a socket of the relay."""
+    """Set the options of a socket of the proxy."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     # Send at once, because a wait for more data would add a delay that is not of the link.

@@ -1,7 +1,7 @@
-"""Measures plain TCP streams through a relay, to verify the emulator.
+"""Measures plain TCP streams through a proxy, to verify the emulator.
 
-The relay is a separate process, as in real use. Sender and receiver are threads of this process,
-with blocking sockets, and share no code with the library or the relay.
+The proxy is a separate process, as in real use. Sender and receiver are threads of this process,
+with blocking sockets, and share no code with the library or the proxy.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class StreamMeasured:
         link: the link as text.
         flows: number of connections that sent at once.
         asked_bps: expected rate of all connections in one direction; None: no limit.
-        rate_bps: rate of the payload that arrived at the relay's target.
+        rate_bps: rate of the payload that arrived at the proxy's target.
         rate_back_bps: rate of the payload on the way back; None: none was sent.
         asked_rtt_s: expected round trip on the idle link, with the mean jitter.
         rtt_s: median of the round trips of small messages.
-        relay_cpu_share: CPU time of the relay's process per second of the streams; 0 on systems
+        proxy_cpu_share: CPU time of the proxy's process per second of the streams; 0 on systems
             without ``/proc``.
     """
 
@@ -57,7 +57,7 @@ class StreamMeasured:
     rate_back_bps: float | None
     asked_rtt_s: float
     rtt_s: float
-    relay_cpu_share: float
+    proxy_cpu_share: float
 
     @property
     def is_ok(self) -> bool:
@@ -69,12 +69,12 @@ class StreamMeasured:
 
 
 def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> StreamMeasured:
-    """Start a relay for a link, and measure first its round trip, then its rate.
+    """Start a proxy for a link, and measure first its round trip, then its rate.
 
     Raises:
-        OSError: the relay did not start, or a connection through it failed.
+        OSError: the proxy did not start, or a connection through it failed.
     """
-    with _target() as (to, target), _relay_process(to, spec) as (address, pid):
+    with _target() as (to, target), _proxy_process(to, spec) as (address, pid):
         rtt_s = _round_trip_s(address, spec)
         with _Streams() as streams:
             for _ in range(flows):
@@ -95,7 +95,7 @@ def measure(spec: LinkSpec, *, flows: int, seconds: float, both_ways: bool) -> S
         rate_back_bps=taken * 8 / lasted_s if both_ways else None,
         asked_rtt_s=spec.rtt_s + spec.jitter_s,
         rtt_s=rtt_s,
-        relay_cpu_share=cpu_s / lasted_s,
+        proxy_cpu_share=cpu_s / lasted_s,
     )
 
 
@@ -111,12 +111,12 @@ def _asked_bps(spec: LinkSpec, flows: int) -> float | None:
 
 
 @contextlib.contextmanager
-def _relay_process(to: str, spec: LinkSpec) -> Generator[tuple[tuple[str, int], int]]:
-    """Run a relay as a process; yield its address and its process id.
+def _proxy_process(to: str, spec: LinkSpec) -> Generator[tuple[tuple[str, int], int]]:
+    """Run a proxy as a process; yield its address and its process id.
 
-    The relay ends when its stdin ends, so it does not outlive this process.
+    The proxy ends when its stdin ends, so it does not outlive this process.
     """
-    command = [sys.executable, "-m", "pccl.stress", "relay", "--to", to, "--link", str(spec)]
+    command = [sys.executable, "-m", "pccl.stress", "proxy", "--to", to, "--link", str(spec)]
     with subprocess.Popen(
         [*command, "--until-eof"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -124,7 +124,7 @@ def _relay_process(to: str, spec: LinkSpec) -> Generator[tuple[tuple[str, int], 
             assert process.stdout is not None
             words = process.stdout.readline().split()
             if not words:
-                raise OSError("the relay did not start")
+                raise OSError("the proxy did not start")
             address = parse_address(words[-1])
             yield (address.host, address.port), process.pid
         finally:
@@ -142,7 +142,7 @@ def _round_trip_s(address: tuple[str, int], spec: LinkSpec) -> float:
             while left:
                 got = len(sock.recv(left))
                 if not got:
-                    raise OSError("the connection through the relay ended")
+                    raise OSError("the connection through the proxy ended")
                 left -= got
             spans_s.append(time.perf_counter() - started_s)
     return statistics.median(spans_s[2:])
@@ -221,7 +221,7 @@ def _thread(work: Callable[[socket.socket], None], sock: socket.socket) -> threa
 
 @contextlib.contextmanager
 def _target() -> Generator[tuple[str, _Streams]]:
-    """Run a server for the relay to dial; yield its address and its connections."""
+    """Run a server for the proxy to dial; yield its address and its connections."""
 
     def accept(listener: socket.socket) -> None:
         while True:

@@ -170,6 +170,7 @@ class MasterProcess:
             curves=QuickCurves(),
             secret=secret,
             encrypts=parts.scenario.encrypts,
+            relays=parts.scenario.relays,
         )
 
     async def start(self) -> None:

@@ -125,7 +125,9 @@ class Stage:
             self._quiet_since_ns,
             lambda: (seat.process for seat in self.seats),
             excuses.are_apart,
+            excuses.need_relay,
         ).check
+        excuses.master_relays = scenario.relays
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):
             excuses.masters_died = True
         rng = Random(f"{scenario.seed}/network")

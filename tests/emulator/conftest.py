@@ -1,4 +1,4 @@
-"""A relay on its thread between plain sockets."""
+"""A proxy on its thread between plain sockets."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import ExitStack
 
 import pytest
 
-from pccl.stress.emulator import LinkSpec, RelayThread
+from pccl.stress.emulator import LinkSpec, ProxyThread
 from pccl.stress.emulator.sorting import LinkOf
 from tests.support.patience import LIMIT_S
 
 
 class Bench:
-    """A target that listens, and a relay before it. Every socket is closed in the end."""
+    """A target that listens, and a proxy before it. Every socket is closed in the end."""
 
     def __init__(self, link: str, link_of: LinkOf | None = None) -> None:
         self._stack = ExitStack()
         self.listener = self.own(socket.create_server(("127.0.0.1", 0)))
         host, port = self.listener.getsockname()
-        self.relay = self._stack.enter_context(
-            RelayThread(f"{host}:{port}", LinkSpec.parse(link), link_of=link_of)
+        self.proxy = self._stack.enter_context(
+            ProxyThread(f"{host}:{port}", LinkSpec.parse(link), link_of=link_of)
         )
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ class Bench:
         return self._stack.enter_context(sock)
 
     def dial(self, first: bytes = b"") -> socket.socket:
-        address = self.relay.address
+        address = self.proxy.address
         sock = self.own(socket.create_connection((address.host, address.port), LIMIT_S))
         sock.sendall(first)
         return sock
@@ -42,16 +42,16 @@ class Bench:
         return self.own(self.listener.accept()[0])
 
     def connect(self, first: bytes = b"") -> tuple[socket.socket, socket.socket]:
-        """A connection through the relay: the dialler's socket and the target's."""
+        """A connection through the proxy: the dialler's socket and the target's."""
         near = self.dial(first)
         far = self.accept()
         assert receive(far, len(first)) == first
         return near, far
 
     def wait_until_over(self) -> None:
-        """Until the relay has no connection left."""
+        """Until the proxy has no connection left."""
         give_up_s = time.monotonic() + LIMIT_S
-        while flows := self.relay.flows():
+        while flows := self.proxy.flows():
             assert time.monotonic() < give_up_s, flows
 
 

@@ -1,4 +1,4 @@
-"""``python -m pccl.stress relay`` and ``verify-link``, as others use them."""
+"""``python -m pccl.stress proxy`` and ``verify-link``, as others use them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from pccl.stress.commands import main
 from pccl.stress.emulator.verify import StreamMeasured
 from tests.support.patience import LIMIT_S
 
-RELAY = [sys.executable, "-m", "pccl.stress", "relay"]
+PROXY = [sys.executable, "-m", "pccl.stress", "proxy"]
 
 
 @contextmanager
-def relay(*arguments: str) -> Generator[tuple[subprocess.Popen[str], tuple[str, int]]]:
+def proxy(*arguments: str) -> Generator[tuple[subprocess.Popen[str], tuple[str, int]]]:
     with subprocess.Popen(
-        [*RELAY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*PROXY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
             first = process.stdout.readline()
             words, _, port = first.rpartition(":")
-            assert words == "relay listens on 127.0.0.1", first
+            assert words == "proxy listens on 127.0.0.1", first
             yield process, ("127.0.0.1", int(port))
         finally:
             process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) -> None:
+def test_proxy_says_where_it_listens_and_ends_cleanly(number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LIMIT_S)
         to = f"127.0.0.1:{listener.getsockname()[1]}"
         arguments = ("--to", to, "--link", "rate=100mbit,rtt=2ms", "--per-peer")
         with (
-            relay(*arguments) as (process, place),
+            proxy(*arguments) as (process, place),
             socket.create_connection(place, LIMIT_S) as near,
         ):
             near.sendall(b"x" * OPENING_BYTES)
@@ -71,7 +71,7 @@ def test_relay_says_where_it_listens_and_ends_cleanly(number: signal.Signals) ->
     ],
 )
 def test_wrong_arguments_are_two_and_a_word(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(main, ["relay", *arguments])
+    result = CliRunner().invoke(main, ["proxy", *arguments])
     assert result.exit_code == 2
     assert words in result.output
 
@@ -82,9 +82,9 @@ def test_a_time_that_is_no_number_is_refused() -> None:
     assert "'nan' is not a finite number" in result.output
 
 
-def test_relay_ends_with_its_stdin_if_it_is_told_to() -> None:
+def test_proxy_ends_with_its_stdin_if_it_is_told_to() -> None:
     arguments = ["--to", "127.0.0.1:1", "--link", "", "--until-eof"]
-    with subprocess.Popen([*RELAY, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+    with subprocess.Popen([*PROXY, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
         try:
             assert p.stdout is not None
             assert p.stdout.readline()
@@ -94,32 +94,32 @@ def test_relay_ends_with_its_stdin_if_it_is_told_to() -> None:
     assert p.returncode == 0
 
 
-def relays_of(pid: int) -> list[int]:
-    """Process ids of the relays that a process has started."""
+def proxies_of(pid: int) -> list[int]:
+    """Process ids of the proxies that a process has started."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == pid and b"relay" in (folder / "cmdline").read_bytes():
+            if int(parent) == pid and b"proxy" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
     return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_verify_link_leaves_no_relay_when_it_is_killed(number: signal.Signals, status: int) -> None:
+def test_verify_link_leaves_no_proxy_when_it_is_killed(number: signal.Signals, status: int) -> None:
     with subprocess.Popen(
-        [*RELAY[:-1], "verify-link", "--link", "rtt=1ms,rate=1mbit", "--seconds", "600"],
+        [*PROXY[:-1], "verify-link", "--link", "rtt=1ms,rate=1mbit", "--seconds", "600"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         try:
             give_up_s = time.monotonic() + LIMIT_S
-            while not relays_of(process.pid):
+            while not proxies_of(process.pid):
                 assert time.monotonic() < give_up_s
             process.send_signal(number)
-            # The relay has inherited stderr: it ends when both have ended.
+            # The proxy has inherited stderr: it ends when both have ended.
             out, err = process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()
@@ -130,7 +130,7 @@ def test_verify_link_leaves_no_relay_when_it_is_killed(number: signal.Signals, s
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["relay", "--to", "127.0.0.1:1", "--link", ""],
+        ["proxy", "--to", "127.0.0.1:1", "--link", ""],
         ["sim", "--seeds", "0:1", "--json"],
         ["sim", "--seeds", "0:1"],
     ],
@@ -138,7 +138,7 @@ def test_verify_link_leaves_no_relay_when_it_is_killed(number: signal.Signals, s
 def test_a_full_stdout_is_one_line_and_one(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(
-            [*RELAY[:-1], *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*PROXY[:-1], *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     expected = "Error: cannot write to stdout: No space left on device\n"
     assert (run.returncode, run.stderr) == (1, expected)
@@ -148,10 +148,10 @@ def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = f"127.0.0.1:{listener.getsockname()[1]}"
         result = CliRunner().invoke(
-            main, ["relay", "--to", "127.0.0.1:1", "--link", "", "--listen", taken]
+            main, ["proxy", "--to", "127.0.0.1:1", "--link", "", "--listen", taken]
         )
     assert result.exit_code == 1
-    assert f"cannot relay from {taken} to 127.0.0.1:1: " in result.output
+    assert f"cannot proxy from {taken} to 127.0.0.1:1: " in result.output
 
 
 def test_verify_link_prints_what_was_asked_and_what_came_out() -> None:

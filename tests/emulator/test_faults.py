@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol.handshake.opening import OPENING_BYTES
-from pccl.stress.emulator import Direction, LinkSpec, RelayThread, Side
+from pccl.stress.emulator import Direction, LinkSpec, ProxyThread, Side
 from tests.emulator.conftest import BenchMaker
 from tests.support.patience import LIMIT_S
 
@@ -55,12 +55,12 @@ def test_both_ways_stop_and_go_on(
 ) -> None:
     bench = make_bench("rtt=2ms")
     near, far = bench.connect(b"hello")
-    getattr(bench.relay, fault)(**scope)
+    getattr(bench.proxy, fault)(**scope)
     near.sendall(b"there")
     far.sendall(b"back")
     assert is_silent(far)
     assert is_silent(near)
-    bench.relay.resume(**scope)  # type: ignore[arg-type]
+    bench.proxy.resume(**scope)  # type: ignore[arg-type]
     assert read(far, 5) == b"there"
     assert read(near, 4) == b"back"
 
@@ -73,12 +73,12 @@ def test_one_way_stops_and_the_other_does_not(
     bench = make_bench("rtt=2ms")
     near, far = bench.connect(b"hello")
     stopped, other = (near, far) if direction is Direction.FORWARD else (far, near)
-    getattr(bench.relay, fault)(direction=direction)
+    getattr(bench.proxy, fault)(direction=direction)
     stopped.sendall(b"stuck")
     other.sendall(b"free")
     assert read(stopped, 4) == b"free"
     assert is_silent(other)
-    bench.relay.resume(direction=direction)
+    bench.proxy.resume(direction=direction)
     assert read(other, 5) == b"stuck"
 
 
@@ -87,12 +87,12 @@ def test_a_one_way_cut_stops_the_other_way_for_want_of_acknowledgements(
 ) -> None:
     bench = make_bench("rtt=2ms,window=64kib")
     near, far = bench.connect(b"hello")
-    bench.relay.cut(direction=Direction.BACKWARD)
+    bench.proxy.cut(direction=Direction.BACKWARD)
     sender = threading.Thread(target=near.sendall, args=(bytes(1_000_000),))
     sender.start()
     received = drain(far)
     assert 0 < received <= 64 << 10
-    bench.relay.resume(direction=Direction.BACKWARD)
+    bench.proxy.resume(direction=Direction.BACKWARD)
     read(far, 1_000_000 - received)
     sender.join(LIMIT_S)
     assert not sender.is_alive()
@@ -109,62 +109,62 @@ def test_a_stream_survives_whatever_happens_to_the_link(make_bench: BenchMaker) 
 
     sender = threading.Thread(target=send)
     sender.start()
-    chance, received, relay = random.Random(2), bytearray(), bench.relay
+    chance, received, proxy = random.Random(2), bytearray(), bench.proxy
     fault_count = 0
     while piece := far.recv(50_000):
         received += piece
         if len(received) >= (fault_count + 1) * 200_000:
             fault_count += 1
-            break_and_heal(relay, chance)
+            break_and_heal(proxy, chance)
     sender.join(LIMIT_S)
     assert fault_count >= 10
     assert bytes(received) == data
 
 
-def break_and_heal(relay: RelayThread, chance: random.Random) -> None:
-    fault = chance.choice([relay.stall, relay.cut])
+def break_and_heal(proxy: ProxyThread, chance: random.Random) -> None:
+    fault = chance.choice([proxy.stall, proxy.cut])
     direction = chance.choice([None, *Direction])
     fault(direction=direction)
-    relay.change(
+    proxy.change(
         LinkSpec.parse(chance.choice(["rate=900mbit", "rtt=20ms,window=64kib", "rtt=1ms"]))
     )
-    relay.resume(direction=direction)
+    proxy.resume(direction=direction)
 
 
 def test_scopes_add_up(make_bench: BenchMaker, read: Read) -> None:
     bench = make_bench("rtt=2ms")
     near, far = bench.connect(b"hello")
-    bench.relay.stall()
-    bench.relay.stall(flow=1)
-    bench.relay.resume()
+    bench.proxy.stall()
+    bench.proxy.stall(flow=1)
+    bench.proxy.resume()
     near.sendall(b"there")
     assert is_silent(far)
-    bench.relay.resume(flow=1)
+    bench.proxy.resume(flow=1)
     assert read(far, 5) == b"there"
 
 
 def test_one_flow_stops_and_the_others_do_not(make_bench: BenchMaker, read: Read) -> None:
     bench = make_bench("rtt=2ms")
     (one, far_of_one), (two, far_of_two) = bench.connect(b"1"), bench.connect(b"2")
-    bench.relay.stall(flow=2)
+    bench.proxy.stall(flow=2)
     one.sendall(b"one")
     two.sendall(b"two")
     assert read(far_of_one, 3) == b"one"
     assert is_silent(far_of_two)
     with pytest.raises(LookupError, match="no connection 3"):
-        bench.relay.stall(flow=3)
+        bench.proxy.stall(flow=3)
 
 
-def test_a_stalled_relay_or_link_stalls_what_comes_later(
+def test_a_stalled_proxy_or_link_stalls_what_comes_later(
     make_bench: BenchMaker, read: Read
 ) -> None:
     for scope in ({}, {"link": "shared"}):
         bench = make_bench("rtt=2ms")
-        bench.relay.stall(**scope)  # type: ignore[arg-type]
+        bench.proxy.stall(**scope)  # type: ignore[arg-type]
         near = bench.dial(b"hello")
         far = bench.accept()
         assert is_silent(far)
-        bench.relay.resume(**scope)  # type: ignore[arg-type]
+        bench.proxy.resume(**scope)  # type: ignore[arg-type]
         assert read(far, 5) == b"hello"
         near.close()
 
@@ -172,7 +172,7 @@ def test_a_stalled_relay_or_link_stalls_what_comes_later(
 def test_an_end_and_a_reset_wait_for_the_link(make_bench: BenchMaker, read: Read) -> None:
     bench = make_bench("rtt=2ms")
     (one, far_of_one), (two, far_of_two) = bench.connect(b"1"), bench.connect(b"2")
-    bench.relay.stall(direction=Direction.FORWARD)
+    bench.proxy.stall(direction=Direction.FORWARD)
     one.sendall(b"last words")
     one.shutdown(socket.SHUT_WR)
     die(two)
@@ -180,7 +180,7 @@ def test_an_end_and_a_reset_wait_for_the_link(make_bench: BenchMaker, read: Read
     assert is_silent(far_of_two)
     far_of_two.sendall(b"are you there?")
     assert is_silent(far_of_two)
-    bench.relay.resume(direction=Direction.FORWARD)
+    bench.proxy.resume(direction=Direction.FORWARD)
     assert read(far_of_one, 10) == b"last words"
     assert far_of_one.recv(1) == b""
     with pytest.raises(RESET):
@@ -192,10 +192,10 @@ def test_an_end_that_is_cut_off_is_sent_again(make_bench: BenchMaker, read: Read
     near = bench.dial(b"hello")
     far = bench.accept()
     near.shutdown(socket.SHUT_WR)
-    bench.relay.cut()
+    bench.proxy.cut()
     assert is_silent(far)
-    bench.relay.change(LinkSpec.parse("rtt=2ms"))
-    bench.relay.resume()
+    bench.proxy.change(LinkSpec.parse("rtt=2ms"))
+    bench.proxy.resume()
     assert read(far, 5) == b"hello"
     assert far.recv(1) == b""
 
@@ -204,12 +204,12 @@ def test_an_end_that_is_cut_off_is_sent_again(make_bench: BenchMaker, read: Read
 def test_reset_reaches_both_sides(make_bench: BenchMaker, scope: dict[str, object]) -> None:
     bench = make_bench("rtt=2ms")
     ends = bench.connect(b"hello")
-    bench.relay.stall()
-    bench.relay.reset(**scope)  # type: ignore[arg-type]
+    bench.proxy.stall()
+    bench.proxy.reset(**scope)  # type: ignore[arg-type]
     for sock in ends:
         with pytest.raises(RESET):
             sock.recv(1)
-    assert bench.relay.flows() == ()
+    assert bench.proxy.flows() == ()
 
 
 @pytest.mark.parametrize("gone", list(Side))
@@ -217,12 +217,12 @@ def test_half_open_swallows_and_is_silent(make_bench: BenchMaker, gone: Side) ->
     bench = make_bench("rtt=2ms,window=64kib")
     near, far = bench.connect(b"hello")
     dead, left = (near, far) if gone is Side.DIALLER else (far, near)
-    bench.relay.stall()
+    bench.proxy.stall()
     dead.sendall(b"on its way")
-    bench.relay.half_open(gone, flow=1)
+    bench.proxy.half_open(gone, flow=1)
     with pytest.raises(RESET):
         dead.recv(1)
-    bench.relay.resume()
+    bench.proxy.resume()
     left.sendall(bytes(1_000_000))  # many windows: all of it is taken
     assert is_silent(left)
     left.shutdown(socket.SHUT_WR)
@@ -234,39 +234,39 @@ def test_half_open_swallows_and_is_silent(make_bench: BenchMaker, gone: Side) ->
 def test_a_side_may_be_gone_after_the_other_has_died_unheard(make_bench: BenchMaker) -> None:
     bench = make_bench("rtt=2ms")
     near, far = bench.connect(b"hello")
-    bench.relay.stall()
+    bench.proxy.stall()
     die(near)
     assert is_silent(far)
-    bench.relay.half_open(Side.TARGET)
+    bench.proxy.half_open(Side.TARGET)
     with pytest.raises(RESET):
         far.recv(1)
-    assert bench.relay.flows() == ()
+    assert bench.proxy.flows() == ()
 
 
 def test_refused_dials_and_then_accepted_ones(make_bench: BenchMaker, read: Read) -> None:
     bench = make_bench("rtt=2ms")
     near, far = bench.connect(b"hello")
     for _ in range(2):  # the second time changes nothing
-        bench.relay.refuse_new()
+        bench.proxy.refuse_new()
         with pytest.raises(ConnectionRefusedError):
             bench.dial()
     near.sendall(b"still there")
     assert read(far, 11) == b"still there"
-    bench.relay.accept_new()
+    bench.proxy.accept_new()
     bench.connect(b"and again")
 
 
 def test_black_hole_and_then_on(make_bench: BenchMaker, read: Read) -> None:
     bench = make_bench("rtt=2ms")
-    bench.relay.refuse_new()
-    bench.relay.blackhole_new()
+    bench.proxy.refuse_new()
+    bench.proxy.blackhole_new()
     near = bench.dial(b"anybody?")
     assert is_silent(near)
     bench.listener.settimeout(SILENCE_S)
     with pytest.raises(TimeoutError):
         bench.listener.accept()
     bench.listener.settimeout(LIMIT_S)
-    bench.relay.accept_new()
+    bench.proxy.accept_new()
     far = bench.accept()
     assert read(far, 8) == b"anybody?"
 
@@ -276,7 +276,7 @@ def test_one_link_changes_and_the_others_do_not(make_bench: BenchMaker, read: Re
         return first_bytes[:1]
 
     bench = make_bench("rtt=2ms", link_of)
-    bench.relay.change(LinkSpec.parse("rtt=20s"), link=b"1")  # before anybody is there
+    bench.proxy.change(LinkSpec.parse("rtt=20s"), link=b"1")  # before anybody is there
     bench.dial(b"1" * OPENING_BYTES)
     far_of_one = bench.accept()
     two, far_of_two = bench.connect(b"2" * OPENING_BYTES)

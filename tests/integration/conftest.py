@@ -71,16 +71,24 @@ class Run:
     Args:
         timing: of all.
         token: of all.
+        relay: whether the master forwards for others.
         options: of every member.
     """
 
-    def __init__(self, timing: Timing = QUICK, token: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        timing: Timing = QUICK,
+        token: str | None = None,
+        *,
+        relay: bool = False,
+        **options: Any,
+    ) -> None:
         self.timing = timing
         self._options: dict[str, Any] = {"timing": timing, "token": token, **options}
         self.members: list[pccl.Communicator] = []
         self._made: list[pccl.Communicator] = []
         self._threads = ThreadPoolExecutor(32)
-        self.master = pccl.MasterNode("127.0.0.1:0", timing=timing, token=token)
+        self.master = pccl.MasterNode("127.0.0.1:0", timing=timing, token=token, relay=relay)
         self.master.run()
 
     def close(self) -> None:

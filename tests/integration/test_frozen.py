@@ -1,6 +1,6 @@
 """Processes that stop without dying, machines that fall off the network, and those that are slow.
 
-The master and the relays live in the test's process, the peers are processes of their own. This
+The master and the proxies live in the test's process, the peers are processes of their own. This
 file is also the peers' program, so it imports only what they need.
 
 Verdicts do not depend on luck: who is removed, and why, is asserted exactly. How long it took is
@@ -192,7 +192,7 @@ if __name__ == "__main__":
 else:
     import pytest
 
-    from pccl.stress.emulator import LinkSpec, RelayThread, Side
+    from pccl.stress.emulator import LinkSpec, ProxyThread, Side
 
     COUNT = (8 << 20) // 4
 
@@ -260,12 +260,12 @@ else:
     def test_a_machine_that_falls_off_the_network(
         crew_of: Callable[[str], Crew], fault: str
     ) -> None:
-        """It is the eldest, so that all its connections go by way of two relays."""
+        """It is the eldest, so that all its connections go by way of two proxies."""
         crew = crew_of("quick")
         port = free_port()
         slow = LinkSpec.parse("rate=40mbit,rtt=2ms")
-        door = crew.own(RelayThread(f"127.0.0.1:{port}", slow))
-        way = crew.own(RelayThread(crew.address, LinkSpec.parse("")))
+        door = crew.own(ProxyThread(f"127.0.0.1:{port}", slow))
+        way = crew.own(ProxyThread(crew.address, LinkSpec.parse("")))
         victim = crew.start(
             str(way.address), advertise=str(door.address), listen=f"127.0.0.1:{port}"
         )
@@ -273,17 +273,17 @@ else:
         for peer in crew.peers:
             peer.tell("reduce", COUNT)
         crew.until(lambda: sum(flow.forward_bytes for flow in door.flows()) > 1_000_000)
-        for relay, gone in ((door, Side.TARGET), (way, Side.DIALLER)):
-            relay.blackhole_new()
+        for proxy, gone in ((door, Side.TARGET), (way, Side.DIALLER)):
+            proxy.blackhole_new()
             if fault == "stall":
-                relay.stall()
+                proxy.stall()
             else:
-                relay.half_open(gone)
+                proxy.half_open(gone)
         survivors_finish(crew, victim, time.monotonic())
         crew.until(lambda: crew.seen().removals[0].ago_ms >= 1000)
-        for relay in (door, way):
-            relay.accept_new()
-            relay.resume()
+        for proxy in (door, way):
+            proxy.accept_new()
+            proxy.resume()
         comes_back(crew, victim, 0.5)
 
     def test_a_stop_that_is_shorter_than_the_deadline(crew_of: Callable[[str], Crew]) -> None:

@@ -15,7 +15,7 @@ import pytest
 import pccl
 from pccl import Timing
 from pccl.protocol.types import PeerId
-from pccl.stress.emulator import LinkSpec, RelayThread
+from pccl.stress.emulator import LinkSpec, ProxyThread
 from pccl.transports.link import Lane, Link
 from tests.integration.conftest import Array, Run
 from tests.support.ports import free_port
@@ -367,20 +367,20 @@ if sys.platform == "linux":  # elsewhere a machine has no second loopback addres
             assert lane.remote == f"127.0.0.2:{elder.members()[elder.rank].port}"
 
 
-# -- behind a relay --------------------------------------------------------------------------------
+# -- behind a proxy --------------------------------------------------------------------------------
 
 
 def test_bits_that_flip_on_the_way_cost_lanes_and_change_nothing(
     crew_of: Callable[..., Crew], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A relay damages one packet in 500: about 30 of the 15,000 that six reduces take."""
+    """A proxy damages one packet in 500: about 30 of the 15,000 that six reduces take."""
     crew, listen = crew_of(), f"127.0.0.1:{free_port()}"
-    with RelayThread(listen, LinkSpec(corrupt=0.002)) as relay:
-        crew.run.join(lanes=LANES, listen=listen, advertise=str(relay.address))
+    with ProxyThread(listen, LinkSpec(corrupt=0.002)) as proxy:
+        crew.run.join(lanes=LANES, listen=listen, advertise=str(proxy.address))
         crew.run.join(lanes=LANES)
         for number in range(6):
             crew.reduce_and_check(1 << 19, in_place=bool(number % 2))
-        relay.change(LinkSpec())
+        proxy.change(LinkSpec())
     damaged = [r.message for r in caplog.records if "damaged on the way" in r.message]
     assert len(damaged) >= 3
     begins = ("closed a", "connection ", "lost the link")
@@ -393,8 +393,8 @@ def test_others_are_told_another_port_than_the_one_that_is_bound(
 ) -> None:
     crew, bound = crew_of(), free_port()
     listen = f"127.0.0.1:{bound}"
-    with RelayThread(listen, LinkSpec()) as relay:
-        advertise = str(relay.address)
+    with ProxyThread(listen, LinkSpec()) as proxy:
+        advertise = str(proxy.address)
         if from_environment:
             monkeypatch.setenv("PCCL_LISTEN", listen)
             monkeypatch.setenv("PCCL_ADVERTISE", advertise)
@@ -406,16 +406,16 @@ def test_others_are_told_another_port_than_the_one_that_is_bound(
         crew.run.join()
         crew.widen()
         elder, younger = crew.members
-        assert relay.address.port != bound
+        assert proxy.address.port != bound
         assert (elder.members()[elder.rank].host, elder.members()[elder.rank].port) == (
             "127.0.0.1",
-            relay.address.port,
+            proxy.address.port,
         )
         assert {lane.local for lane in elder.status().links[0].lanes} == {listen}
         assert {lane.remote for lane in younger.status().links[0].lanes} == {advertise}
         crew.reduce_and_check(60_000, in_place=True)
-        assert len(relay.flows()) == LANES
-        relay.reset()
+        assert len(proxy.flows()) == LANES
+        proxy.reset()
         crew.reduce_and_check(60_000, in_place=False)
         crew.until_whole(*NUMBERS)
         own = younger.members()[younger.rank]

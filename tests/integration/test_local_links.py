@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import pccl
-from pccl.cli.processes.relays import free_addresses
-from pccl.stress.emulator import LinkSpec, RelayThread
+from pccl.cli.processes.proxies import free_addresses
+from pccl.stress.emulator import LinkSpec, ProxyThread
 from pccl.transports.process_memory import process_memory
 from tests.support import waiting
 from tests.support.patience import LONG_LIMIT_S, patient
@@ -332,14 +332,14 @@ def test_another_user(crew: Crew) -> None:
     check_goes_by_tcp(crew, *(crew.start(uid=uid) for uid in (65534, 65533)))
 
 
-def test_members_behind_relays(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_behind_proxies(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     """An emulated link carries all bytes, though both ends of a connection are on one machine."""
     peers: list[PeerProcess] = []
     with contextlib.ExitStack() as stack:
         for door in free_addresses(2):
-            relay = stack.enter_context(RelayThread(door, LinkSpec.parse("rtt=1ms")))
+            proxy = stack.enter_context(ProxyThread(door, LinkSpec.parse("rtt=1ms")))
             monkeypatch.setenv("PCCL_LISTEN", door)
-            monkeypatch.setenv("PCCL_ADVERTISE", str(relay.address))
+            monkeypatch.setenv("PCCL_ADVERTISE", str(proxy.address))
             peers.append(crew.start())
         check_goes_by_tcp(crew, *peers)
 

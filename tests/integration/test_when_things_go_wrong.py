@@ -4,7 +4,7 @@ The page is the expectation. The process that a line of the page names has print
 process has printed a warning, an error or a line of its own that the page lacks. A number on the
 page stands for any number, except in ``peer 2``, and ``...`` stands for any text.
 
-The master and the relays live in the test's process, the peers are processes of their own. This
+The master and the proxies live in the test's process, the peers are processes of their own. This
 file is also the peers' program, so it imports only what they need.
 """
 
@@ -113,11 +113,11 @@ class Scene:
         """How much each process has printed before the situation."""
         self.master: pccl.MasterNode
 
-    def begin(self, *relayed: str, **timing: float) -> list[RelayThread]:
-        """Start a run of three, which has made a step; return the relays before some of them."""
+    def begin(self, *proxied: str, **timing: float) -> list[ProxyThread]:
+        """Start a run of three, which has made a step; return the proxies before some of them."""
         self.timing = QUICK | timing
         self.start_master()
-        doors = [self.start_behind_relay(name) for name in relayed]
+        doors = [self.start_behind_proxy(name) for name in proxied]
         for name in NAMES:
             if name not in self.peers:
                 self.start(name)
@@ -141,10 +141,10 @@ class Scene:
         self.peers[name] = PeerProcess(__name__, self.address, given)
         self.stack.callback(self.peers[name].end)
 
-    def start_behind_relay(self, name: str) -> RelayThread:
-        """Start a peer that others reach through a relay, with a link for each of them."""
+    def start_behind_proxy(self, name: str) -> ProxyThread:
+        """Start a peer that others reach through a proxy, with a link for each of them."""
         port = free_port()
-        door = RelayThread(f"127.0.0.1:{port}", LinkSpec.parse(""), link_of=peer_of)
+        door = ProxyThread(f"127.0.0.1:{port}", LinkSpec.parse(""), link_of=peer_of)
         self.stack.enter_context(door)
         self.start(name, advertise=str(door.address), listen=f"127.0.0.1:{port}")
         return door
@@ -215,7 +215,7 @@ else:
     import pytest
 
     from pccl.observe.logs import LineFormatter
-    from pccl.stress.emulator import LinkSpec, RelayThread, peer_of
+    from pccl.stress.emulator import LinkSpec, ProxyThread, peer_of
     from tests.support.paths import ROOT
 
     PAGE = (ROOT / "docs" / "when-things-go-wrong.md").read_text(encoding="utf-8")

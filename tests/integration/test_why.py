@@ -1,6 +1,6 @@
 """``pccl why`` names who holds up a run: ten situations with real processes.
 
-The master and the relays live in the test's process; the three peers are processes. This file is
+The master and the proxies live in the test's process; the three peers are processes. This file is
 also the peers' program, so it imports only what they need.
 """
 
@@ -86,7 +86,7 @@ class Program:
 
 
 class Crew:
-    """A master and its peers, which see each other through relays where the test wants that."""
+    """A master and its peers, which see each other through proxies where the test wants that."""
 
     def __init__(self, stacks: str) -> None:
         self.stack = contextlib.ExitStack()
@@ -149,7 +149,7 @@ else:
     from pccl.cli.why import Asker, why
     from pccl.observe.blame import BlameFinding, Cause, find_blame
     from pccl.observe.process import inspect_process
-    from pccl.stress.emulator import LinkSpec, RelayThread
+    from pccl.stress.emulator import LinkSpec, ProxyThread
 
     LARGE = 48 << 20
     """Bytes that no socket buffer holds."""
@@ -162,10 +162,10 @@ else:
         with crew.stack:
             yield crew
 
-    def behind_relay(crew: Crew, spec: str) -> RelayThread:
-        """Start the first peer, which the others reach through a relay: newcomers dial elders."""
+    def behind_proxy(crew: Crew, spec: str) -> ProxyThread:
+        """Start the first peer, which the others reach through a proxy: newcomers dial elders."""
         port = free_port()
-        door = RelayThread(f"127.0.0.1:{port}", LinkSpec.parse(spec))
+        door = ProxyThread(f"127.0.0.1:{port}", LinkSpec.parse(spec))
         crew.stack.enter_context(door)
         crew.start(advertise=str(door.address), listen=f"127.0.0.1:{port}")
         return door
@@ -219,13 +219,13 @@ else:
         assert "peers 2, 3 in tag 2" in found.text
 
     def test_a_slow_link(crew: Crew) -> None:
-        behind_relay(crew, "rate=8mbit,rtt=2ms")
+        behind_proxy(crew, "rate=8mbit,rtt=2ms")
         crew.connect()
         crew.reduce(0, 1, 2, nbytes=LARGE)
         assert 1 in crew.finding(Cause.SLOW_LINK).peers
 
     def test_a_dead_link(crew: Crew) -> None:
-        door = behind_relay(crew, "")
+        door = behind_proxy(crew, "")
         crew.connect()
         door.stall()
         crew.reduce(0, 1, 2, nbytes=LARGE)
@@ -240,7 +240,7 @@ else:
         assert os.strerror(errno.ENOSPC) in found.text
 
     def test_a_master_that_one_member_cannot_reach(crew: Crew) -> None:
-        way = crew.stack.enter_context(RelayThread(crew.address, LinkSpec.parse("")))
+        way = crew.stack.enter_context(ProxyThread(crew.address, LinkSpec.parse("")))
         crew.start()
         crew.start(str(way.address))
         crew.connect()

@@ -713,7 +713,7 @@ class Process:
                 assert not (committed and not posted.done)
             case pe.CloseGap():
                 self.gaps.append(effect)
-            case TryAddress() | pe.ReportUndialable() | pe.GiveEvidence():
+            case TryAddress() | MeetPeer() | pe.ReportUndialable() | pe.GiveEvidence():
                 pass
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)

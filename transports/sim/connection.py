@@ -245,7 +245,9 @@ class SimConnection:
         self.process.run(partial(self._lose, reason))
 
     def _lose(self, reason: str) -> None:
-        if self._open:
+        if self._open and self._received.paused:
+            self._received.put(reason)  # a socket tells it to the next read
+        elif self._open:
             self._leave()
             reason = f"lost the connection to {self.remote}: {reason}"
             self._error = LinkError(func="connection", reason=reason)

@@ -3,7 +3,7 @@
 * ``command``: the click commands ``pccl bench`` and ``pccl bench allreduce``.
 * ``machine``: describes the machine for the output, and measures memory.
 * ``plan``: the plan of ``pccl bench allreduce``, and a check that this machine can measure it.
-* ``run``: runs tasks on this machine: starts a master, workers, and relays for emulated links.
+* ``run``: runs tasks on this machine: starts a master, workers, and proxies for emulated links.
 * ``hosts``: ``pccl bench --master``: this process is one peer of a benchmark between hosts.
 * ``peer``: one peer of ``pccl bench allreduce``: plays the rounds, and gathers the measurements.
 * ``values``: the values that a benchmark reduces, and checks of the results.

@@ -17,7 +17,7 @@ from pccl.cli.bench.statistics import faults_of
 from pccl.cli.bench.view import BenchView, Screen, end_with
 from pccl.cli.command_line import Seconds, check_address, token_option
 from pccl.cli.processes.crew import Crew, end_on_signals
-from pccl.cli.processes.relays import check_link
+from pccl.cli.processes.proxies import check_link
 from pccl.cli.sizes import ListOf, SizeList
 
 PEERS_MAX = 64
@@ -108,7 +108,7 @@ def bench() -> None:
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay with this link in front of master and peers: "rate=200mbit,rtt=80ms".',
+    help='Put a proxy with this link in front of master and peers: "rate=200mbit,rtt=80ms".',
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(

@@ -70,7 +70,7 @@ class BenchPlan:
         rounds: number of measured rounds.
         warmup: number of rounds before the measured ones.
         against: names from ``OTHERS``, to compare with.
-        emulate: emulated link between any two processes, as relays parse it; empty: loopback.
+        emulate: emulated link between any two processes, as proxies parse it; empty: loopback.
         algorithms: algorithms; each is measured with each of ``formats``, in turn.
         formats: wire formats.
         holder: process id of the holder of a network namespace for a second Gloo; 0: none.

@@ -1,4 +1,4 @@
-"""Runs tasks on this machine: starts a master, workers, and relays for emulated links."""
+"""Runs tasks on this machine: starts a master, workers, and proxies for emulated links."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pccl.cli.bench.plan import BenchPlan
 from pccl.cli.bench.statistics import CaseDone, Figures, SourcesReady
 from pccl.cli.bench.view import BenchView
 from pccl.cli.processes.crew import Crew
-from pccl.cli.processes.relays import HOST, free_addresses, relayed
+from pccl.cli.processes.proxies import HOST, free_addresses, proxied
 from pccl.cli.processes.reports import Doing, WorkerReport, encode
 
 LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"  # or Gloo uses the host's name
@@ -68,7 +68,7 @@ def play(
         doing: called with descriptions of the progress.
         add: called with the figures of each case as soon as all workers have measured it.
         first: number of workers to start first; the rest start when these are ready. None: all.
-        link: emulated link in front of each worker, as relays parse it; empty: none.
+        link: emulated link in front of each worker, as proxies parse it; empty: none.
         per_pair: whether to emulate a link per pair of workers and to the master, not per worker.
 
     Raises:
@@ -82,10 +82,10 @@ def play(
         doors: list[dict[str, str]] = [{}] * len(tasks)
         if link:
             if per_pair:
-                [master] = stack.enter_context(relayed(crew, link, [master]))
+                [master] = stack.enter_context(proxied(crew, link, [master]))
             listens = free_addresses(len(tasks))
             options = ["--per-peer"] if per_pair else []
-            addresses = stack.enter_context(relayed(crew, link, listens, *options))
+            addresses = stack.enter_context(proxied(crew, link, listens, *options))
             doors = [
                 {config.LISTEN: listen, config.ADVERTISE: address}
                 for listen, address in zip(listens, addresses, strict=True)

@@ -206,8 +206,7 @@ def _slow_first(status: MasterStatus) -> list[LinkSpeed]:
 def _link(link: LinkSpeed, names: Names) -> Text:
     speed = f"{size(link.bytes_per_s)}/s" if link.bytes_per_s else "unknown"
     rtt = duration(link.rtt_us) if link.rtt_us else "unknown"
-    pair = f"{who(names, link.peer)} to {who(names, link.other)}"
-    return Text(f"  {speed:>11}  round trip {rtt:>7}  {pair}")
+    return Text(f"  {speed:>11}  round trip {rtt:>7}  {summary.pair(link, names)}")
 
 
 # -- one member ------------------------------------------------------------------------------------

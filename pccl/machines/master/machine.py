@@ -104,6 +104,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         signer: Signer,
         tokens: Tokens = OPEN,
         tests_addresses: bool = False,
+        relays: bool = False,
     ) -> None:
         super().__init__("master", now_ns)
         self.timing = timing
@@ -121,7 +122,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
-        self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses)
+        self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses, relays=relays)
         self.admission = Admission(tokens, signer.key, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,
@@ -303,8 +304,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         """Handle a message of a peer, sent now or in its report to a new master."""
         peer.heard_ns = self._now_ns
         match message:
-            case msg.LinkReport(other, up, reason):
-                self.removals.expel(self.links.report(peer, other, None if up else reason))
+            case msg.LinkReport():
+                self.removals.expel(self.links.report(peer, message))
                 self.rounds.admit_into_empty_run()
             case msg.AddressProbed(other, reason):
                 newcomer = self.membership.peers.get(other)
@@ -483,8 +484,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer = self.membership.peers.get(report.peer)
         if peer is None:
             return  # a request of another peer has evicted this one
-        for other, why_down in report.links.items():
-            self.links.note_link(peer, other, why_down)
+        for link in report.links.values():
+            self.links.note_link(peer, link)
         for message in report.requests:
             if isinstance(message, msg.Prefetched):
                 peer.prefetching = False  # newcomers are admitted after all reports

@@ -207,11 +207,16 @@ class Membership:
     # -- links ---------------------------------------------------------------------------------
 
     def report_link(
-        self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int
+        self,
+        reporter: PeerId,
+        other: PeerId,
+        why_down: str | None,
+        now_ns: int,
+        relay: PeerId | None = None,
     ) -> None:
-        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down."""
+        """Record the link of ``reporter`` to ``other``; see ``LinkStates.report``."""
         if other in self.peers and other != reporter:
-            self.links.report(reporter, other, why_down, now_ns)
+            self.links.report(reporter, other, why_down, now_ns, relay)
 
     @property
     def measures(self) -> LinkMatrix:
@@ -334,7 +339,8 @@ class Membership:
         return (
             f"it could not be linked to peer {neighbour}, and no ring avoids the pair: "
             f"{', and '.join(tries)}; one of the two must be reachable: check the address that it "
-            "advertises, and open its port"
+            "advertises, and open its port. Or let another process forward: a member that both can "
+            "dial, or the master (pccl master --relay)"
         )
 
     def crowded_out(self, host: str) -> RegisteredPeer | None:

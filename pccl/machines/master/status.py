@@ -106,7 +106,7 @@ def status_report(state: RunState, now_ns: int) -> StatusReport:
         ended_count=state.ended.count,
         ended=tuple(_ended(call, now_ns) for call in reversed(state.ended.latest)),
         link_count=len(membership.measures),
-        links=_links(membership.measures),
+        links=_links(membership),
         removal_count=len(state.removals),
         removals=tuple(
             _removal(removal, now_ns)
@@ -253,11 +253,18 @@ def _ended(call: EndedCall, now_ns: int) -> EndedStatus:
     )
 
 
-def _links(measures: LinkMatrix) -> tuple[LinkSpeed, ...]:
+def _links(membership: Membership) -> tuple[LinkSpeed, ...]:
     """Return all links, or if there are too many, the slowest ones."""
+    measures, links = membership.measures, membership.links
     return tuple(
-        LinkSpeed(*pair, measures[pair].rtt_ns // NS_PER_US, measures[pair].bytes_per_s)
-        for pair in sorted(_slowest(measures, LINKS_SHOWN_MAX))
+        LinkSpeed(
+            peer,
+            other,
+            measures[peer, other].rtt_ns // NS_PER_US,
+            measures[peer, other].bytes_per_s,
+            links.relay(peer, other),
+        )
+        for peer, other in sorted(_slowest(measures, LINKS_SHOWN_MAX))
     )
 
 

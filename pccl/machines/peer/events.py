@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.operation import Eager
@@ -152,6 +152,8 @@ class LinkChanged:
 
     peer: PeerId
     reason: str | None
+    relay: PeerId | None = None
+    """The relay that carries the link, if it is up; 0: the master. None: it is direct."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +477,7 @@ PeerEffect = (
     | DialControl
     | CloseControl
     | SetLinks
+    | MeetPeer
     | Post
     | PostSync
     | BeginSync

@@ -209,8 +209,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._hear(message)
             case ev.ControlClosed(reason):
                 self._lose_if(self.control.closed(reason, self._now_ns))
-            case ev.LinkChanged(peer, reason):
-                self.links.changed(peer, reason)
+            case ev.LinkChanged(peer, reason, relay):
+                self.links.changed(peer, reason, relay)
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
             case ev.ReduceDone(operation, digest):
@@ -246,7 +246,13 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case msg.Registered():
                 self.control.registered(message, self._now_ns)
                 self.history.owner = f"peer {message.peer}"
-            case msg.LinkPlan() | msg.DialNewcomers() | msg.ProbeAddress() | msg.Undialable():
+            case (
+                msg.LinkPlan()
+                | msg.DialNewcomers()
+                | msg.Meet()
+                | msg.ProbeAddress()
+                | msg.Undialable()
+            ):
                 self.links.plan(message)
             case msg.Resumed():
                 self.control.resumed(message, self._now_ns)

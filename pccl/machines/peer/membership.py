@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import PeerOutbox
-from pccl.machines.reachability import AddressTried, TryAddress
+from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
@@ -214,12 +214,13 @@ class OwnLinks:
         self._wanted: tuple[Member, ...] = ()
         self._awaits_plan = False
         """Whether the master is about to resend all plans; until then the links do not change."""
-        self._links: dict[PeerId, str | None] = {}
-        """Peer -> None if its link is up, otherwise why it is down."""
+        self._links: dict[PeerId, tuple[str | None, PeerId | None]] = {}
+        """Peer -> None and the relay if its link is up, otherwise why it is down, and None."""
         self._measures = ToldMeasures()
 
     def plan(
-        self, message: msg.LinkPlan | msg.DialNewcomers | msg.ProbeAddress | msg.Undialable
+        self,
+        message: msg.LinkPlan | msg.DialNewcomers | msg.Meet | msg.ProbeAddress | msg.Undialable,
     ) -> None:
         """Follow the master's dial plan, test an address, or report this peer as undialable."""
         match message:
@@ -231,6 +232,8 @@ class OwnLinks:
             case msg.DialNewcomers(newcomers):
                 self._newcomers = newcomers
                 self.want()
+            case msg.Meet(member, relay):
+                self._out.add(MeetPeer(member, relay))
             case msg.ProbeAddress(member, seen):
                 self._out.add(TryAddress(member, (member.host,), seen))
             case msg.Undialable():
@@ -263,20 +266,20 @@ class OwnLinks:
         peers = tuple(wanted[peer] for peer in sorted(wanted))
         if peers != self._wanted:
             self._wanted = peers
-            self._links = {peer: why for peer, why in self._links.items() if peer in wanted}
+            self._links = {peer: link for peer, link in self._links.items() if peer in wanted}
             self._measures.keep(wanted)
             self._out.add(ev.SetLinks(peers))
 
-    def changed(self, peer: PeerId, why: str | None) -> None:
+    def changed(self, peer: PeerId, why: str | None, relay: PeerId | None) -> None:
         """Record that a link is up (``why`` is None) or down; report a change to the master."""
         registered = self._own.standing in (Standing.PENDING, Standing.MEMBER)
-        if not registered or self._links.get(peer, "") == why:
+        if not registered or self._links.get(peer) == (why, relay):
             return
         if why is None or any(member.peer == peer for member in self._wanted):
-            self._links[peer] = why
+            self._links[peer] = why, relay
         else:
             self._links.pop(peer, None)  # a newcomer that never became a member
-        self._report(peer, why)
+        self._report(peer, why, relay)
 
     def measured(self, event: ev.LinkMeasurements | AddressTried) -> None:
         """Report new measurements of links, or the result of an address test, to the master."""
@@ -290,11 +293,11 @@ class OwnLinks:
     def repeat(self) -> None:
         """Report all links and measurements again, to a master with a new connection."""
         self._tell_measured(tuple(self._measures.all()))
-        for peer, why in self._links.items():
-            self._report(peer, why)
+        for peer, (why, relay) in self._links.items():
+            self._report(peer, why, relay)
 
-    def _report(self, peer: PeerId, why: str | None) -> None:
-        self._out.send(msg.LinkReport(peer, why is None, why or ""))
+    def _report(self, peer: PeerId, why: str | None, relay: PeerId | None) -> None:
+        self._out.send(msg.LinkReport(peer, why is None, why or "", relay))
 
     def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
         for start in range(0, len(links), LINKS_BATCH_MAX):

@@ -43,8 +43,9 @@ def call_name(event: ev.CallEvent) -> tuple[str, int | None]:
 def undialable(reason: str) -> str:
     """Return the warning that no peer can dial this peer; ``reason``: from its master."""
     return (
-        f"peers cannot dial this peer {reason}. This peer dials them instead, so it works with all "
-        "that can be dialled. To work with the rest, open that port, or advertise another address"
+        f"peers cannot dial this peer {reason}. This peer dials them instead, and another process "
+        "forwards what it sends to peers that cannot be dialled either. For direct links to them, "
+        "open that port, or advertise another address"
     )
 
 

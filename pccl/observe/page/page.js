@@ -68,18 +68,18 @@ function endedRow(call) {
 }
 
 function showLinks(links) {
-  const speeds = new Map(links.pairs.map(([from, to, speed, rtt]) => [`${from} ${to}`, [speed, rtt]]));
+  const speeds = new Map(links.pairs.map(([from, to, ...facts]) => [`${from} ${to}`, facts]));
   const top = Math.max(1, ...links.pairs.map((pair) => pair[2]));
   const rows = links.peers.map((from, place) => {
     const head = made("th", links.heads[place]);
     head.title = links.who[place];
     const cells = links.peers.map((to) => {
-      const [speed, rtt] = speeds.get(`${from} ${to}`) || [0, 0];
+      const [speed, rtt, relay] = speeds.get(`${from} ${to}`) || [0, 0, ""];
       const cell = made("td", speed ? mega(speed) : "");
       if (speed) {
         const hue = 120 * (Math.log(speed + 1) / Math.log(top + 1));
         cell.style.backgroundColor = `hsl(${hue} 60% 50% / 35%)`;
-        cell.title = `round trip ${(rtt / 1000).toFixed(1)} ms`;
+        cell.title = `round trip ${(rtt / 1000).toFixed(1)} ms${relay && `, through ${relay}`}`;
       }
       return cell;
     });

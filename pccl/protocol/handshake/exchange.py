@@ -16,7 +16,8 @@ If one side wants it, the connection is encrypted from then on (:mod:`pccl.proto
 wishes are in the openings, so nobody between the two can change them.
 
 Only control connections prove a token. Two peers recognize each other by their keys, which their
-master has told them. So the peers of a run need no common token.
+master has told them. So the peers of a run need no common token. A relay recognizes both in the
+same way, and then forwards the bytes of their own handshake with each other.
 
 Damaged bytes count as a lost connection, which the peer dials again, and never as another version
 or a wrong token. A side that refuses the connection has sent its opening before, so that the other
@@ -113,7 +114,7 @@ def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
             "the master has another key than the token says: is the address right, the token "
             "of this run, and was the master restarted with its keys (--state or --keys)?"
             if own.channel is Channel.CONTROL
-            else f"another process answered instead of peer {own.target}"
+            else f"another process answered instead of {_who_answers(own)}"
         )
     if remote.security != own.security:
         raise _refused(
@@ -136,8 +137,10 @@ def _dial(own: Opening, secrets: Secrets, expects: bytes) -> _Exchange:
         _check_master(own, remote)
     elif own.channel is Channel.LANE:
         _check_dialled(own, remote)
-    else:
+    elif own.channel is Channel.PROBE:
         _check_probed(own, remote)
+    else:
+        _check_relay(own, remote)
     return b"", remote, _record_keys(own, remote, keys.dialler_sends, keys.acceptor_sends)
 
 
@@ -151,7 +154,9 @@ def _accept(
     _check_version(prefix, own.encode())
     received = prefix + (yield b"", OPENING_BYTES - PREFIX_BYTES)
     remote = Opening.decode(received)
-    if remote.channel is Channel.PROBE and own.channel is Channel.LANE:
+    if remote.channel is Channel.RELAY:
+        own = replace(own, channel=Channel.RELAY, security=Security.NONE)
+    elif remote.channel is Channel.PROBE and own.channel is Channel.LANE:
         own = replace(own, channel=Channel.PROBE)
     own = replace(own, target=remote.source, lane=remote.lane, token_id=0)
     sent = own.encode()
@@ -176,7 +181,13 @@ def _accept(
     last = _proof(secrets, keys.acceptor_proves, _ACCEPTOR + transcript)
     if own.channel is Channel.LANE:
         _check_dialler(own, remote, last)
+    elif own.channel is Channel.RELAY:
+        _check_relay(own, remote, last)
     return last, remote, _record_keys(own, remote, keys.acceptor_sends, keys.dialler_sends)
+
+
+def _who_answers(own: Opening) -> str:
+    return "the relay" if own.channel is Channel.RELAY else f"peer {own.target}"
 
 
 def _completed(own: Opening, secrets: Secrets) -> Opening:
@@ -276,6 +287,12 @@ def _check_probed(own: Opening, remote: Opening) -> None:
     """Check the opening of a probed peer, which may not know its own id yet."""
     if remote.run not in (NO_RUN, own.run) or remote.source not in (NOBODY, own.target):
         raise _refused(f"another process answered instead of peer {own.target}")
+
+
+def _check_relay(own: Opening, remote: Opening, last_words: bytes = b"") -> None:
+    """Check that a peer and its relay have the same run. A master may not show its run yet."""
+    if NO_RUN not in (own.run, remote.run):
+        _check_run(own, remote, last_words)
 
 
 def _check_run(own: Opening, remote: Opening, last_words: bytes = b"") -> None:

@@ -56,6 +56,8 @@ class Channel(enum.IntEnum):
     """Frames between two peers."""
     PROBE = 3
     """No data: a master, or a peer on its behalf, tests whether a peer can be dialled."""
+    RELAY = 4
+    """Bytes of a lane to ``target``, which the acceptor, a peer or a master, forwards unseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Opening:
     source: PeerId = NOBODY
     """The sender; 0: a master, or a newcomer."""
     target: PeerId = NOBODY
-    """The peer that the sender wants to reach; 0: a master, or any dialler."""
+    """The peer that the sender wants to reach, perhaps through a relay; 0: a master, or any
+    dialler."""
     lane: int = 0
     """Number of the lane within its link."""
     lanes: int = 0

@@ -76,7 +76,8 @@ def opening_of(
     channel: Channel, own: Identity, target: PeerId = NOBODY, *, lane: int = 0, lanes: int = 0
 ) -> Opening:
     """Return the opening of a peer."""
-    signature = own.certificate.signature if channel is Channel.LANE else b""
+    shows = channel in (Channel.LANE, Channel.RELAY)
+    signature = own.certificate.signature if shows else b""
     return Opening(
         channel, own.run or NO_RUN, own.term, own.peer, target, lane, lanes,
         certificate=signature or bytes(SIGNATURE_BYTES),
@@ -84,14 +85,14 @@ def opening_of(
 
 
 def leaves_machine(connection: Connection) -> bool:
-    """Whether other machines may see what a connection carries."""
+    """Whether other machines may see what a connection carries; a relay always may."""
     return not all(_is_loopback(end.host) for end in (connection.local, connection.remote))
 
 
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a link-local address with its scope, or a simulated host
+    except ValueError:  # a link-local address with its scope, a simulated host, or a relay
         return False
 
 
@@ -248,8 +249,8 @@ class Greeting:
 
     def _protected(self, remote: Opening) -> Connection:
         keys = self._handshake.keys
-        if keys is None:
-            return self.connection
+        if keys is None or remote.channel is Channel.RELAY:
+            return self.connection  # what a relay forwards is encrypted already
         is_lane = remote.channel is Channel.LANE
         longest = RECORD_BYTES_MAX if is_lane else TURN_BYTES_MAX
         return SealedConnection(self.connection, keys, self._clock, longest)

@@ -12,6 +12,10 @@ from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import introduce
 from pccl.transports.base import Address, Connection, Transport
 
+TEST_STEPS = 3
+"""A dial and a handshake of a test have ``dial_s / TEST_STEPS`` each. So a process outside the run
+has its answer before the master closes its connection as silent, and newcomers wait less."""
+
 
 async def probe(
     transport: Transport,

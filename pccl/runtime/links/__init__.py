@@ -4,5 +4,6 @@
 * ``keeper``: dials, accepts and closes lanes as ``LinkUpkeep`` decides.
 * ``meter``: measures the links from the traffic that they carry. It sends nothing itself.
 * ``pulls``: finds out with which peers this process can share memory, and proves it.
+* ``relay``: joins the connections of two peers that cannot dial each other.
 * ``frame_router``: passes frames to the collectives, the shared state or the pulls.
 """

@@ -25,6 +25,7 @@ from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
+from pccl.runtime.links.relay import Relay
 from pccl.topology.link_upkeep import (
     DialLane,
     DropLink,
@@ -37,6 +38,7 @@ from pccl.topology.link_upkeep import (
 )
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
+from pccl.transports.relay import RelayedConnection, behind, relay_of
 
 _log = logging.getLogger("pccl.link")
 
@@ -51,13 +53,14 @@ class LinkKeeper:
         identity: identity of this peer.
         links: links to keep; the collectives and the exchange of shared state send on them.
         frames: handler of received frames.
-        on_change: called with a peer and None when its link is up, or with the reason when it is
-            down or cannot be made.
+        on_change: called with a peer, None and the relay of its link when it is up, or with the
+            reason and None when it is down or cannot be made.
         create_task: runs a dial as a task.
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
         has_left: whether a peer of the run was removed from it.
         may_dial: whether a peer that advertises a host may be dialled at an address of that host.
+        master: returns the address of the master, which may be a relay.
         explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
     """
@@ -70,12 +73,13 @@ class LinkKeeper:
         identity: Identity,
         links: Links,
         frames: FrameRouter,
-        on_change: Callable[[PeerId, str | None], None],
+        on_change: Callable[[PeerId, str | None, PeerId | None], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
         lanes: int,
         has_left: Callable[[PeerId], bool] = lambda peer: False,
         may_dial: Callable[[str, str], bool] = lambda host, found: True,
+        master: Callable[[], Address] = lambda: Address("", 0),
         explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
     ) -> None:
@@ -90,6 +94,7 @@ class LinkKeeper:
         self._moved = moved
         self._has_left = has_left
         self._may_dial = may_dial
+        self._master = master
         self._explain = explain
         self._links = links
         self._frames = frames
@@ -99,6 +104,10 @@ class LinkKeeper:
         self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers, has_left)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
         """Running dials, and timers of later ones, by peer and number of the lane."""
+        self._meetings: dict[PeerId, asyncio.Task[None]] = {}
+        """Running dials of relays, by the peer to meet there."""
+        self.relay = Relay(clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s))
+        """What this peer forwards for others."""
         self._reception = Reception(
             clock,
             timing.ns(timing.dial_s),
@@ -120,7 +129,11 @@ class LinkKeeper:
         if self._closed:
             return
         links = [self._links.to(member.peer) for member in members]
-        up = {link.peer: (link.told, link.near) for link in links if link.up}
+        up = {
+            link.peer: (link.told, link.near, relay_of(link.lanes[0].connection))
+            for link in links
+            if link.up
+        }
         for member in members:
             self._frames.expect_peer(member.peer)
         self._carry_out(self._upkeep.want(self._identity.peer, members, up))
@@ -184,7 +197,11 @@ class LinkKeeper:
         """Close every lane and stop dialling."""
         self._closed = True
         self._carry_out(self._upkeep.close())
+        for meeting in self._meetings.values():
+            meeting.cancel()
+        self._meetings.clear()
         self._reception.close()
+        self.relay.close()
         for link in self._links.all():
             link.close()
 
@@ -208,10 +225,12 @@ class LinkKeeper:
                     if why:
                         text = "closed the link to peer %d: %s"
                         self._reception.log.write(logging.INFO, text, peer, why)
+                    if peer in self._meetings:
+                        self._meetings.pop(peer).cancel()
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
-                case TellLink(peer, reason):
-                    self._on_change(peer, reason)
+                case TellLink(peer, reason, relay):
+                    self._on_change(peer, reason, relay)
 
     # -- dialling ------------------------------------------------------------------------------
 
@@ -250,6 +269,62 @@ class LinkKeeper:
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
             self._carry_out(self._upkeep.failed(peer, number, error.reason))
 
+    # -- relays --------------------------------------------------------------------------------
+
+    def meet(self, member: Member, relay: Member) -> None:
+        """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``."""
+        if self._closed or not self._upkeep.meets(member.peer):
+            return
+        if member.peer in self._meetings:
+            self._meetings.pop(member.peer).cancel()
+        self._meetings[member.peer] = self._create_task(self._meet(member, relay))
+
+    async def _meet(self, member: Member, relay: Member) -> None:
+        peer, patience_s = member.peer, self._timing.dial_s
+
+        def take(connection: Connection, remote: Opening) -> None:
+            del self._meetings[peer]
+            if self._upkeep.meets(peer):
+                self._attach(connection, peer, 0, remote.lanes, ours=True)
+            else:
+                connection.abort()  # the other side has dialled meanwhile
+
+        try:
+            relayed = await self._through(relay, peer)
+            relayed.resume_reading()
+            if peer > self._identity.peer:
+                del self._meetings[peer]
+                self._reception.accept(relayed)
+                return
+            opening = opening_of(Channel.LANE, self._identity, peer, lanes=self._lanes)
+            handshake = self._credentials.dial(relayed, opening, fingerprint_of(member.key))
+            deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
+            await introduce(relayed, handshake, self._clock, deadline_ns, take)
+        except (LinkError, RemoteProtocolError) as error:
+            del self._meetings[peer]
+            _log.info("cannot reach %s: %s", behind(peer, relay.peer), error.reason)
+
+    async def _through(self, relay: Member, peer: PeerId) -> RelayedConnection:
+        """Dial a relay; return a connection to ``peer``, of which nothing is read yet."""
+        patience_s, at_relay = self._timing.dial_s, list[RelayedConnection]()
+
+        def take(connection: Connection, remote: Opening) -> None:
+            connection.pause_reading()  # until the next handshake begins
+            at_relay.append(RelayedConnection(connection, behind(peer, relay.peer)))
+
+        if relay.peer:
+            may_dial = partial(self._may_dial, relay.host)
+            address = Address(relay.host, relay.port)
+            connection = await self._transport.dial(address, patience_s, may_dial)
+        else:
+            connection = await self._transport.dial(self._master(), patience_s)
+        opening = opening_of(Channel.RELAY, self._identity, peer)
+        expects = fingerprint_of(relay.key) if relay.key else b""
+        handshake = self._credentials.dial(connection, opening, expects)
+        deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
+        await introduce(connection, handshake, self._clock, deadline_ns, take)
+        return at_relay[0]
+
     # -- lanes ---------------------------------------------------------------------------------
 
     def _identify(self) -> Opening:
@@ -263,6 +338,10 @@ class LinkKeeper:
         """
         if remote.channel is Channel.PROBE:
             return ""
+        if remote.channel is Channel.RELAY and (
+            refusal := self.relay.refusal(remote.source, remote.target)
+        ):
+            return refusal
         key = self._upkeep.key_of(remote.source)
         if key is not None:
             is_sound = key == remote.key
@@ -277,6 +356,9 @@ class LinkKeeper:
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.PROBE:
             connection.close()  # a probe ends after the handshake
+            return
+        if remote.channel is Channel.RELAY:
+            self.relay.accept(connection, remote.source, remote.target)
             return
         peer, number = remote.source, remote.lane
         steps = self._upkeep.greeted(peer, remote.key, number, connection.remote.host)
@@ -301,6 +383,8 @@ class LinkKeeper:
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
         )
+        if (relay := relay_of(connection)) is not None:
+            _log.info("%s", self._explain(f"reached {behind(peer, relay)}"))
         if superseded is not None:
             link.remove(superseded)
             del self._watches[superseded]
@@ -308,7 +392,14 @@ class LinkKeeper:
             self._frames.lane_lost(superseded)
         self._frames.lane_up(lane)
         steps = self._upkeep.attached(
-            peer, number, link.told, now_ns, near=link.near, ours=ours, more=more
+            peer,
+            number,
+            link.told,
+            now_ns,
+            near=link.near,
+            ours=ours,
+            more=more,
+            relay=relay,
         )
         self._carry_out(steps)
 

@@ -66,6 +66,8 @@ class Excuses:
         self._narrow_ns: dict[str, int] = {}
         """Host -> longest time for which one fault made its links slow."""
         self._shut: set[str] = set()
+        self.master_relays = False
+        """Whether the master forwards what peers send that cannot dial each other."""
         self.is_master_gone = False
         """Whether a fault killed the master, and no new one will start."""
         self.masters_died = False
@@ -110,12 +112,16 @@ class Excuses:
         self._dozed_ns[host] += duration_ns
 
     def shut(self, host: str) -> None:
-        """Record that no host can dial ``host``; two such hosts never have a link."""
+        """Record that no host can dial ``host``; two such hosts have a link only by a relay."""
         self._shut.add(host)
 
-    def are_apart(self, *hosts: str | None) -> bool:
+    def need_relay(self, *hosts: str | None) -> bool:
         """Whether neither of two ``hosts`` can dial the other."""
         return self._shut.issuperset(hosts)
+
+    def are_apart(self, *hosts: str | None) -> bool:
+        """Whether two ``hosts`` may never have a link; a member may forward, but may also die."""
+        return self.need_relay(*hosts) and not self.master_relays
 
     def flipped(self, end: SimConnection) -> None:
         """Record damaged data at ``end``: the connection closes, and a peer dials it again."""
@@ -208,6 +214,10 @@ class Excuses:
                     self.masters_divided
                     or self.are_apart(host, neighbour)
                     or self._stood_still(host, neighbour, timing.link_s / 2)
+                    or (
+                        self.need_relay(host, neighbour)
+                        and self._stood_still(host, MASTER_NAME, timing.link_s / 2)
+                    )
                     or (
                         neighbour is not None
                         and self._stood_still(neighbour, MASTER_NAME, timing.link_s / 2)

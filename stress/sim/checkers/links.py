@@ -13,6 +13,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.process import PeerProcess
+from pccl.transports.relay import relay_of
 
 _LOOK_NS = NS_PER_S // 4
 """Time between two checks of a missing link."""
@@ -27,7 +28,8 @@ class LinkCheckers:
         now_ns: returns the virtual time.
         quiet_since_ns: returns the end of the last fault, which may lie in the future.
         processes: returns all processes, also dead ones.
-        are_apart: whether neither of two hosts can ever dial the other.
+        are_apart: whether two hosts may never have a link.
+        need_relay: whether neither of two hosts can dial the other.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class LinkCheckers:
         quiet_since_ns: Callable[[], int],
         processes: Callable[[], Iterable[PeerProcess]],
         are_apart: Callable[[str, str], bool],
+        need_relay: Callable[[str, str], bool],
     ) -> None:
         self._done = done
         self._now_ns = now_ns
         self._quiet_since_ns = quiet_since_ns
         self._processes = processes
         self._are_apart = are_apart
+        self._need_relay = need_relay
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
         """Time for two dials that fail after the faults: one that began before their end, and one
         whose greeting is lost with another dead connection."""
@@ -59,7 +63,9 @@ class LinkCheckers:
         while down := [other for other in self._partners(process) if not _linked(process, other)]:
             waited = True
             since_ns = max(began_ns, self._quiet_since_ns())
-            if self._now_ns() - since_ns > self._bound_ns:
+            relayed = any(self._need_relay(process.host.name, one.host.name) for one in down)
+            # The master lets them try again after a pause of two dials, and each try has two.
+            if self._now_ns() - since_ns > self._bound_ns * (3 if relayed else 1):
                 names = ", ".join(f"{other.name} (peer {other.peer})" for other in down)
                 raise Violation(
                     f"{process.name} (peer {process.peer}) has no link to {names}, although "
@@ -68,6 +74,8 @@ class LinkCheckers:
             await sleep(_LOOK_NS)
         self._done["links that came back late"] += waited
         self._done["links at the end"] += len(self._partners(process))
+        for link in process.engine.links.all():
+            self._done["relayed"] += link.up and relay_of(link.lanes[0].connection) is not None
 
     def _partners(self, process: PeerProcess) -> list[PeerProcess]:
         """Return the living members of the same group that can have a link to ``process``."""

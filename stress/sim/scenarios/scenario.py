@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -123,6 +122,8 @@ class Scenario:
     """Whether the run has a token."""
     sealed: bool = False
     """Whether all connections are encrypted."""
+    relays: bool = False
+    """Whether the masters forward for peers that cannot dial each other."""
     drops: bool = False
     """Whether each iteration launches a reduce and drops its handle at once."""
     lanes: int = 1
@@ -261,18 +262,19 @@ def draw(seed: int) -> Scenario:
     )
     eager = Random(f"{seed}/eager").choice((0, 64, 256, EAGER_BYTES_MAX))
     machine_size = Random(f"{seed}/machines").choice((1,) * 6 + (2, 3, peers, peers))
-    scenario = replace(scenario, eager_bytes_max=eager, machine_size=machine_size)
+    relays = Random(f"{seed}/relays").random() < 0.5
+    scenario = replace(scenario, eager_bytes_max=eager, machine_size=machine_size, relays=relays)
     syncs = draw_syncs(seed) if peers not in _CROWDS else None
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
         # Tensors that may differ come from one member, which all others must reach.
-        faults = (*_one_shut(scenario.faults), *draw_faults(OF_STATE, seed, ground))
+        faults = (*_one_shut(scenario), *draw_faults(OF_STATE, seed, ground))
         # After a mistake, members in a vote would wait for newcomers, which synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
         scenario = _with_buckets(scenario)
     shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, BehindNat)]
-    if max(shut, default=0) > 1:  # two of them have no link, whatever a caller names
+    if max(shut, default=0) > 1 and not relays:  # two have no link, whatever a caller names
         slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
         # And once more than half of the remaining peers are such, no ring exists.
         scenario = replace(scenario, slots=slots, settles_ns=0)
@@ -287,10 +289,13 @@ def draw(seed: int) -> Scenario:
     return scenario if plain else replace(scenario, mistake=None)
 
 
-def _one_shut(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """Return the faults, with at most one process that no other process can dial."""
+def _one_shut(scenario: Scenario) -> tuple[Fault, ...]:
+    """Return the faults; without relays, at most one process is one that no other can dial."""
     return tuple(
-        replace(one, peers=one.peers[:1]) if isinstance(one, BehindNat) else one for one in faults
+        replace(one, peers=one.peers[:1])
+        if isinstance(one, BehindNat) and not scenario.relays
+        else one
+        for one in scenario.faults
     )
 
 
@@ -305,8 +310,9 @@ def draw_to_train(seed: int) -> Scenario:
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
     drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
+    faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
     # All must train together, but two undialable processes may never meet.
-    faults = _one_shut(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
+    faults = _one_shut(replace(plain, faults=faults))
     return replace(
         plain,
         peers=peers,

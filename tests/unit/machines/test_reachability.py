@@ -280,7 +280,8 @@ def test_where_no_ring_avoids_a_pair_it_is_named() -> None:
         "it could not be linked to peer 1, and no ring avoids the pair: peer 3 cannot dial peer 1 "
         "at 10.0.0.1:4001 (connection refused), and peer 1 cannot dial peer 3 at 10.0.0.3:4003 (no "
         "answer in time); one of the two must be reachable: check the address that it "
-        "advertises, and open its port"
+        "advertises, and open its port. Or let another process forward: a member that both can "
+        "dial, or the master (pccl master --relay)"
     )
     assert master.ring() == [1, 2]
 

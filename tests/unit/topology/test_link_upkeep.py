@@ -160,7 +160,7 @@ def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
         DropLink(PeerId(12)),
         told,
     ]
-    assert links.want(OWN, [member(13, "y")], {PeerId(13): (0, False)}) == []
+    assert links.want(OWN, [member(13, "y")], {PeerId(13): (0, False, None)}) == []
     assert links.greeted(PeerId(13), key(13), 1, "y") == []
 
 
@@ -205,6 +205,59 @@ def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> Non
     assert links.look(ELDER.peer, (), 1000, NS_PER_S) == []
 
 
+def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
+    links = upkeep(ELDER)
+    assert links.meets(ELDER.peer)
+    assert links.attached(
+        ELDER.peer, 0, 0, 0, near=False, ours=True, more=False, relay=PeerId(1)
+    ) == [
+        GiveUpLane(ELDER.peer, 0),
+        DialLane(ELDER, 0, 5 * NS_PER_S),
+        TellLink(ELDER.peer, None, PeerId(1)),
+    ]
+    assert not links.meets(ELDER.peer)
+    assert links.use([ELDER.peer]) == []
+    for pause_s in (10, 20, 40, 80, 160, 300, 300):
+        assert links.due(ELDER.peer, 0) == [SOON]
+        later = [DialLane(ELDER, 0, pause_s * NS_PER_S)]
+        assert links.failed(ELDER.peer, 0, "refused") == later
+    assert links.due(ELDER.peer, 0) == [SOON]
+    steps = links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=True)
+    more = [DialLane(ELDER, number) for number in (1, 2, 3)]
+    assert steps == [*more, TellLink(ELDER.peer, None)]
+
+
+def test_a_relayed_link_that_is_lost_is_dialled_directly_at_once() -> None:
+    links = upkeep(ELDER)
+    links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False, relay=PeerId(0))
+    told = TellLink(ELDER.peer, "reset")
+    assert lose(links, ELDER, 0, 0, up=False) == [GiveUpLane(ELDER.peer, 0), SOON, told]
+    assert links.meets(ELDER.peer)
+
+
+def test_the_side_that_was_met_tries_direct_dials_too_a_little_later() -> None:
+    links = upkeep(YOUNGER)
+    links.greeted(YOUNGER.peer, key(7), 0, "peer 7 through peer 1")
+    steps = links.attached(
+        YOUNGER.peer, 0, 0, 0, near=False, ours=False, more=False, relay=PeerId(1)
+    )
+    assert steps[-2:] == [
+        DialLane(YOUNGER, 0, 7_500 * MS),
+        TellLink(YOUNGER.peer, None, PeerId(1)),
+    ]
+    assert links.due(YOUNGER.peer, 0) == [DialLane(YOUNGER, 0)]
+    assert not links.gives_way(YOUNGER.peer, 0)
+    direct = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=True, more=True)
+    assert direct == [TellLink(YOUNGER.peer, None)]
+
+
+def test_an_elder_meets_whom_its_master_names_and_a_younger_one_whom_it_lacks() -> None:
+    links = upkeep(ELDER)
+    assert links.meets(STRANGER)  # a newcomer that the elder may not know yet
+    assert not links.meets(PeerId(4))
+    assert not links.meets(OWN)
+
+
 class Shell:
     """Carries out steps, and checks that each makes sense."""
 
@@ -214,7 +267,9 @@ class Shell:
         self.up: set[tuple[PeerId, int]] = set()
         self.waits: set[tuple[PeerId, int]] = set()
         self.dials: set[tuple[PeerId, int]] = set()
-        self.told: dict[PeerId, bool] = {}
+        self.told: dict[PeerId, tuple[bool, PeerId | None]] = {}
+        self.relays: dict[PeerId, PeerId] = {}
+        """Peer -> the relay of the link to it, if it was not direct when its last lane came up."""
         self.now_ns = 0
 
     def is_up(self, peer: PeerId) -> bool:
@@ -227,7 +282,8 @@ class Shell:
                     lane = member.peer, number
                     assert member.peer in self.wanted
                     assert lane not in self.waits | self.dials
-                    assert pause_ns <= 4 * TIMING.ns(TIMING.redial_max_s)
+                    longest_s = 300 if member.peer in self.relays else 4 * TIMING.redial_max_s
+                    assert pause_ns <= TIMING.ns(longest_s)
                     (self.waits if pause_ns else self.dials).add(lane)
                 case GiveUpLane(peer, number, is_spare):
                     self.waits.discard((peer, number))
@@ -238,35 +294,45 @@ class Shell:
                     self.up = {lane for lane in self.up if lane[0] != peer}
                     assert all(one != peer for one, _ in self.waits | self.dials)
                     self.told.pop(peer, None)
-                case TellLink(peer, reason):
-                    self.told[peer] = reason is None
+                case TellLink(peer, reason, relay):
+                    self.told[peer] = reason is None, relay
 
-    def attach(self, peer: PeerId, number: int, *, ours: bool) -> None:
+    def attach(self, peer: PeerId, number: int, *, ours: bool, relay: PeerId | None = None) -> None:
         more = self.is_up(peer)
         self.up.add((peer, number))
+        self.relays.pop(peer, None)
+        if relay is not None:
+            self.relays[peer] = relay
         facts = peer, number, 0, self.now_ns
-        self.carry_out(self.upkeep.attached(*facts, near=False, ours=ours, more=more))
+        steps = self.upkeep.attached(*facts, near=False, ours=ours, more=more, relay=relay)
+        self.carry_out(steps)
 
     def lose(self, peer: PeerId, number: int) -> None:
         self.up.remove((peer, number))
+        if not self.is_up(peer):
+            self.relays.pop(peer, None)
         facts = peer, number, "reset", self.now_ns
         self.carry_out(self.upkeep.lost(*facts, up=self.is_up(peer), damaged=None))
 
     def check(self) -> None:
-        """A wanted link that is down is being dialled, or will be; what was told is true."""
+        """A wanted link that is not direct is being dialled, or will be; what was told is true."""
         for peer in self.wanted:
             under_way = {number for one, number in self.waits | self.dials if one == peer}
-            assert self.is_up(peer) or 0 in under_way
-            assert self.told.get(peer, False) is self.is_up(peer)
+            assert (self.is_up(peer) and peer not in self.relays) or 0 in under_way
+            told, relay = self.told.get(peer, (False, None))
+            assert (told, relay) == (self.is_up(peer), self.relays.get(peer))
 
 
 PEERS = (ELDER, YOUNGER)
+RELAYS = (PeerId(0), PeerId(1), PeerId(2))
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["want", "drop", "use", "due", "made", "failed", "came", "lost"]),
+            st.sampled_from(
+                ["want", "drop", "use", "due", "made", "failed", "came", "met", "relayed", "lost"]
+            ),
             st.integers(0, 50),
             st.sampled_from([MS, 100 * MS, NS_PER_S]),
         ),
@@ -288,7 +354,7 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 before = shell.wanted
                 shell.wanted = before | {peer} if what == "want" else before - {peer}
                 members = [one for one in PEERS if one.peer in shell.wanted]
-                up = {one: (0, False) for one, _ in shell.up}
+                up = {one: (0, False, shell.relays.get(one)) for one, _ in shell.up}
                 shell.carry_out(shell.upkeep.want(OWN, members, up))
             case "use":
                 shell.carry_out(shell.upkeep.use([peer]))
@@ -307,6 +373,14 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 if steps is not None:
                     shell.carry_out(steps)
                     shell.attach(peer, lane, ours=False)
+            case "met":
+                if shell.upkeep.meets(peer) and peer in shell.wanted:
+                    shell.attach(peer, 0, ours=True, relay=RELAYS[lane])
+            case "relayed":
+                steps = shell.upkeep.greeted(peer, key(peer), 0, "host")
+                if steps is not None:
+                    shell.carry_out(steps)
+                    shell.attach(peer, 0, ours=False, relay=RELAYS[lane])
             case _:
                 shell.lose(peer, lane)
         shell.check()

@@ -17,7 +17,7 @@ from pccl.cli.bench.state.figures import PARTS, StateTask, median_of, to_line
 from pccl.cli.bench.statistics import Figures
 from pccl.cli.bench.view import Screen, end_with
 from pccl.cli.processes.crew import Crew, end_on_signals
-from pccl.cli.processes.relays import check_link
+from pccl.cli.processes.proxies import check_link
 from pccl.cli.sizes import ListOf, Size, format_size
 
 SOURCES_MAX = 16
@@ -62,7 +62,7 @@ join: time that a joining peer added to all steps of a member together"""
     default="",
     show_default=False,
     callback=check_link,
-    help='Put a relay in front of every process, with this link as its uplink: "rate=200mbit".',
+    help='Put a proxy in front of every process, with this link as its uplink: "rate=200mbit".',
 )
 @click.option(
     "--compute",

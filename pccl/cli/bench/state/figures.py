@@ -26,7 +26,7 @@ class StateTask:
         bytes: size of the state.
         rounds: number of measured rounds.
         warmup: number of rounds before the measured ones.
-        emulate: emulated uplink of each process, as relays parse it; empty: loopback.
+        emulate: emulated uplink of each process, as proxies parse it; empty: loopback.
         sources: number of processes that begin with the contents.
         joiners: number of processes that download the contents.
         compute_s: for a join: seconds that a member computes between synchronizations.

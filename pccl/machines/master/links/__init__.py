@@ -2,5 +2,6 @@
 
 * ``link_states``: which links are up, as both ends report.
 * ``dial_plans``: which peer dials which.
+* ``meetings``: which peers meet at which relay.
 * ``peer_links``: brings up links, and finds out which peers can be dialled.
 """

@@ -6,7 +6,7 @@ State only. Each end of a link reports that the link is up, or why the link is d
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pccl.protocol.types import PeerId
 from pccl.topology.ring_order import Pair
@@ -19,6 +19,8 @@ class _Link:
     why_down: str | None
     """Why the link is down; None: it is up."""
     since_ns: int
+    relay: PeerId | None = None
+    """The relay that carries it; None: it is down, or direct."""
 
 
 class LinkStates:
@@ -28,12 +30,23 @@ class LinkStates:
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
         """Reporter -> other peer -> the link as the reporter sees it."""
 
-    def report(self, reporter: PeerId, other: PeerId, why_down: str | None, now_ns: int) -> None:
-        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down."""
+    def report(
+        self,
+        reporter: PeerId,
+        other: PeerId,
+        why_down: str | None,
+        now_ns: int,
+        relay: PeerId | None = None,
+    ) -> None:
+        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down.
+
+        ``relay``: the relay that carries the link, if it is up; None: it is direct.
+        """
         links = self._links.setdefault(reporter, {})
         known = links.get(other)
         changes = known is None or (known.why_down is None) != (why_down is None)
-        links[other] = _Link(why_down, now_ns if changes or known is None else known.since_ns)
+        since_ns = now_ns if changes or known is None else known.since_ns
+        links[other] = _Link(why_down, since_ns, relay if why_down is None else None)
 
     def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
         """Return why ``reporter``'s link to ``other`` is down; None: it is up or not reported."""
@@ -44,6 +57,22 @@ class LinkStates:
         """Whether at least one of the two reports that their link is up."""
         ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
         return any(link is not None and link.why_down is None for link in ends)
+
+    def relay(self, reporter: PeerId, other: PeerId) -> PeerId | None:
+        """Return what carries the link as ``reporter`` knows it; None: it is direct, or down."""
+        link = self._links.get(reporter, {}).get(other)
+        return None if link is None else link.relay
+
+    def relayed(self) -> Iterator[tuple[Pair, PeerId]]:
+        """Yield each pair whose link is relayed, as its end with the higher id says, and how."""
+        for reporter, links in self._links.items():
+            for other, link in links.items():
+                if link.relay is not None and reporter > other:
+                    yield Pair((reporter, other)), link.relay
+
+    def carried_by(self, relay: PeerId) -> int:
+        """Return how many links a relay carries."""
+        return sum(by == relay for _, by in self.relayed())
 
     def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
         """Return the peers among ``others`` to which ``one`` has a link."""
@@ -83,7 +112,7 @@ class LinkStates:
         """Shift all times by ``gap_ns``, because this process slept that long."""
         for links in self._links.values():
             for other, link in links.items():
-                links[other] = _Link(link.why_down, min(link.since_ns + gap_ns, now_ns))
+                links[other] = replace(link, since_ns=min(link.since_ns + gap_ns, now_ns))
 
     def remove(self, gone: Collection[PeerId]) -> None:
         """Forget peers that were removed from the run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.links.dial_plans import DialPlans
+from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.reachability import Reachability
 from pccl.protocol import messages as msg
@@ -20,20 +21,34 @@ class PeerLinks:
         membership: the peers of the run.
         outbox: collects the effects.
         tests_addresses: whether the master tests if newcomers can be dialled.
+        relays: whether the master itself is a relay.
     """
 
     def __init__(
-        self, timing: Timing, membership: Membership, outbox: Outbox, *, tests_addresses: bool
+        self,
+        timing: Timing,
+        membership: Membership,
+        outbox: Outbox,
+        *,
+        tests_addresses: bool,
+        relays: bool,
     ) -> None:
         self._timing = timing
         self._membership = membership
         self._outbox = outbox
+        self._relays = relays
         self._plans = DialPlans(membership, self._was_reached)
+        self._meetings = self._no_meetings()
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
+
+    def _no_meetings(self) -> Meetings:
+        pause_ns = self._timing.ns(self._timing.dial_s / 2)
+        return Meetings(self._membership, self._is_dialable, pause_ns, master_relays=self._relays)
 
     def begin_anew(self) -> None:
         """Forget all plans and tests, because the ids of the next run name other peers."""
         self._plans = DialPlans(self._membership, self._was_reached)
+        self._meetings = self._no_meetings()
         if self._reachability is not None:
             self._reachability = Reachability(self._outbox.now_ns)
 
@@ -49,6 +64,12 @@ class PeerLinks:
         """Send each peer the changes of its plan since the last heartbeat."""
         for peer, plan in self._plans.beat():
             self._outbox.send(peer, plan)
+        self._meetings.beat()
+        self._meet()
+
+    def _meet(self) -> None:
+        for peer, meeting in self._meetings.due(self._outbox.now_ns):
+            self._outbox.send(peer, meeting)
 
     def comes(self, peer: RegisteredPeer) -> None:
         """Make all younger peers of the group dial ``peer``, which has returned."""
@@ -57,6 +78,7 @@ class PeerLinks:
     def forget(self, peers: list[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)
+        self._meetings.forget({peer.id for peer in peers})
         if self._reachability is not None:
             self._reachability.forget(peer.id for peer in peers)
 
@@ -109,12 +131,18 @@ class PeerLinks:
             reason = f"at {peer.member.host}:{peer.member.port} ({why})"
             self._outbox.send(peer, msg.Undialable(reason))
             self._outbox.announce("undialable", peer, reason)
-        if self._reachability.was_reached(tested):
-            if self._plans.leaves_out:
-                self._plans.comes(peer)
-            for member in self._membership.members(peer.group):
-                if member.id < tested and self._reachability.why_undialable(member.id):
-                    self.ask(member, peer)
+        was_reached = self._reachability.was_reached(tested)
+        if was_reached and self._plans.leaves_out:
+            self._plans.comes(peer)
+        for other in self._membership.peers.values():
+            is_other = other.group == peer.group and other is not peer
+            if not is_other or not self._reachability.why_undialable(other.id):
+                continue
+            if was_reached and other.admitted and other.id < tested:
+                self.ask(other, peer)
+            elif why and not self._reachability.awaits(other.id):
+                self._meetings.need(other.id, tested, self._outbox.now_ns)
+        self._meet()
         return self.end_tests(peer)
 
     def end_tests(self, newcomer: RegisteredPeer) -> bool:
@@ -132,22 +160,37 @@ class PeerLinks:
     def _was_reached(self, peer: PeerId) -> bool:
         return self._reachability is None or self._reachability.was_reached(peer)
 
+    def _is_dialable(self, peer: PeerId) -> bool | None:
+        """Whether peers can dial ``peer``; None: no test has shown it."""
+        known = self._reachability
+        if known is not None and known.why_undialable(peer):
+            return False
+        return self._was_reached(peer) or None
+
     # -- links ---------------------------------------------------------------------------------
 
-    def note_link(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> None:
-        """Record why a link is down; None: it is up. If a newcomer cannot dial, ask its elder."""
-        self._membership.report_link(peer.id, other, why, self._outbox.now_ns)
-        elder = self._membership.peers.get(other)
+    def note_link(self, peer: RegisteredPeer, link: msg.LinkReport) -> None:
+        """Record that a link is up or down.
+
+        If a newcomer cannot dial an elder, the elder shall dial. If neither can, both shall meet.
+        """
+        other, why = link.peer, None if link.up else link.reason
+        self._membership.report_link(peer.id, other, why, self._outbox.now_ns, link.relay)
+        there = self._membership.peers.get(other)
         if why is None:
             self._plans.linked(peer.id, other)
-        if why is None or elder is None or other > peer.id:
-            return
-        if not (peer.admitted and elder.admitted):  # of two members, both dial already
-            self.ask(elder, peer)
+            self._meetings.linked(peer.id, other)
+        elif there is not None:
+            if other < peer.id and not (peer.admitted and there.admitted):
+                self.ask(there, peer)  # of two members, both dial already
+            if self._membership.links.have_given_up(peer.id, other):
+                self._meetings.need(peer.id, other, self._outbox.now_ns)
+                self._meet()
 
-    def report(self, peer: RegisteredPeer, other: PeerId, why: str | None) -> Expel | None:
-        """Record a link like ``note_link``; return the removal of ``other`` if it seems gone."""
-        self.note_link(peer, other, why)
+    def report(self, peer: RegisteredPeer, link: msg.LinkReport) -> Expel | None:
+        """Record a link like ``note_link``; return the removal of its other end if that is gone."""
+        self.note_link(peer, link)
+        other, why = link.peer, None if link.up else link.reason
         accused = self._membership.peers.get(other)
         if why is None or accused is None or accused.connection is not None:
             return None

@@ -37,8 +37,8 @@ class Report:
     rosters: dict[int, Roster] = field(default_factory=dict[int, Roster])
     outcomes: list[msg.KnownOutcome] = field(default_factory=list[msg.KnownOutcome])
     answers: list[msg.KnownAnswer] = field(default_factory=list[msg.KnownAnswer])
-    links: dict[PeerId, str | None] = field(default_factory=dict[PeerId, str | None])
-    """Other peer -> why the link to it is down; None: it is up."""
+    links: dict[PeerId, msg.LinkReport] = field(default_factory=dict[PeerId, msg.LinkReport])
+    """Other peer -> the last report about the link to it."""
     requests: list[msg.Message] = field(default_factory=list[msg.Message])
     """The peer's requests in order, which the master handles when the run is rebuilt."""
     complete: bool = False
@@ -89,9 +89,9 @@ class Report:
                 check_answer(answer)
                 nbytes = max(nbytes, REQUEST_BYTES_MIN)
                 self.answers.append(message)
-            case msg.LinkReport(other, up, reason):
+            case msg.LinkReport(other, _, reason):
                 nbytes = _LINK_BYTES + len(reason) if other not in self.links else len(reason)
-                self.links[other] = None if up else reason
+                self.links[other] = message
             case msg.Reported() if not self.complete:
                 self.complete = True
             case _ if isinstance(message, _REQUESTS):

@@ -28,7 +28,7 @@ def test_members_waits_calls_and_links() -> None:
     assert shown["links"]["peers"] == [1, 2, 3]
     assert shown["links"]["heads"] == ["1", "2", "3"]
     assert shown["links"]["who"] == ["1 (alice)", "2 (bob)", "3 (carol)"]
-    pairs = {(peer, other): speed for peer, other, speed, _ in shown["links"]["pairs"]}
+    pairs = {(peer, other): speed for peer, other, speed, *_ in shown["links"]["pairs"]}
     assert pairs == SPEEDS
 
 

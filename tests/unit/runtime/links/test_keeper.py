@@ -149,7 +149,7 @@ class Side:
         if self.world.now_ns >= self._wakes_ns:
             self.keeper.look(busy_ns)
 
-    def _on_change(self, peer: PeerId, reason: str | None) -> None:
+    def _on_change(self, peer: PeerId, reason: str | None, relay: PeerId | None) -> None:
         assert peer in (self.other, *NOT_THERE)
         if peer == self.other:
             self.changes.append(Change(self.world.loop.now_ns(), reason))

@@ -1,4 +1,4 @@
-"""Relays that emulate links: worker processes, one in front of each target."""
+"""Proxies that emulate links: worker processes, one in front of each target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pccl.cli.processes.crew import Crew, ProcessDied
 
 HOST = "127.0.0.1"
 
-RELAY_SAYS = "relay listens on "
+PROXY_SAYS = "proxy listens on "
 
 
 def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -27,21 +27,21 @@ def check_link(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 @contextlib.contextmanager
-def relayed(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Generator[list[str]]:
-    """Start a relay for each target, which may listen later; yield the relays' addresses.
+def proxied(crew: Crew, link: str, targets: Sequence[str], *options: str) -> Generator[list[str]]:
+    """Start a proxy for each target, which may listen later; yield the proxies' addresses.
 
     Raises:
-        click.ClickException: a relay did not start.
+        click.ClickException: a proxy did not start.
     """
-    names = [f"relay for {target}" for target in targets]
+    names = [f"proxy for {target}" for target in targets]
     for name, target in zip(names, targets, strict=True):
-        arguments = ["relay", "--to", target, "--link", link, "--listen", f"{HOST}:0", *options]
+        arguments = ["proxy", "--to", target, "--link", link, "--listen", f"{HOST}:0", *options]
         crew.start(name, "pccl.stress", arguments)
     try:
         said = crew.first_lines(names)
     except ProcessDied as death:
         raise death.to_error() from death
-    yield [said[name].removeprefix(RELAY_SAYS) for name in names]
+    yield [said[name].removeprefix(PROXY_SAYS) for name in names]
     crew.dismiss(names)
 
 

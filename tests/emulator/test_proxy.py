@@ -1,4 +1,4 @@
-"""The relay between real sockets: order, completeness, ends, bounded buffers. No timing."""
+"""The proxy between real sockets: order, completeness, ends, bounded buffers. No timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.types import PeerId
-from pccl.stress.emulator import SHARED, LinkSpec, Relay, RelayThread, peer_of
+from pccl.stress.emulator import SHARED, LinkSpec, Proxy, ProxyThread, peer_of
 from pccl.stress.emulator.tuning import BUFFER_BYTES
 from tests.emulator.conftest import BenchMaker
 from tests.support.patience import LIMIT_S
@@ -95,13 +95,13 @@ def test_the_other_direction_stays_open_after_an_end(make_bench: BenchMaker, rea
 def test_a_connection_that_is_over_is_forgotten(make_bench: BenchMaker) -> None:
     bench = make_bench("rtt=2ms")
     near, far = bench.connect()
-    assert [status.flow for status in bench.relay.flows()] == [1]
+    assert [status.flow for status in bench.proxy.flows()] == [1]
     near.close()
     assert far.recv(1) == b""
     far.close()
     bench.wait_until_over()
     bench.connect()
-    assert [status.flow for status in bench.relay.flows()] == [2]
+    assert [status.flow for status in bench.proxy.flows()] == [2]
 
 
 def test_status_counts_what_was_passed_on(make_bench: BenchMaker, read: Read) -> None:
@@ -111,7 +111,7 @@ def test_status_counts_what_was_passed_on(make_bench: BenchMaker, read: Read) ->
     read(far, 1000)
     far.sendall(bytes(300))
     read(near, 300)
-    (status,) = bench.relay.flows()
+    (status,) = bench.proxy.flows()
     assert (status.link, status.forward_bytes, status.backward_bytes) == (SHARED, 1000, 300)
 
 
@@ -126,11 +126,11 @@ def test_a_reset_is_passed_on(make_bench: BenchMaker, side: str) -> None:
 
 
 def test_a_reset_is_noticed_where_the_window_is_full(make_bench: BenchMaker) -> None:
-    """The relay does not read from the dialler then, and has nothing to write to it."""
+    """The proxy does not read from the dialler then, and has nothing to write to it."""
     bench = make_bench("rtt=2ms,window=64kib")
     near, far = bench.connect()
     fill(near)
-    (status,) = bench.relay.flows()
+    (status,) = bench.proxy.flows()
     assert status.forward_flight_bytes == 64 << 10
     near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     near.close()
@@ -140,7 +140,7 @@ def test_a_reset_is_noticed_where_the_window_is_full(make_bench: BenchMaker) -> 
 
 
 def fill(sock: socket.socket) -> int:
-    """Send until the kernel takes no more and the relay reads no more; return how much it was."""
+    """Send until the kernel takes no more and the proxy reads no more; return how much it was."""
     total = 0
     sock.settimeout(0.3)
     try:
@@ -156,11 +156,11 @@ def test_a_stalled_link_takes_the_window_and_small_buffers(make_bench: BenchMake
     bench = make_bench("rate=100mbit,rtt=100ms,window=1mib")
     near, _ = bench.connect()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, own_bytes)
-    bench.relay.stall()
+    bench.proxy.stall()
     taken_bytes = fill(near)
-    (status,) = bench.relay.flows()
+    (status,) = bench.proxy.flows()
     assert 0 < status.forward_flight_bytes <= window_bytes
-    # Linux allows twice what was asked for, of the sender's buffer and of the relay's.
+    # Linux allows twice what was asked for, of the sender's buffer and of the proxy's.
     assert taken_bytes <= window_bytes + 2 * own_bytes + 2 * BUFFER_BYTES
 
 
@@ -170,7 +170,7 @@ def test_a_receiver_that_does_not_read_stops_the_sender(make_bench: BenchMaker) 
     near, far = bench.connect()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, own_bytes)
     taken_bytes = fill(near)
-    (status,) = bench.relay.flows()
+    (status,) = bench.proxy.flows()
     assert status.forward_flight_bytes == window_bytes
     near.shutdown(socket.SHUT_WR)
     assert digest_of_all(far)[0] == taken_bytes
@@ -195,8 +195,8 @@ def test_links_are_told_apart_by_the_first_bytes(make_bench: BenchMaker, read: R
     far_of_three = bench.accept()
     assert read(far_of_three, 1) == b"3"
     assert far_of_three.recv(1) == b""
-    assert [status.link for status in bench.relay.flows()] == [b"1", b"2", b"3"]
-    bench.relay.stall(link=b"1")
+    assert [status.link for status in bench.proxy.flows()] == [b"1", b"2", b"3"]
+    bench.proxy.stall(link=b"1")
     two.sendall(b"two")
     assert read(far_of_two, 3) == b"two"
     one.sendall(b"one")
@@ -212,7 +212,7 @@ def test_a_dialler_that_is_reset_before_it_is_sorted(make_bench: BenchMaker) -> 
     near.close()
     bench.dial(b"x" * OPENING_BYTES)
     bench.accept()
-    assert [status.link for status in bench.relay.flows()] == [SHARED]
+    assert [status.link for status in bench.proxy.flows()] == [SHARED]
 
 
 def test_lanes_of_a_peer_share_a_link() -> None:
@@ -228,21 +228,21 @@ def test_lanes_of_a_peer_share_a_link() -> None:
 
 def test_what_cannot_be_had_is_an_os_error(make_bench: BenchMaker) -> None:
     taken = make_bench().listener.getsockname()[1]
-    relay = RelayThread("127.0.0.1:1", LinkSpec(), listen=f"127.0.0.1:{taken}")
-    with pytest.raises(OSError, match="in use"), relay:
+    proxy = ProxyThread("127.0.0.1:1", LinkSpec(), listen=f"127.0.0.1:{taken}")
+    with pytest.raises(OSError, match="in use"), proxy:
         pass
     with pytest.raises(ValueError, match="HOST:PORT"):
-        RelayThread("nowhere", LinkSpec())
+        ProxyThread("nowhere", LinkSpec())
     with pytest.raises(ValueError, match="between 1 and 1024"):
-        Relay("127.0.0.1:1", LinkSpec(), first_byte_count=2000)
+        Proxy("127.0.0.1:1", LinkSpec(), first_byte_count=2000)
 
 
 def test_closing_resets_what_is_open(make_bench: BenchMaker) -> None:
     bench = make_bench("rtt=20ms", peer_of)
     near, far = bench.connect(b"x" * OPENING_BYTES)
     unsorted = bench.dial(b"x")
-    bench.relay.close()
-    bench.relay.close()  # changes nothing
+    bench.proxy.close()
+    bench.proxy.close()  # changes nothing
     for sock in (near, far, unsorted):
         with pytest.raises(RESET):
             sock.recv(1)
@@ -257,17 +257,17 @@ def test_it_runs_on_asyncios_own_loop() -> None:
 
         server = await asyncio.start_server(echo, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        relay = Relay(f"127.0.0.1:{port}", LinkSpec.parse("rate=400mbit,rtt=5ms"))
-        relay.start()
-        reader, writer = await asyncio.open_connection(relay.address.host, relay.address.port)
+        proxy = Proxy(f"127.0.0.1:{port}", LinkSpec.parse("rate=400mbit,rtt=5ms"))
+        proxy.start()
+        reader, writer = await asyncio.open_connection(proxy.address.host, proxy.address.port)
         sent = random.Random(5).randbytes(500_000)
         writer.write(sent)
         writer.write_eof()
         received = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
         await writer.wait_closed()
-        relay.close()
-        relay.close()  # changes nothing
+        proxy.close()
+        proxy.close()  # changes nothing
         server.close()
         await server.wait_closed()
         return sent, received

@@ -1,10 +1,10 @@
-"""The relay, which forwards each connection to a target over an emulated link.
+"""The proxy, which forwards each connection to a target over an emulated link.
 
-One relay serves one port, of a peer or a master. By default all its connections share one link.
+One proxy serves one port, of a peer or a master. By default all its connections share one link.
 ``link_of`` gives them several links, by the first bytes that the dialler sends.
 
-Call all methods in the loop's thread, or use :class:`pccl.stress.emulator.thread.RelayThread`.
-Faults have a scope: one connection (``flow``), one link (``link``), or by default the whole relay
+Call all methods in the loop's thread, or use :class:`pccl.stress.emulator.thread.ProxyThread`.
+Faults have a scope: one connection (``flow``), one link (``link``), or by default the whole proxy
 with all later connections. They concern one direction or both. ``resume`` ends only a ``stall`` or
 ``cut`` of the same scope.
 """
@@ -22,7 +22,7 @@ from random import Random
 from pccl.addresses import parse_address
 from pccl.protocol.handshake.opening import OPENING_BYTES
 from pccl.stress.emulator.alarm import Alarm
-from pccl.stress.emulator.connection import FlowStatus, RelayedConnection, RelayEnd, RelayPipe, Side
+from pccl.stress.emulator.connection import FlowStatus, ProxiedConnection, ProxyEnd, ProxyPipe, Side
 from pccl.stress.emulator.shaper import Direction, ShapedFlow, Shaper
 from pccl.stress.emulator.sorting import SHARED, LinkOf
 from pccl.stress.emulator.spec import WINDOW_BYTES_MIN, LinkSpec
@@ -33,14 +33,14 @@ TICK_NS = 250_000
 """Shortest time between two wake-ups for a link on which bytes wait; other wake-ups are exact."""
 
 STEP_NS = 1_000_000
-"""Length of the steps in which a late relay catches up, if it is later than this."""
+"""Length of the steps in which a late proxy catches up, if it is later than this."""
 
 WAKES_NS = 100_000
-"""Approximate delay of a byte by two wake-ups of the relay's process, to read and to write it. The
-relay subtracts it from the link's delay."""
+"""Approximate delay of a byte by two wake-ups of the proxy's process, to read and to write it. The
+proxy subtracts it from the link's delay."""
 
 CHECK_S = 0.05
-"""Time between two checks for resets of sockets that the relay is not reading."""
+"""Time between two checks for resets of sockets that the proxy is not reading."""
 
 ACCEPT_PAUSE_S = 0.2
 """Pause of a listener when the system has no free descriptor."""
@@ -67,19 +67,19 @@ class _EmulatedLink:
 
 
 class _Newcomer:
-    """An accepted connection whose first bytes the relay needs to find its link."""
+    """An accepted connection whose first bytes the proxy needs to find its link."""
 
-    def __init__(self, end: RelayEnd, accepted_ns: int) -> None:
+    def __init__(self, end: ProxyEnd, accepted_ns: int) -> None:
         self.end = end
         self.accepted_ns = accepted_ns
         self.first = bytearray()
 
 
-class Relay:
+class Proxy:
     """Forwards connections to a target over emulated links.
 
     Args:
-        to: ``HOST:PORT`` of the target, which the relay dials for each accepted connection.
+        to: ``HOST:PORT`` of the target, which the proxy dials for each accepted connection.
         spec: description of each link.
         listen: ``HOST:PORT`` to listen on; port 0: any free port.
         link_of: function from the first bytes of a dialler to the key of its link; must not raise.
@@ -89,7 +89,7 @@ class Relay:
         seed: seed of the links' jitter and flipped bits.
 
     Attributes:
-        address: address at which the relay listens, after ``start``.
+        address: address at which the proxy listens, after ``start``.
 
     Raises:
         ValueError: an address or ``first_byte_count`` is invalid; the message says what is allowed.
@@ -116,8 +116,8 @@ class Relay:
         self._links: dict[Hashable, _EmulatedLink] = {}
         self._held: set[Direction] = set()
         self._newcomers: set[_Newcomer] = set()
-        self._connections: dict[int, RelayedConnection] = {}
-        self._owners: dict[ShapedFlow, tuple[RelayedConnection, RelayPipe]] = {}
+        self._connections: dict[int, ProxiedConnection] = {}
+        self._owners: dict[ShapedFlow, tuple[ProxiedConnection, ProxyPipe]] = {}
         self._due_ns: dict[Shaper, int | None] = {}
         self._connection_count = 0
         self._rang_ns = 0
@@ -229,7 +229,7 @@ class Relay:
     def half_open(self, gone: Side, *, link: Hashable = None, flow: int | None = None) -> None:
         """Reset the side ``gone`` of each connection. The other side does not notice.
 
-        The relay discards the bytes of the other side at the link's rate, and delivers nothing to
+        The proxy discards the bytes of the other side at the link's rate, and delivers nothing to
         that side, not even bytes in transit. Nothing undoes this.
 
         Raises:
@@ -240,7 +240,7 @@ class Relay:
         self._settle(time.monotonic_ns())
 
     def refuse_new(self) -> None:
-        """Refuse dials until :meth:`accept_new`. The relay keeps its port."""
+        """Refuse dials until :meth:`accept_new`. The proxy keeps its port."""
         self._stop_accepting()
         if self._listens:
             self._listens = False
@@ -248,7 +248,7 @@ class Relay:
             self._listener = listener(self._place)
 
     def blackhole_new(self) -> None:
-        """Leave new connections without an answer until :meth:`accept_new`; then relay them.
+        """Leave new connections without an answer until :meth:`accept_new`; then proxy them.
 
         The dial itself succeeds, because the kernel answers up to ``BACKLOG`` dials. Some firewalls
         have the same effect.
@@ -257,7 +257,7 @@ class Relay:
         self._listen()
 
     def accept_new(self) -> None:
-        """Relay new connections again."""
+        """Proxy new connections again."""
         self._listen()
         if not self._accepts:
             self._accepts = True
@@ -287,14 +287,14 @@ class Relay:
             except ConnectionError:  # the dialler has already closed it
                 continue
             except OSError:
-                _log.warning("relay: cannot accept a connection; trying again", exc_info=True)
+                _log.warning("proxy: cannot accept a connection; trying again", exc_info=True)
                 self._stop_accepting()
                 again = self._loop.call_later(ACCEPT_PAUSE_S, self.accept_new)
                 self._timers["accept"] = again
                 return
             sock.setblocking(False)
             tune(sock)
-            newcomer = _Newcomer(RelayEnd(self._loop, sock), time.monotonic_ns())
+            newcomer = _Newcomer(ProxyEnd(self._loop, sock), time.monotonic_ns())
             newcomer.end.is_connected = True
             self._newcomers.add(newcomer)
             if self._link_of is None:
@@ -323,9 +323,9 @@ class Relay:
     def _begin(self, newcomer: _Newcomer, key: Hashable, *, ended: bool) -> None:
         """Dial the target, and delay the flows by the time that a dial takes on the link."""
         try:
-            far = RelayEnd(self._loop, dialler(self._target))
+            far = ProxyEnd(self._loop, dialler(self._target))
         except OSError:
-            _log.warning("relay: cannot make a socket to dial %s", self._to, exc_info=True)
+            _log.warning("proxy: cannot make a socket to dial %s", self._to, exc_info=True)
             self._dismiss(newcomer)
             return
         if far.sock.connect_ex(self._target[1]) not in (0, errno.EINPROGRESS):
@@ -336,21 +336,21 @@ class Relay:
         now_ns = time.monotonic_ns()
         link, near = self._link(key), newcomer.end
         self._connection_count += 1
-        pipes: dict[Direction, RelayPipe] = {}
+        pipes: dict[Direction, ProxyPipe] = {}
         for direction, source, sink, half_trips in (
             (Direction.FORWARD, near, far, 2),
             (Direction.BACKWARD, far, near, 3),
         ):
             shaper = link.shapers[direction]
             ready_ns = newcomer.accepted_ns + half_trips * link.spec.half_rtt_ns
-            pipes[direction] = RelayPipe(source, sink, shaper, shaper.add(now_ns, ready_ns))
-        connection = RelayedConnection(
+            pipes[direction] = ProxyPipe(source, sink, shaper, shaper.add(now_ns, ready_ns))
+        connection = ProxiedConnection(
             self._connection_count, key, near, far, pipes, self._on_ready, self._on_end
         )
         self._connections[connection.number] = connection
         for pipe in pipes.values():
             self._owners[pipe.flow] = connection, pipe
-        for reason, held in (("relay", self._held), ("link", link.held)):
+        for reason, held in (("proxy", self._held), ("link", link.held)):
             for direction in held:
                 connection.hold(direction, reason, now_ns)
         forward = pipes[Direction.FORWARD]
@@ -359,7 +359,7 @@ class Relay:
         far.await_writable(connection.dialled)
         self._on_ready(forward)
 
-    def _on_end(self, connection: RelayedConnection) -> None:
+    def _on_end(self, connection: ProxiedConnection) -> None:
         del self._connections[connection.number]
         for pipe in connection.pipes.values():
             pipe.shaper.remove(pipe.flow)
@@ -367,7 +367,7 @@ class Relay:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def _on_ready(self, pipe: RelayPipe) -> None:
+    def _on_ready(self, pipe: ProxyPipe) -> None:
         """Move bytes of a pipe, because one of its sockets is readable or writable."""
         now_ns = time.monotonic_ns()
         self._advance(pipe.shaper, now_ns)
@@ -386,9 +386,9 @@ class Relay:
         self._set_alarm()
 
     def _advance(self, shaper: Shaper, now_ns: int) -> None:
-        """Process all events of ``shaper`` up to now. A late relay does it in small steps.
+        """Process all events of ``shaper`` up to now. A late proxy does it in small steps.
 
-        So a relay that runs late does not reduce the link's rate: bytes that waited in the kernel
+        So a proxy that runs late does not reduce the link's rate: bytes that waited in the kernel
         are offered at the times when the window had room.
         """
         due_ns = shaper.next_event_ns()
@@ -444,16 +444,16 @@ class Relay:
 
     def _scope(
         self, link: Hashable, flow: int | None
-    ) -> tuple[str, set[Direction], Iterable[RelayedConnection]]:
+    ) -> tuple[str, set[Direction], Iterable[ProxiedConnection]]:
         """Return the name of a scope, the set of its stalled directions, and its connections."""
         connections = list(self._connections.values())
         if flow is not None:
             if flow not in self._connections:
-                raise LookupError(f"the relay has no connection {flow} now; see flows()")
+                raise LookupError(f"the proxy has no connection {flow} now; see flows()")
             return "flow", set(), [self._connections[flow]]
         if link is not None:
             return "link", self._link(link).held, [c for c in connections if c.link == link]
-        return "relay", self._held, connections
+        return "proxy", self._held, connections
 
     def _stop(
         self, link: Hashable, flow: int | None, direction: Direction | None, *, lose: bool

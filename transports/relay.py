@@ -1,0 +1,184 @@
+"""Connections through a relay, and what a relay does with them.
+
+A relay joins two connections that other processes have dialled, and copies the bytes of each to the
+other. The two processes encrypt these bytes, so a relay that alters, drops or replays some of them
+ends the connection, and can do no more. To them the connection looks like any other: a
+``RelayedConnection``, whose other side has no address but the relay's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pccl.protocol.types import PeerId
+from pccl.transports.base import Address, Connection, PathMeasure
+
+SPLICE_BYTES = 128 << 10
+"""Bytes that a relay holds for each direction of a pair, at most."""
+
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayAddress(Address):
+    """The address of a process behind a relay: no host, so that no code takes it for this one."""
+
+    relay: PeerId
+    """The relay; 0: the master."""
+
+    def __str__(self) -> str:
+        return self.host
+
+
+def behind(peer: PeerId, relay: PeerId) -> RelayAddress:
+    """Return the address of ``peer`` behind ``relay``."""
+    through = f"peer {relay}" if relay else "the master"
+    return RelayAddress(f"peer {peer} through {through}", 0, relay)
+
+
+def relay_of(connection: Connection) -> PeerId | None:
+    """Return the relay that carries a connection, 0 for the master; None: there is none."""
+    remote = connection.remote
+    return remote.relay if isinstance(remote, RelayAddress) else None
+
+
+class RelayedConnection:
+    """A connection to a relay that has been asked to forward it. See ``Connection``.
+
+    Args:
+        connection: the connection to the relay, after its handshake.
+        remote: the process at the other side of the relay.
+    """
+
+    def __init__(self, connection: Connection, remote: RelayAddress) -> None:
+        self._inner = connection
+        self.remote: Address = remote
+        self.start = connection.start
+        self.pause_reading = connection.pause_reading
+        self.resume_reading = connection.resume_reading
+        self.notify_writable = connection.notify_writable
+        self.close = connection.close
+        self.abort = connection.abort
+
+    def __repr__(self) -> str:
+        return f"<{self.remote}: {self._inner!r}>"
+
+    @property
+    def local(self) -> Address:
+        """The address of this side."""
+        return self._inner.local
+
+    @property
+    def congestion(self) -> str:
+        """The congestion control on the way to the relay."""
+        return self._inner.congestion
+
+    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Pass bytes to the network; see ``Connection``."""
+        return self._inner.send(buffers)
+
+    def measure(self) -> PathMeasure | None:
+        """Return the measure of the way to the relay, with twice its round trip.
+
+        Nobody measures the way behind the relay. The rate includes it, because a relay reads no
+        faster than the other side.
+        """
+        path = self._inner.measure()
+        return None if path is None else replace(path, rtt_ns=2 * path.rtt_ns)
+
+
+class SplicedEnd:
+    """One of two connections whose bytes a relay copies to each other; receiver of its connection.
+
+    Until :meth:`join`, it reads nothing. Afterwards each end reads only while the other takes what
+    it has read, so that a slow reader delays its own sender, and nobody else.
+
+    Args:
+        connection: a connection after its handshake; the end starts it.
+        on_ended: called once with this end, when its connection has ended.
+    """
+
+    def __init__(self, connection: Connection, on_ended: Callable[[SplicedEnd], None]) -> None:
+        self.connection = connection
+        self.carried_bytes = 0
+        """Bytes copied from this end to the other."""
+        self._on_ended = on_ended
+        self._other: SplicedEnd | None = None
+        self._memory = self._unsent = _NOTHING
+        self._ended = False
+        self._waited_for_bytes = -1
+        """Count of carried bytes at the last look, if some of them waited; otherwise -1."""
+        connection.pause_reading()
+        connection.start(self)
+
+    def join(self, other: SplicedEnd) -> None:
+        """Copy all bytes of each of the two ends to the other from now on."""
+        for end, its_other in ((self, other), (other, self)):
+            end._other = its_other
+            end._memory = memoryview(bytearray(SPLICE_BYTES))
+        for end in (self, other):
+            end.connection.resume_reading()
+
+    def close(self) -> None:
+        """End this connection, and then the other."""
+        self.connection.close()
+
+    def abort(self) -> None:
+        """End both connections at once; bytes that wait are lost."""
+        self.connection.abort()
+        if self._other is not None:
+            self._other.connection.abort()
+
+    def is_stuck(self) -> bool:
+        """Whether bytes wait that already waited at the last call: the other side takes nothing.
+
+        Both ends of a pair may be full. Then neither is read, and neither notices that its other
+        side has gone.
+        """
+        waits = self.carried_bytes - len(self._unsent) if self._unsent else -1
+        is_stuck = waits == self._waited_for_bytes != -1
+        self._waited_for_bytes = waits
+        return is_stuck
+
+    # -- what the connection calls -------------------------------------------------------------
+
+    def get_buffer(self) -> memoryview:
+        """Return memory for the next read: nothing waits to be sent while this end reads."""
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what was read; stop reading until the other side has taken all of it."""
+        self.carried_bytes += nbytes
+        self._unsent = self._memory[:nbytes]
+        self._pass_on()
+        if self._unsent:
+            self.connection.pause_reading()
+
+    def writable(self) -> None:
+        """Pass on what the other end has read."""
+        if self._other is not None and self._other._unsent:
+            self._other._pass_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the other connection too, once it has taken what this one has read."""
+        self._ended = True
+        if self._other is not None:
+            self._other.connection.pause_reading()
+            if not self._unsent:
+                self._other.connection.close()
+        self._on_ended(self)
+
+    def _pass_on(self) -> None:
+        assert self._other is not None, "only a joined end reads"
+        there = self._other.connection
+        while self._unsent:
+            taken = there.send([self._unsent])
+            if not taken:
+                there.notify_writable()
+                return
+            self._unsent = self._unsent[taken:]
+        if self._ended:
+            there.close()
+        elif not self._other._ended:
+            self.connection.resume_reading()
