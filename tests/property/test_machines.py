@@ -15,7 +15,7 @@ from pccl.machines.master import events as me
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.peer import events as pe
 from pccl.machines.peer.machine import PeerMachine, Standing
-from pccl.machines.reachability import TryAddress, TryCaller
+from pccl.machines.reachability import MeetPeer, TryAddress, TryCaller
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
