@@ -121,8 +121,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.ballots = OpenBallots(us, who, self.finals, self.ratification, out)
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
-        self.stalls = StallWatch(timing, who, self.ballots, self.finals, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses, relays=relays)
+        self.stalls = StallWatch(timing, who, self.ballots, self.finals, out, self.links.may_meet)
         self.admission = Admission(tokens, signer.key, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pccl.machines.master.ballots.ballot import Ballot, Expel
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -13,11 +13,20 @@ from pccl.machines.master.membership import Membership
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import PeerId, RemovalCause
-from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
+from pccl.topology.ring_order import Pair, apart, arrange, broken_neighbours, lacking
 
 
 class StallWatch:
-    """Examines all open operations at each tick."""
+    """Examines all open operations at each tick.
+
+    Args:
+        timing: deadlines.
+        membership: the peers of the run.
+        ballots: the open operations.
+        finals: sends rosters.
+        outbox: collects the effects.
+        may_meet: whether a relay may soon give a link to two members that have none.
+    """
 
     def __init__(
         self,
@@ -26,12 +35,14 @@ class StallWatch:
         ballots: OpenBallots,
         finals: Finals,
         outbox: Outbox,
+        may_meet: Callable[[Pair], bool],
     ) -> None:
         self._timing = timing
         self._membership = membership
         self._ballots = ballots
         self._finals = finals
         self._outbox = outbox
+        self._may_meet = may_meet
 
     def look(self) -> Iterator[Expel]:
         """Yield removals, at a tick. The caller carries out each removal before the next one."""
@@ -69,6 +80,8 @@ class StallWatch:
         ]
         for ballot in started:
             pairs = ballot.separated(broken) if broken else []
+            if any(map(self._may_meet, pairs)):
+                return
             if pairs and ballot.is_forced and not ballot.follows_ring:
                 # Another view would not help, because the callers have named the algorithm.
                 reason = f'{apart(pairs[0], broken)}; omit algorithm, or use "ring"'

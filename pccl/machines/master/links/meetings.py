@@ -72,6 +72,16 @@ class Meetings:
         may_dial = any(self._is_dialable(peer) is not False for peer in pair)
         self._meetings[pair] = _Meeting(due_ns=now_ns + self._pause_ns * (are_members and may_dial))
 
+    def is_open(self, pair: Pair, now_ns: int) -> bool:
+        """Whether the first meeting of a pair may still give it a link."""
+        meeting, peers = self._meetings.get(pair), self._membership.peers
+        if meeting is None or meeting.tries > 1:
+            return False
+        until_ns = meeting.due_ns if meeting.tries else meeting.due_ns + self._pause_ns
+        if now_ns >= until_ns:
+            return False
+        return bool(self.relays(*(peers[peer] for peer in pair)))
+
     def linked(self, one: PeerId, other: PeerId) -> None:
         """Record that two peers have a link."""
         self._meetings.pop(Pair((one, other)), None)

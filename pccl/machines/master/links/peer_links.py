@@ -11,6 +11,7 @@ from pccl.machines.reachability import Reachability
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, RemovalCause
+from pccl.topology.ring_order import Pair
 
 
 class PeerLinks:
@@ -42,7 +43,7 @@ class PeerLinks:
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
 
     def _no_meetings(self) -> Meetings:
-        pause_ns = self._timing.ns(self._timing.dial_s / 2)
+        pause_ns = self._timing.ns(self._timing.resume_s / 2)
         return Meetings(self._membership, self._is_dialable, pause_ns, master_relays=self._relays)
 
     def begin_anew(self) -> None:
@@ -168,6 +169,10 @@ class PeerLinks:
         return self._was_reached(peer) or None
 
     # -- links ---------------------------------------------------------------------------------
+
+    def may_meet(self, pair: Pair) -> bool:
+        """Whether a relay may soon give a link to two peers that have none."""
+        return self._meetings.is_open(pair, self._outbox.now_ns)
 
     def note_link(self, peer: RegisteredPeer, link: msg.LinkReport) -> None:
         """Record that a link is up or down.
