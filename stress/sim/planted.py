@@ -24,6 +24,7 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
+from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.lockstep import LockstepWatch
 from pccl.machines.master.rounds import JointRounds
@@ -143,6 +144,9 @@ _says("mistakes_undiagnosed", LockstepWatch, "look", ())
 
 # The master does not ask older peers to dial a newcomer that cannot dial them.
 _says("elders_are_not_asked", PeerLinks, "ask", True)
+
+# The master never tells two peers that cannot dial each other where to meet.
+_says("meetings_forgotten", Meetings, "due", ())
 
 # A member that was away when an operation ended never learns its outcome.
 _says("outcome_not_kept", Kept, "owed_to", ())

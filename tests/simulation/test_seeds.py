@@ -48,6 +48,7 @@ WORKLOADS = (
     "not repaired",
     "of several",
     "pulled",
+    "relayed",
     "removed alive",
     "repaired",
     "sent ahead of the start",
@@ -66,13 +67,13 @@ WORKLOADS = (
 the seeds must not miss."""
 
 CAUGHT_BY = {
-    "ahead_in_unknown_views": 115,
+    "ahead_in_unknown_views": 138,
     "announced_segments_forgotten": 29,
     "announcers_not_started": 54,
     "busy_is_asleep": 749,
     "commit_before_all_reported": 3,
     "done_ahead_ignored": 115,
-    "elders_are_not_asked": 170,
+    "elders_are_not_asked": 205,
     "gap_not_bridged": 171,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
@@ -80,6 +81,7 @@ CAUGHT_BY = {
     "loss_told_to_one_launch": 7,
     "losses_while_away_untold": 81,
     "lost_lane_forgotten": 75,
+    "meetings_forgotten": 252,
     "missed_sync_repeated": 245,
     "mistakes_undiagnosed": 227,
     "no_fencing": 27,
