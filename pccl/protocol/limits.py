@@ -260,17 +260,11 @@ the link.
 
 So a process that registers a foreign address many times causes few dials to it."""
 
-RELAYED_PAIRS_MAX = 64
+RELAYED_PAIRS_MAX = 256
 """Connections that one relay forwards; it refuses more, and the master names another relay."""
 
 RELAYED_WAIT_MAX = 16
-"""Connections of one peer that wait at one relay for the other peers."""
-
-MEETINGS_MAX = 16
-"""Pairs of peers that one peer is told to link through relays, for each heartbeat."""
-
-MEETINGS_PAIRS_MAX = 4096
-"""Pairs without a link that a master knows. It learns of others when they report it again."""
+"""Connections of one peer that wait at one relay for the other peers; 16 times as many in all."""
 
 # -- operations ----------------------------------------------------------------------------------
 

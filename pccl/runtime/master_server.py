@@ -272,9 +272,12 @@ class MasterServer:
             return ""  # the machine judges it later, by its first message
         if self.relay is None:
             return "this master forwards nothing: start it with --relay"
-        known = self.machine.membership.peers.get(remote.source)
+        peers = self.machine.membership.peers
+        known, target = peers.get(remote.source), peers.get(remote.target)
         if known is None or known.member.key != remote.key:
             return "the master has not registered it"
+        if target is None or target.group != known.group:
+            return f"peer {remote.target} is not in its group"
         return self.relay.refusal(remote.source, remote.target)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
@@ -485,6 +488,8 @@ class MasterServer:
                 _log.info("no member is left: the run is over")
             case Announce(what, peer, name, group, text, cause):
                 self._names.note(peer, name)
+                if what == "removed" and self.relay is not None:
+                    self.relay.forget(peer)
                 told = RunChanged(
                     what=what,
                     peer_id=peer,

@@ -399,9 +399,11 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
-        if link.relay is not None and not up:
+        if link.relay is not None and (number == 0 or not up):
             link.relay = None
-            return [*self._give_up(link), *self._bring_up(link), *news]
+            if not up:
+                steps = self._give_up(link, but_under_way=True)
+                return [*steps, *self._bring_up(link), *news]
         dial, steps = link.dials.get(number), list[LinkStep]()
         if not up and (dial is None or not link.keeps):
             steps = self._bring_up(link)

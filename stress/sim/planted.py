@@ -146,7 +146,7 @@ _says("mistakes_undiagnosed", LockstepWatch, "look", ())
 _says("elders_are_not_asked", PeerLinks, "ask", True)
 
 # The master never tells two peers that cannot dial each other where to meet.
-_says("meetings_forgotten", Meetings, "due", ())
+_says("meetings_forgotten", Meetings, "_meet", ())
 
 # A member that was away when an operation ended never learns its outcome.
 _says("outcome_not_kept", Kept, "owed_to", ())

@@ -122,7 +122,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         self.rounds = JointRounds(who, self.ballots, self.finals, self.ratification, out)
         self.waits = Waits(timing, who, self.rounds, self.ballots, out)
         self.links = PeerLinks(timing, who, out, tests_addresses=tests_addresses, relays=relays)
-        self.stalls = StallWatch(timing, who, self.ballots, self.finals, out, self.links.may_meet)
+        self.stalls = StallWatch(timing, who, self.ballots, self.finals, out, self.links)
         self.admission = Admission(tokens, signer.key, who, self.connections)
         self.removals = Removals(
             who, self.connections, self.links, self.ballots, self.finals, self.rounds,

@@ -227,6 +227,7 @@ class LinkKeeper:
                         self._reception.log.write(logging.INFO, text, peer, why)
                     if peer in self._meetings:
                         self._meetings.pop(peer).cancel()
+                    self.relay.forget(peer)
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
                 case TellLink(peer, reason, relay):
@@ -319,7 +320,8 @@ class LinkKeeper:
         else:
             connection = await self._transport.dial(self._master(), patience_s)
         opening = opening_of(Channel.RELAY, self._identity, peer)
-        expects = fingerprint_of(relay.key) if relay.key else b""
+        key = relay.key if relay.peer else self._identity.certificate.authority
+        expects = fingerprint_of(key) if key else b""
         handshake = self._credentials.dial(connection, opening, expects)
         deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
         await introduce(connection, handshake, self._clock, deadline_ns, take)

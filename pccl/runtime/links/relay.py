@@ -33,7 +33,7 @@ class Relay:
         self._stall_ns = stall_ns
         self._looks: Timer | None = None
         self._waiting: dict[_Way, tuple[SplicedEnd, Timer]] = {}
-        self._joined: dict[SplicedEnd, _Way] = {}
+        self._joined: dict[_Way, SplicedEnd] = {}
         self._ended_bytes = 0
 
     @property
@@ -44,23 +44,24 @@ class Relay:
     @property
     def carried_bytes(self) -> int:
         """Bytes that this process has forwarded, in both directions."""
-        return self._ended_bytes + sum(end.carried_bytes for end in self._joined)
+        return self._ended_bytes + sum(end.carried_bytes for end in self._joined.values())
 
     def refusal(self, source: PeerId, target: PeerId) -> str:
         """Return why this process does not forward for two peers now; empty: it does."""
         if source == target:
             return "a relay connects two different peers"
-        if self.pairs >= RELAYED_PAIRS_MAX:
-            return "this relay forwards for too many others"
-        if (target, source) in self._waiting:
-            return ""
-        waits = sum(way[0] == source and way[1] != target for way in self._waiting)
-        return "too many connections wait at this relay" if waits >= RELAYED_WAIT_MAX else ""
+        if self.pairs >= RELAYED_PAIRS_MAX and (source, target) not in self._joined:
+            return "this relay is full: it forwards for too many others"
+        others = [way for way in self._waiting if way not in ((source, target), (target, source))]
+        of_source = sum(way[0] == source for way in others)
+        if of_source >= RELAYED_WAIT_MAX or len(others) >= 16 * RELAYED_WAIT_MAX:
+            return "too many connections wait at this relay"
+        return ""
 
     def accept(self, connection: Connection, source: PeerId, target: PeerId) -> None:
         """Take a connection of ``source``, and join it with that of ``target`` once both are here.
 
-        A newer connection of the same peer for the same target replaces one that waits.
+        Two peers have one connection through a relay: a newer one replaces it.
         """
         if self.refusal(source, target):  # others came during its handshake
             connection.abort()
@@ -77,17 +78,26 @@ class Relay:
             return
         other, timer = self._waiting.pop(back)
         timer.cancel()
-        self._joined[end], self._joined[other] = way, back
+        if way in self._joined:
+            self._joined[way].abort()
+        self._joined[way], self._joined[back] = end, other
         end.join(other)
         if self._looks is None:
             self._look_later()
+
+    def forget(self, peer: PeerId) -> None:
+        """Close the connections of a peer that has left the run."""
+        for way in [way for way in self._joined if way[0] == peer]:
+            self._joined[way].abort()
+        for way in [way for way in self._waiting if peer in way]:
+            self._waiting[way][0].close()
 
     def _look_later(self) -> None:
         self._looks = self._clock.call_at_ns(self._clock.now_ns() + self._stall_ns, self._look)
 
     def _look(self) -> None:
         """Close the pairs that are stuck."""
-        for end in [end for end in self._joined if end.is_stuck()]:
+        for end in [end for end in self._joined.values() if end.is_stuck()]:
             end.abort()
         self._looks = None
         if self._joined:
@@ -98,11 +108,12 @@ class Relay:
         if self._looks is not None:
             self._looks.cancel()
             self._looks = None
-        for end in [*(end for end, _ in self._waiting.values()), *self._joined]:
+        for end in [*(end for end, _ in self._waiting.values()), *self._joined.values()]:
             end.close()
 
     def _ended(self, way: _Way, end: SplicedEnd) -> None:
-        if self._joined.pop(end, None) is not None:
-            self._ended_bytes += end.carried_bytes
+        self._ended_bytes += end.carried_bytes
+        if self._joined.get(way) is end:
+            del self._joined[way]
         elif way in self._waiting and self._waiting[way][0] is end:
             self._waiting.pop(way)[1].cancel()

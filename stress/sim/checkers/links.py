@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from pccl.machines.master.links.meetings import SMALL_GROUP
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S
@@ -86,7 +87,17 @@ class LinkCheckers:
             and _knows(process, other)
             and _knows(other, process)
             and not self._are_apart(process.host.name, other.host.name)
+            and not self._needs_none(process, other)
         ]
+
+    def _needs_none(self, one: PeerProcess, other: PeerProcess) -> bool:
+        """Whether two members that need a relay have no place for it: no neighbours, many peers."""
+        newest = one.engine.machine.newest
+        if newest is None or len(newest.ring) <= SMALL_GROUP:
+            return False
+        places = (newest.ring.index(one.peer), newest.ring.index(other.peer))
+        are_neighbours = abs(places[0] - places[1]) in (1, len(newest.ring) - 1)
+        return self._need_relay(one.host.name, other.host.name) and not are_neighbours
 
 
 def _knows(one: PeerProcess, other: PeerProcess) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from pccl.machines.master.ballots.ballot import Ballot, Expel
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
@@ -16,6 +17,18 @@ from pccl.protocol.types import PeerId, RemovalCause
 from pccl.topology.ring_order import Pair, apart, arrange, broken_neighbours, lacking
 
 
+class DemandedLinks(Protocol):
+    """Brings up links that operations need."""
+
+    def demand(self, pairs: Iterable[Pair]) -> None:
+        """Give these members a link, because an operation has to move data between them."""
+        ...
+
+    def may_meet(self, pair: Pair) -> bool:
+        """Whether a relay may soon give a link to two members whose link was demanded."""
+        ...
+
+
 class StallWatch:
     """Examines all open operations at each tick.
 
@@ -25,7 +38,7 @@ class StallWatch:
         ballots: the open operations.
         finals: sends rosters.
         outbox: collects the effects.
-        may_meet: whether a relay may soon give a link to two members that have none.
+        links: brings up links.
     """
 
     def __init__(
@@ -35,14 +48,14 @@ class StallWatch:
         ballots: OpenBallots,
         finals: Finals,
         outbox: Outbox,
-        may_meet: Callable[[Pair], bool],
+        links: DemandedLinks,
     ) -> None:
         self._timing = timing
         self._membership = membership
         self._ballots = ballots
         self._finals = finals
         self._outbox = outbox
-        self._may_meet = may_meet
+        self._links = links
 
     def look(self) -> Iterator[Expel]:
         """Yield removals, at a tick. The caller carries out each removal before the next one."""
@@ -80,7 +93,8 @@ class StallWatch:
         ]
         for ballot in started:
             pairs = ballot.separated(broken) if broken else []
-            if any(map(self._may_meet, pairs)):
+            self._links.demand(pairs)
+            if any(map(self._links.may_meet, pairs)):
                 return
             if pairs and ballot.is_forced and not ballot.follows_ring:
                 # Another view would not help, because the callers have named the algorithm.

@@ -5,6 +5,7 @@ State only. Each end of a link reports that the link is up, or why the link is d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ class _Link:
     """Why the link is down; None: it is up."""
     since_ns: int
     relay: PeerId | None = None
-    """The relay that carries it; None: it is down, or direct."""
+    """The relay that carries it, or carried it before it was lost; None: it is direct."""
 
 
 class LinkStates:
@@ -29,6 +30,8 @@ class LinkStates:
     def __init__(self) -> None:
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
         """Reporter -> other peer -> the link as the reporter sees it."""
+        self._loads: Counter[PeerId] = Counter()
+        """Relay -> how many links it carries, as the younger ends report."""
 
     def report(
         self,
@@ -46,7 +49,16 @@ class LinkStates:
         known = links.get(other)
         changes = known is None or (known.why_down is None) != (why_down is None)
         since_ns = now_ns if changes or known is None else known.since_ns
-        links[other] = _Link(why_down, since_ns, relay if why_down is None else None)
+        if why_down is not None and known is not None:
+            relay = known.relay
+        self._count(reporter, other, -1)
+        links[other] = _Link(why_down, since_ns, relay)
+        self._count(reporter, other, 1)
+
+    def _count(self, reporter: PeerId, other: PeerId, change: int) -> None:
+        relay = self.relay(reporter, other)
+        if relay is not None and reporter > other:
+            self._loads[relay] += change
 
     def why_down(self, reporter: PeerId, other: PeerId) -> str | None:
         """Return why ``reporter``'s link to ``other`` is down; None: it is up or not reported."""
@@ -61,18 +73,21 @@ class LinkStates:
     def relay(self, reporter: PeerId, other: PeerId) -> PeerId | None:
         """Return what carries the link as ``reporter`` knows it; None: it is direct, or down."""
         link = self._links.get(reporter, {}).get(other)
-        return None if link is None else link.relay
-
-    def relayed(self) -> Iterator[tuple[Pair, PeerId]]:
-        """Yield each pair whose link is relayed, as its end with the higher id says, and how."""
-        for reporter, links in self._links.items():
-            for other, link in links.items():
-                if link.relay is not None and reporter > other:
-                    yield Pair((reporter, other)), link.relay
+        return link.relay if link is not None and link.why_down is None else None
 
     def carried_by(self, relay: PeerId) -> int:
         """Return how many links a relay carries."""
-        return sum(by == relay for _, by in self.relayed())
+        return self._loads[relay]
+
+    def are_direct(self, one: PeerId, other: PeerId) -> bool:
+        """Whether the two have a link that needs no relay."""
+        relays = (self.relay(one, other), self.relay(other, one))
+        return self.are_linked(one, other) and relays == (None, None)
+
+    def down_since_ns(self, one: PeerId, other: PeerId) -> int:
+        """Return since when neither of the two reports their link as up; 0 if nobody reports it."""
+        ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
+        return max((link.since_ns for link in ends if link is not None), default=0)
 
     def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
         """Return the peers among ``others`` to which ``one`` has a link."""
@@ -86,7 +101,9 @@ class LinkStates:
         """Return why a reporter lost its link to ``peer`` at ``since_ns`` or later, else None."""
         for reporter in reporters:
             link = self._links.get(reporter, {}).get(peer)
-            if link is not None and link.why_down is not None and link.since_ns >= since_ns:
+            if link is None or link.why_down is None or link.relay is not None:
+                continue  # the loss of a relayed link may be the fault of the relay
+            if link.since_ns >= since_ns:
                 return f"its connections to the master and peer {reporter} broke ({link.why_down})"
         return None
 
@@ -117,7 +134,10 @@ class LinkStates:
     def remove(self, gone: Collection[PeerId]) -> None:
         """Forget peers that were removed from the run."""
         for peer in gone:
+            for other in self._links.get(peer, {}):
+                self._count(peer, other, -1)
             self._links.pop(peer, None)
-        for links in self._links.values():
+        for reporter, links in self._links.items():
             for peer in gone:
+                self._count(reporter, peer, -1)
                 links.pop(peer, None)

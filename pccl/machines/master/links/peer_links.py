@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.links.dial_plans import DialPlans
@@ -43,8 +45,9 @@ class PeerLinks:
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
 
     def _no_meetings(self) -> Meetings:
-        pause_ns = self._timing.ns(self._timing.resume_s / 2)
-        return Meetings(self._membership, self._is_dialable, pause_ns, master_relays=self._relays)
+        return Meetings(
+            self._timing, self._membership, self._is_dialable, master_relays=self._relays
+        )
 
     def begin_anew(self) -> None:
         """Forget all plans and tests, because the ids of the next run name other peers."""
@@ -65,11 +68,7 @@ class PeerLinks:
         """Send each peer the changes of its plan since the last heartbeat."""
         for peer, plan in self._plans.beat():
             self._outbox.send(peer, plan)
-        self._meetings.beat()
-        self._meet()
-
-    def _meet(self) -> None:
-        for peer, meeting in self._meetings.due(self._outbox.now_ns):
+        for peer, meeting in self._meetings.beat(self._outbox.now_ns):
             self._outbox.send(peer, meeting)
 
     def comes(self, peer: RegisteredPeer) -> None:
@@ -79,7 +78,6 @@ class PeerLinks:
     def forget(self, peers: list[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)
-        self._meetings.forget({peer.id for peer in peers})
         if self._reachability is not None:
             self._reachability.forget(peer.id for peer in peers)
 
@@ -132,18 +130,12 @@ class PeerLinks:
             reason = f"at {peer.member.host}:{peer.member.port} ({why})"
             self._outbox.send(peer, msg.Undialable(reason))
             self._outbox.announce("undialable", peer, reason)
-        was_reached = self._reachability.was_reached(tested)
-        if was_reached and self._plans.leaves_out:
-            self._plans.comes(peer)
-        for other in self._membership.peers.values():
-            is_other = other.group == peer.group and other is not peer
-            if not is_other or not self._reachability.why_undialable(other.id):
-                continue
-            if was_reached and other.admitted and other.id < tested:
-                self.ask(other, peer)
-            elif why and not self._reachability.awaits(other.id):
-                self._meetings.need(other.id, tested, self._outbox.now_ns)
-        self._meet()
+        if self._reachability.was_reached(tested):
+            if self._plans.leaves_out:
+                self._plans.comes(peer)
+            for member in self._membership.members(peer.group):
+                if member.id < tested and self._reachability.why_undialable(member.id):
+                    self.ask(member, peer)
         return self.end_tests(peer)
 
     def end_tests(self, newcomer: RegisteredPeer) -> bool:
@@ -170,27 +162,26 @@ class PeerLinks:
 
     # -- links ---------------------------------------------------------------------------------
 
+    def demand(self, pairs: Iterable[Pair]) -> None:
+        """Give these members a link, because an operation has to move data between them."""
+        self._meetings.demand(pairs)
+
     def may_meet(self, pair: Pair) -> bool:
-        """Whether a relay may soon give a link to two peers that have none."""
+        """Whether a relay may soon give a link to two members whose link was demanded."""
         return self._meetings.is_open(pair, self._outbox.now_ns)
 
     def note_link(self, peer: RegisteredPeer, link: msg.LinkReport) -> None:
         """Record that a link is up or down.
 
-        If a newcomer cannot dial an elder, the elder shall dial. If neither can, both shall meet.
+        If a newcomer cannot dial an elder, the elder shall dial.
         """
         other, why = link.peer, None if link.up else link.reason
         self._membership.report_link(peer.id, other, why, self._outbox.now_ns, link.relay)
         there = self._membership.peers.get(other)
         if why is None:
             self._plans.linked(peer.id, other)
-            self._meetings.linked(peer.id, other)
-        elif there is not None:
-            if other < peer.id and not (peer.admitted and there.admitted):
-                self.ask(there, peer)  # of two members, both dial already
-            if self._membership.links.have_given_up(peer.id, other):
-                self._meetings.need(peer.id, other, self._outbox.now_ns)
-                self._meet()
+        elif there is not None and other < peer.id and not (peer.admitted and there.admitted):
+            self.ask(there, peer)  # of two members, both dial already
 
     def report(self, peer: RegisteredPeer, link: msg.LinkReport) -> Expel | None:
         """Record a link like ``note_link``; return the removal of its other end if that is gone."""
@@ -224,7 +215,11 @@ class PeerLinks:
     def bring_up(self, newcomer: RegisteredPeer, neighbour: PeerId, *, leaves_out: bool) -> None:
         """Bring up a newcomer's missing link; extend the deadline while limits forbid a dial."""
         elder, links = self._membership.peers.get(neighbour), self._membership.links
-        if elder is None or elder.id > newcomer.id:
+        if elder is None:
+            return
+        for peer, meeting in self._meetings.newcomer(newcomer, neighbour, self._outbox.now_ns):
+            self._outbox.send(peer, meeting)
+        if elder.id > newcomer.id:
             return
         if links.why_down(newcomer.id, neighbour) is not None:
             if not self.ask(elder, newcomer):
