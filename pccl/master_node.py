@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters
-from pccl.checks import check_listener, check_timing
+from pccl.checks import check_flag, check_listener, check_timing
 from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
 from pccl.machines.master.tokens import Tokens
@@ -78,8 +78,8 @@ class MasterNode:
         metrics: where it serves metrics for Prometheus: ``PORT`` (for this machine only),
             ``HOST:PORT``, or ``auto`` for a free port, which the log tells. None: PCCL_METRICS,
             otherwise nowhere.
-        relay: whether it forwards what peers send each other that cannot dial each other, if no
-            member can. It sees encrypted bytes only.
+        relay: whether it forwards between peers that cannot dial each other, if no member can. It
+            sees encrypted bytes only.
         inspect_process: for a program that has started the peers: returns what the system knows of
             the process of a peer, by the peer's name, as values for JSON; None: nothing. It is
             called in a thread of the library, when a person asks (``pccl why``).
@@ -105,7 +105,7 @@ class MasterNode:
         relay: bool = False,
         inspect_process: Callable[[str], object] | None = None,
     ) -> None:
-        self._relays = relay
+        self._relays = check_flag("relay", relay)
         self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)

@@ -9,6 +9,7 @@ from pccl.observe.metrics import Reading, Readings, bytes_of, library_version
 from pccl.runtime.master_server import MasterServer
 from pccl.telemetry.events import RunChanged
 from pccl.telemetry.stream import Stamped
+from pccl.transports.base import Traffic
 
 
 class MasterMetrics:
@@ -47,3 +48,5 @@ class MasterMetrics:
         for cause, count in self._removals.items():
             yield Reading("pccl_removals_total", (cause,), count)
         yield from bytes_of("control", self._server.traffic)
+        if (relay := self._server.relay) is not None:
+            yield from bytes_of("relay", Traffic(relay.carried_bytes, relay.carried_bytes))

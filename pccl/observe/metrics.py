@@ -55,7 +55,8 @@ METRICS: Mapping[str, Described] = {
         "counter",
         ("direction", "plane"),
         "Bytes on connections. data: to other peers, tensors and shared state; control: between "
-        "master and peers. Pulls inside one machine cross no connection.",
+        "master and peers; relay: forwarded between other peers. Pulls inside one machine cross no "
+        "connection.",
     ),
     "pccl_link_bytes_per_second": Described(
         "gauge",

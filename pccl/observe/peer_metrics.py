@@ -101,6 +101,8 @@ class PeerMetrics:
         kept.received_bytes = max(kept.received_bytes, received)
         yield from bytes_of("data", kept)
         yield from bytes_of("control", self._engine.control_traffic)
+        relayed = self._engine.relayed_bytes
+        yield from bytes_of("relay", Traffic(relayed, relayed))
 
     def _rates(self, roster: Roster | None) -> Readings:
         """Yield the throughput of the links to the members of the group, and to no other peer."""

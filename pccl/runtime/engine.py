@@ -128,6 +128,8 @@ class PeerEngine:
         """Revision of the shared state that this peer synchronized or compared last."""
         self.ended_lanes = Traffic()
         """Bytes of all lanes that have ended."""
+        self._relayed_bytes = 0
+        """Bytes that this peer forwarded for others in earlier runs."""
         self.evidence: EvidenceSource | None = None
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
@@ -195,6 +197,7 @@ class PeerEngine:
         )
         if lost is not None:
             self.recorder.former.append(lost.peer)
+            self._relayed_bytes = self.relayed_bytes
             self.exchange.close()
         self._state.enter_run(self.machine, self.links)
         self.keeper = LinkKeeper(
@@ -229,6 +232,11 @@ class PeerEngine:
     def control_traffic(self) -> Traffic:
         """Bytes of all connections to masters."""
         return self._control.traffic
+
+    @property
+    def relayed_bytes(self) -> int:
+        """Bytes that this peer has forwarded for others, in both directions."""
+        return self._relayed_bytes + self.keeper.relay.carried_bytes
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ class MasterServer:
         standby_of: addresses of the masters that this one may replace; empty: this is no standby.
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
         keys: file with the key and the tokens of the run; None: they are in memory only.
-        relays: whether it forwards what peers send each other that cannot dial each other.
+        relays: whether it forwards between peers that cannot dial each other.
 
     Raises:
         LocalProtocolError: the store cannot be read or written.
@@ -119,8 +119,7 @@ class MasterServer:
         relays: bool = False,
     ) -> None:
         self._tests_addresses = tests_addresses
-        patience_ns = timing.ns(timing.dial_s)
-        stall_ns = timing.ns(timing.lane_stall_s)
+        patience_ns, stall_ns = timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s)
         self.relay = Relay(clock, patience_ns, stall_ns) if relays else None
         """What it forwards; None: it is no relay."""
         self._clock = clock
@@ -277,7 +276,7 @@ class MasterServer:
         if known is None or known.member.key != remote.key:
             return "the master has not registered it"
         if target is None or target.group != known.group:
-            return f"peer {remote.target} is not in its group"
+            return "the other peer is not in its group"
         return self.relay.refusal(remote.source, remote.target)
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:

@@ -13,6 +13,7 @@ from pccl.protocol.types import PeerId
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
 from pccl.transports.relay import RelayedConnection, SplicedEnd, behind
+from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimNetwork
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
@@ -71,6 +72,38 @@ class Side:
             if taken < size:
                 self.connection.notify_writable()
                 return
+
+
+class Dialled:
+    """The connection of a peer to a relay in virtual time, as the peer sees it."""
+
+    def __init__(self, connection: Connection) -> None:
+        assert isinstance(connection, SimConnection)
+        self.connection = connection
+        self.received = bytearray()
+        self.losses = 0
+        self._memory = memoryview(bytearray(1000))
+        connection.start(self)
+
+    def get_buffer(self) -> memoryview:
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += self._memory[:nbytes]
+
+    def writable(self) -> None:
+        pass
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.losses += 1
+
+    @property
+    def is_open(self) -> bool:
+        assert self.losses <= 1
+        return not self.losses
+
+    def send(self, data: bytes) -> None:
+        assert self.connection.send([data]) == len(data)
 
 
 class Counted:

@@ -52,7 +52,9 @@ class Relay:
             return "a relay connects two different peers"
         if self.pairs >= RELAYED_PAIRS_MAX and (source, target) not in self._joined:
             return "this relay is full: it forwards for too many others"
-        others = [way for way in self._waiting if way not in ((source, target), (target, source))]
+        if (target, source) in self._waiting:
+            return ""
+        others = [way for way in self._waiting if way != (source, target)]
         of_source = sum(way[0] == source for way in others)
         if of_source >= RELAYED_WAIT_MAX or len(others) >= 16 * RELAYED_WAIT_MAX:
             return "too many connections wait at this relay"

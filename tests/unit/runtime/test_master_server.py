@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 from pccl.machines.master.events import ConnectionMessage, ConnectionPaused, MasterEvent
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import encode
-from pccl.protocol.errors import LocalProtocolError
+from pccl.protocol.errors import LinkError, LocalProtocolError
 from pccl.protocol.guards.allowance import Trust, masters_bytes_max
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import (
@@ -32,6 +33,7 @@ from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
 from tests.support.clear import in_the_clear
+from tests.support.spliced import Dialled
 
 TIMING = Timing(recovery_s=1.0)
 ADDRESS = Address("master", 48000)
@@ -54,7 +56,8 @@ class Client:
         self._world.clients += 1
         random_bytes = Random(self._world.clients).randbytes
         credentials = Credentials(None, random_bytes, encrypts=in_the_clear)
-        self.key = credentials.signer.key
+        self.credentials, self.key = credentials, credentials.signer.key
+        self.transport = transport
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
@@ -66,6 +69,25 @@ class Client:
 
     def _on_lost(self, reason: str) -> None:
         self.lost = reason
+
+    def forwarded(self, source: int, target: int) -> Dialled | None:
+        """Ask the master to forward to a peer; None: it refuses."""
+        dialled: list[Dialled] = []
+
+        def take(connection: Connection, remote: object) -> None:
+            dialled.append(Dialled(connection))
+
+        async def dial() -> None:
+            loop = self._world.loop
+            connection = await self.transport.dial(ADDRESS, TIMING.dial_s)
+            own = Opening(Channel.RELAY, source=PeerId(source), target=PeerId(target))
+            handshake = self.credentials.dial(connection, own)
+            await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, take)
+
+        with contextlib.suppress(LinkError):
+            self._world.loop.run_until_complete(dial())
+        self._world.run(0.1)
+        return dialled[0] if dialled else None
 
     def say(self, *messages: msg.Message) -> None:
         for message in messages:
@@ -83,7 +105,7 @@ class Client:
 class World:
     """A master, and time."""
 
-    def __init__(self, store: MasterStore | None = None) -> None:
+    def __init__(self, store: MasterStore | None = None, *, relays: bool = False) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.clients = 0
         self.network = SimNetwork(self.loop, Random(0), ragged=False)
@@ -94,6 +116,7 @@ class World:
         self.server = MasterServer(
             self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
             self._observe, store=store, tests_addresses=False, encrypts=in_the_clear,
+            relays=relays,
         )  # fmt: skip
         self.loop.run_until_complete(self.server.start(ADDRESS))
 
@@ -115,9 +138,9 @@ class World:
 
         self.loop.run_until_complete(sleep())
 
-    def register(self, host: str) -> Client:
+    def register(self, host: str, group: int = 0) -> Client:
         client = Client(self, host)
-        client.say(msg.Register(0, "", 4000))
+        client.say(msg.Register(group, "", 4000))
         self.run(0.1)
         return client
 
@@ -324,3 +347,71 @@ def test_an_error_in_an_inspection_is_an_answer(world: World, found: object) -> 
     words = "LookupError: no such process" if seen == [found] else "TypeError: Object of type obj"
     assert report.refusal.startswith(f"gathering evidence failed: {words}")
     assert len(seen) == 1
+
+
+# -- a relay -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def relaying() -> Iterator[World]:
+    made = World(relays=True)
+    yield made
+    made.close()
+
+
+def test_a_master_forwards_only_if_it_was_told_to(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = world.register("first"), world.register("second")
+    assert first.forwarded(1, 2) is second.forwarded(2, 1) is None
+    assert caplog.text.count("this master forwards nothing: start it with --relay") == 2
+
+
+def test_a_master_forwards_for_registered_peers_of_one_group(
+    relaying: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = relaying.register("first"), relaying.register("second")
+    relaying.register("elsewhere", group=1)
+    assert relaying.server.relay is not None
+    one, other = first.forwarded(1, 2), second.forwarded(2, 1)
+    assert one is not None
+    assert other is not None
+    one.send(b"ping")
+    other.send(b"answer")
+    relaying.run(0.1)
+    assert (bytes(one.received), bytes(other.received)) == (b"answer", b"ping")
+    assert (relaying.server.relay.pairs, relaying.server.relay.carried_bytes) == (1, 10)
+    refused = {
+        (2, 1): "the master has not registered it",  # that is another process
+        (0, 2): "the master has not registered it",
+        (1, 3): "is not in its group",
+        (1, 4): "is not in its group",
+        (1, 0): "is not in its group",
+        (1, 1): "a relay connects two different peers",
+    }
+    for way, words in refused.items():
+        caplog.clear()
+        assert first.forwarded(*way) is None
+        assert words in caplog.text
+    assert one.is_open
+    assert other.is_open
+
+
+@pytest.mark.parametrize("how", ["goodbye", "silence"])
+def test_a_master_forwards_no_more_for_a_peer_that_was_removed(relaying: World, how: str) -> None:
+    clients = [relaying.register(host) for host in ("first", "second", "third")]
+    ways = ((1, 2), (2, 1), (1, 3), (3, 1), (2, 3))
+    found = [clients[source - 1].forwarded(source, target) for source, target in ways]
+    dialled = [one for one in found if one is not None]
+    assert [one.is_open for one in dialled] == [True] * len(ways)
+    assert relaying.server.relay is not None
+    assert relaying.server.relay.pairs == 2
+    if how == "goodbye":
+        clients[1].say(msg.Goodbye())
+        relaying.run(0.1)
+    else:
+        clients[1].stream.abort()
+        relaying.run(TIMING.resume_s + 1)
+    assert [one.is_open for one in dialled] == [False, False, True, True, False]
+    assert relaying.server.relay.pairs == 1
+    assert clients[0].forwarded(1, 2) is None

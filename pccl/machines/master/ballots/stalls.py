@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from pccl.machines.master.ballots.ballot import Ballot, Expel
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
+from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import PeerId, RemovalCause
-from pccl.topology.ring_order import Pair, apart, arrange, broken_neighbours, lacking
-
-
-class DemandedLinks(Protocol):
-    """Brings up links that operations need."""
-
-    def demand(self, pairs: Iterable[Pair]) -> None:
-        """Give these members a link, because an operation has to move data between them."""
-        ...
-
-    def may_meet(self, pair: Pair) -> bool:
-        """Whether a relay may soon give a link to two members whose link was demanded."""
-        ...
+from pccl.topology.ring_order import apart, arrange, broken_neighbours, lacking
 
 
 class StallWatch:
@@ -48,7 +36,7 @@ class StallWatch:
         ballots: OpenBallots,
         finals: Finals,
         outbox: Outbox,
-        links: DemandedLinks,
+        links: PeerLinks,
     ) -> None:
         self._timing = timing
         self._membership = membership
@@ -107,7 +95,10 @@ class StallWatch:
         why = apart(pairs[0], broken)
         order, left_out = arrange(membership.order(group), broken, self._silent(group))
         if left_out:
-            reason = f"{lacking(left_out, broken)}, and no order of the ring avoids that"
+            reason = (
+                f"{lacking(left_out, broken)}, and no order of the ring avoids that; a member that "
+                "both can dial can forward, or the master (pccl master --relay)"
+            )
             yield Expel(tuple(left_out), RemovalCause.LINK_BROKEN, reason)
         closed: list[int] = []
         across = any(

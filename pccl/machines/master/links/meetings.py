@@ -14,8 +14,8 @@ Pure state: ``PeerLinks`` sends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import combinations, islice
 
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.protocol import messages as msg
@@ -37,6 +37,9 @@ _OPEN_TRIES = 2
 _CANDIDATES_MAX = 16
 """Relays that are compared for one pair: more would take a large run's master too long."""
 
+_AT_ONCE_MAX = 4096
+"""Pairs that are looked at for one heartbeat; the first ones of each ring come first."""
+
 _LASTING_NS = 30 * NS_PER_S
 """A link that was up for so long after a meeting has worked: later, the first relay comes first."""
 
@@ -48,6 +51,8 @@ class _Meeting:
     tries: int = 0
     due_ns: int = 0
     told_ns: int = 0
+    named: set[PeerId] = field(default_factory=set[PeerId])
+    """Relays that were named since all of them had been."""
 
 
 class Meetings:
@@ -94,10 +99,15 @@ class Meetings:
             for pair in self._demanded
             if all(peer in peers for peer in pair) and not links.are_linked(*pair)
         }
-        for group in sorted({peer.group for peer in peers.values() if peer.admitted}):
-            for pair in self._members_that_need_links(group):
-                if self._lacks(pair, now_ns):
-                    yield from self._meet(pair, now_ns)
+        groups = sorted({peer.group for peer in peers.values() if peer.admitted})
+        lacking = (
+            pair
+            for group in groups
+            for pair in self._members_that_need_links(group)
+            if self._lacks(pair, now_ns)
+        )
+        for pair in islice(lacking, _AT_ONCE_MAX):
+            yield from self._meet(pair, now_ns)
 
     def newcomer(
         self, newcomer: RegisteredPeer, neighbour: PeerId, now_ns: int
@@ -105,9 +115,9 @@ class Meetings:
         """Yield the meeting of a newcomer with its future neighbour, if it is due."""
         pair = Pair((newcomer.id, neighbour))
         if self._lacks(pair, now_ns):
-            first = pair not in self._meetings
             told = list(self._meet(pair, now_ns))
-            if told and first and now_ns - newcomer.registered_ns < 2 * self._link_ns:
+            is_first = self._meetings[pair].tries == 1
+            if told and is_first and now_ns - newcomer.registered_ns < 2 * self._link_ns:
                 newcomer.pending_ns = now_ns  # the deadline of its link begins anew
             yield from told
 
@@ -117,8 +127,10 @@ class Meetings:
 
     def is_open(self, pair: Pair, now_ns: int) -> bool:
         """Whether one of the first meetings of two members may still give them a demanded link."""
-        known = self._meetings.get(pair)
-        if known is not None and (known.tries > _OPEN_TRIES or now_ns >= known.due_ns):
+        known = self._meetings.get(pair) or _Meeting()
+        if known.tries and self._membership.links.are_linked(*pair):
+            return now_ns < known.told_ns + (self._pause_ns << _DOUBLINGS_MAX)  # one end knows it
+        if known.tries > _OPEN_TRIES or (known.tries and now_ns >= known.due_ns):
             return False
         one, other = (self._membership.peers[peer] for peer in pair)
         return bool(self.relays(one, other)) and self._has_given_up(pair)
@@ -175,7 +187,10 @@ class Meetings:
         doublings = min(meeting.tries // max(2, 2 * len(relays)), _DOUBLINGS_MAX)
         meeting.due_ns = now_ns + (self._pause_ns << doublings)
         if relays:
-            relay = relays[meeting.tries % len(relays)]
+            relay = next((one for one in relays if one.peer not in meeting.named), relays[0])
+            if relay.peer in meeting.named:
+                meeting.named.clear()
+            meeting.named.add(relay.peer)
             meeting.tries += 1
             meeting.told_ns = now_ns
             yield one, msg.Meet(other.member, relay)
@@ -195,7 +210,9 @@ class Meetings:
             able = [
                 peer
                 for peer in peers.values()
-                if peer.group == group and self._is_dialable(peer.id) is not False
+                if peer.group == group
+                and peer.connection is not None
+                and self._is_dialable(peer.id) is not False
             ]
             ranked = sorted(map(self._rank, able))
             self._ranked[group] = [peer for *_, peer in ranked[:_CANDIDATES_MAX]]

@@ -16,9 +16,8 @@ from pccl.runtime.clock import LoopClock
 from pccl.runtime.links.relay import Relay
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
-from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimNetwork
-from tests.support.spliced import KIB, TcpWorld
+from tests.support.spliced import KIB, Dialled, TcpWorld
 
 MS, S = 1_000_000, 1_000_000_000
 LATENCY = 1 * MS
@@ -26,43 +25,11 @@ WINDOW = 16 * KIB
 PATIENCE_S = 5.0
 STALL_S = 2.0
 SETTLED_S = 0.02
-ONE, TWO, THREE, FOUR = (PeerId(n) for n in range(1, 5))
+ONE, TWO, THREE, FOUR, FIVE = (PeerId(n) for n in range(1, 6))
 
 ITSELF = "a relay connects two different peers"
-TOO_MANY_PAIRS = "this relay forwards for too many others"
+TOO_MANY_PAIRS = "this relay is full: it forwards for too many others"
 TOO_MANY_WAIT = "too many connections wait at this relay"
-
-
-class Dialled:
-    """The connection of a peer to the relay, as the peer sees it."""
-
-    def __init__(self, connection: Connection) -> None:
-        assert isinstance(connection, SimConnection)
-        self.connection = connection
-        self.received = bytearray()
-        self.losses = 0
-        self._memory = memoryview(bytearray(1000))
-        connection.start(self)
-
-    def get_buffer(self) -> memoryview:
-        return self._memory
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.received += self._memory[:nbytes]
-
-    def writable(self) -> None:
-        pass
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.losses += 1
-
-    @property
-    def is_open(self) -> bool:
-        assert self.losses <= 1
-        return not self.losses
-
-    def send(self, data: bytes) -> None:
-        assert self.connection.send([data]) == len(data)
 
 
 class World:
@@ -153,16 +120,21 @@ async def test_only_connections_that_name_each_other_are_joined(world: World) ->
     assert all(dialled.is_open for dialled in waiting)
 
 
-async def test_two_peers_have_as_many_connections_as_they_make(world: World) -> None:
-    lanes = [await world.pair() for _ in range(3)]
-    assert world.relay.pairs == 3
-    for one, other in lanes:
-        assert await world.are_joined(one, other)
-    lanes[1][0].connection.close()
+async def test_two_peers_have_one_connection(world: World) -> None:
+    elsewhere = await world.pair(ONE, THREE)
+    older = await world.pair()
+    older[0].send(b"of the older one")
     await world.settle()
-    assert world.relay.pairs == 2
-    assert [one.is_open and other.is_open for one, other in lanes] == [True, False, True]
-    assert not lanes[1][1].is_open
+    newer = await world.pair(TWO, ONE)
+    await world.settle()
+    assert not any(one.is_open for one in older)
+    assert (world.relay.pairs, world.relay.carried_bytes) == (2, len(b"of the older one"))
+    assert await world.are_joined(*newer)
+    assert await world.are_joined(*elsewhere)
+    newer[0].connection.close()
+    await world.settle()
+    assert (world.relay.pairs, newer[1].is_open) == (1, False)
+    assert await world.are_joined(*await world.pair())
 
 
 # -- patience ------------------------------------------------------------------------------------
@@ -228,12 +200,15 @@ async def test_a_newer_connection_has_time_of_its_own(world: World) -> None:
     assert not newer.is_open
 
 
-async def test_a_newer_connection_replaces_none_that_is_joined(world: World) -> None:
+async def test_one_newer_connection_alone_replaces_none_that_is_joined(world: World) -> None:
     one, other = await world.pair()
     newer = await world.dial(ONE, TWO)
     await world.settle()
     assert newer.is_open
     assert await world.are_joined(one, other)
+    assert await world.are_joined(newer, await world.dial(TWO, ONE))
+    assert not one.is_open
+    assert not other.is_open
 
 
 # -- limits --------------------------------------------------------------------------------------
@@ -265,12 +240,22 @@ async def test_few_connections_of_one_peer_wait(world: World) -> None:
     assert world.relay.refusal(ONE, TWO) == "", "one less waits"
 
 
-async def test_a_peer_that_is_awaited_never_waits_itself(world: World) -> None:
-    for n in range(RELAYED_WAIT_MAX):
-        await world.dial(ONE, PeerId(100 + n))
-    other = await world.dial(TWO, ONE)
-    assert world.relay.refusal(ONE, TWO) == ""
-    assert await world.are_joined(await world.dial(ONE, TWO), other)
+async def test_few_connections_of_all_peers_wait(world: World) -> None:
+    ways = [
+        (PeerId(100 + source), PeerId(200 + target)) for source in range(16) for target in range(16)
+    ]
+    waiting: list[Dialled] = []
+    for way in ways:
+        assert world.relay.refusal(*way) == ""
+        waiting.append(await world.dial(*way))
+    assert len(waiting) == 16 * RELAYED_WAIT_MAX
+    assert world.relay.refusal(ONE, TWO) == TOO_MANY_WAIT
+    source, target = ways[-1]
+    assert world.relay.refusal(source, target) == "", "it replaces an older one"
+    assert world.relay.refusal(target, source) == "", "it is awaited"
+    assert await world.are_joined(await world.dial(target, source), waiting[-1])
+    assert world.relay.refusal(ONE, TWO) == "", "one less waits"
+    assert all(dialled.is_open for dialled in waiting)
 
 
 async def test_few_pairs_are_forwarded(world: World) -> None:
@@ -284,6 +269,10 @@ async def test_few_pairs_are_forwarded(world: World) -> None:
     late = await world.dial(ONE, TWO)
     await world.settle()
     assert not late.is_open
+    newer = await world.pair(PeerId(507), PeerId(107))
+    assert await world.are_joined(*newer), "it replaces an older one"
+    assert not any(one.is_open for one in pairs[7])
+    assert world.relay.pairs == RELAYED_PAIRS_MAX
     assert await world.are_joined(*pairs[5])
     pairs[0][1].connection.close()
     await world.settle()
@@ -293,15 +282,18 @@ async def test_few_pairs_are_forwarded(world: World) -> None:
 
 async def test_however_many_are_awaited_few_pairs_are_forwarded(world: World) -> None:
     """Each of them was told before that the relay forwards for it."""
-    ways = [(PeerId(100 + n), PeerId(500 + n)) for n in range(200)]
+    before, more = 100, 200
+    for n in range(before):
+        await world.pair(PeerId(1000 + n), PeerId(2000 + n))
+    ways = [(PeerId(100 + n), PeerId(500 + n)) for n in range(more)]
     waiting = [await world.dial(*way) for way in ways]
-    assert [world.relay.refusal(target, source) for source, target in ways] == [""] * 200
+    assert [world.relay.refusal(target, source) for source, target in ways] == [""] * more
     late = [await world.dial(target, source) for source, target in ways]
     await world.settle()
     assert world.relay.pairs == RELAYED_PAIRS_MAX
     assert all(dialled.is_open for dialled in waiting)
-    expected = [True] * RELAYED_PAIRS_MAX + [False] * (200 - RELAYED_PAIRS_MAX)
-    assert [dialled.is_open for dialled in late] == expected
+    room = RELAYED_PAIRS_MAX - before
+    assert [dialled.is_open for dialled in late] == [n < room for n in range(more)]
     source, target = ways[-1]
     assert world.relay.refusal(target, source) == TOO_MANY_PAIRS, "although it is awaited"
     waiting[0].connection.close()
@@ -309,6 +301,35 @@ async def test_however_many_are_awaited_few_pairs_are_forwarded(world: World) ->
     assert world.relay.refusal(target, source) == ""
     assert await world.are_joined(waiting[-1], await world.dial(target, source))
     assert world.relay.pairs == RELAYED_PAIRS_MAX
+
+
+# -- peers that leave ----------------------------------------------------------------------------
+
+
+async def test_of_a_peer_that_has_left_nothing_stays(world: World) -> None:
+    pairs = [await world.pair(ONE, TWO), await world.pair(THREE, ONE), await world.pair(TWO, THREE)]
+    waiting = [await world.dial(*way) for way in ((ONE, FOUR), (FOUR, TWO), (FIVE, ONE))]
+    world.relay.forget(ONE)
+    await world.settle()
+    assert [one.is_open and other.is_open for one, other in pairs] == [False, False, True]
+    assert not any(one.is_open for pair in pairs[:2] for one in pair)
+    assert [dialled.is_open for dialled in waiting] == [False, True, False]
+    assert world.relay.pairs == 1
+    assert await world.are_joined(*pairs[2])
+    assert await world.are_joined(waiting[1], await world.dial(TWO, FOUR))
+    world.relay.forget(ONE)
+    world.relay.forget(FIVE)
+    assert world.relay.pairs == 2
+
+
+async def test_what_was_carried_for_a_peer_that_has_left_counts(world: World) -> None:
+    one, other = await world.pair()
+    one.send(b"words")
+    other.send(b"more words")
+    await world.settle()
+    world.relay.forget(TWO)
+    await world.settle()
+    assert (world.relay.pairs, world.relay.carried_bytes) == (0, 15)
 
 
 # -- pairs that are stuck ------------------------------------------------------------------------

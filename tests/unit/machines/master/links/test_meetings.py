@@ -53,10 +53,12 @@ def test_a_relay_is_named_as_peers_can_dial_it() -> None:
 def test_members_are_better_than_newcomers_and_these_are_better_than_the_master() -> None:
     run = MeetingRun(4, master_relays=True)
     run.register(5)
+    run.register(6)
     run.dialable = {THREE: None}
     run.link(FIVE, ONE, TWO)
-    run.load(FOUR, 40)
-    assert run.relays() == [4, 5, 0, 3]
+    for relay in (FOUR, SIX):
+        run.load(relay, 40)
+    assert run.relays() == [4, 5, 6, 0, 3]
 
 
 def test_a_relay_has_direct_links_to_both_if_possible() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pccl.machines.master.events import Announce, MasterEffect
 from pccl.machines.reachability import AddressTried
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Member, PeerId, RemovalCause
-from tests.support.master_stage import SECOND, MasterStage, removals, told
+from pccl.protocol.types import Algorithm, Descriptor, Member, PeerId, RemovalCause
+from tests.support.master_stage import FIRST, SECOND, SUM, MasterStage, removals, told
 from tests.support.scenarios import where
 
 PAUSE_S = Timing().resume_s / 2
@@ -239,20 +241,66 @@ def test_a_newcomer_has_the_whole_time_for_its_link_from_its_first_meeting_on() 
 # -- operations that need a link -----------------------------------------------------------------
 
 
-def stuck(stage: MasterStage, members: int) -> None:
-    """The first operation of all members has begun when 1 and 2 lose their link."""
-    stage.new(members)
-    stage.start(*range(1, members + 1))
-    apart(stage)
+def stuck(members: int, op: Descriptor = SUM, other: int = 2) -> MasterStage:
+    """The first operation of all members has begun when 1 and another one lose their link."""
+    stage = MasterStage().new(members)
+    for peer in range(1, members + 1):
+        stage.hear(peer, msg.OperationRequest(FIRST, op))
+    stage.hear(1, down(other))
+    stage.hear(other, down(1))
+    return stage
 
 
-def removed(effects: list[MasterEffect]) -> list[int]:
-    return [peer for peer, _ in removals(effects)]
+def lost_for_their_link(effects: list[MasterEffect]) -> list[int]:
+    """The peers that were removed because 1 and 2 have no link."""
+    why = "LINK_BROKEN: peers 1, 2 have no link (no answer in time), and no order of the ring "
+    return [peer for peer, reason in removals(effects) if reason.startswith(why)]
 
 
-def test_a_member_is_not_removed_for_a_broken_link_while_the_first_meetings_may_succeed() -> None:
-    stage = MasterStage()
-    stuck(stage, 3)
-    effects = stage.wait(3.75, 1, 2, 3)
-    assert met(effects) == [*meet(1, 2, where(3)), *meet(1, 2, where(3)), *meet(1, 2, where(3))]
+def test_a_member_is_removed_for_a_broken_link_only_after_two_meetings() -> None:
+    stage = stuck(3)
+    effects = stage.wait(2.75, 1, 2, 3)
+    assert met(effects) == 2 * meet(1, 2, where(3))
     assert removals(effects) == []
+    effects = stage.wait(0.25, 1, 2, 3)
+    assert met(effects) == meet(1, 2, where(3)), "the third one is due"
+    assert lost_for_their_link(effects) == [2]
+
+
+def test_a_member_with_a_link_that_a_meeting_gave_stays() -> None:
+    stage = stuck(3)
+    assert removals(stage.wait(2.75, 1, 2, 3)) == []
+    for end, there in ((1, 2), (2, 1)):
+        stage.hear(end, msg.LinkReport(PeerId(there), True, "", PeerId(3)))
+    assert removals(stage.wait(20, 1, 2, 3)) == []
+
+
+def test_without_a_relay_a_member_is_removed_for_a_broken_link_as_soon_as_that_is_certain() -> None:
+    stage = stuck(2)
+    assert removals(stage.wait(Timing().resume_s - 0.25, 1, 2)) == []
+    assert lost_for_their_link(stage.wait(0.25, 1, 2)) == [2]
+
+
+def test_the_ring_keeps_its_order_while_a_meeting_may_succeed() -> None:
+    stage = stuck(4)
+    assert told(stage.wait(2.75, 1, 2, 3, 4), msg.RosterChanged) == []
+    effects = stage.wait(0.25, 1, 2, 3, 4)
+    rings = {told.roster.ring for _, told in told(effects, msg.RosterChanged)}
+    assert rings == {(1, 3, 2, 4)}
+    assert removals(effects) == []
+
+
+def test_in_a_large_group_members_meet_once_their_operation_needs_the_link() -> None:
+    everybody = range(1, 10)
+    mesh = replace(SUM, algorithm=Algorithm.MESH, forced=True)
+    idle = MasterStage().new(9)
+    idle.hear(1, down(3))
+    idle.hear(3, down(1))
+    assert met(idle.wait(20, *everybody)) == [], "they are no neighbours"
+    stage = stuck(9, mesh, other=3)
+    assert met(stage.wait(2, *everybody)) == []
+    assert met(stage.wait(1, *everybody)) == meet(1, 3, where(2))
+    for end, there in ((1, 3), (3, 1)):
+        stage.hear(end, msg.LinkReport(PeerId(there), True, "", PeerId(2)))
+    effects = stage.wait(20, *everybody)
+    assert (met(effects), told(effects, msg.OperationEnded)) == ([], [])
