@@ -55,7 +55,7 @@ from pccl.protocol.types import NOBODY, Member
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception, leaves_machine
 from pccl.runtime.control.master_keys import MasterKeys
-from pccl.runtime.control.probe import TEST_STEPS, probe
+from pccl.runtime.control.probe import CALLER_SHARE, probe
 from pccl.runtime.control.question import ask_run
 from pccl.runtime.control.status_desk import Question, StatusDesk
 from pccl.runtime.control.stranger_log import StrangerLog
@@ -401,9 +401,9 @@ class MasterServer:
         return pack_evidence(known), ""
 
     async def _probe(self, test: TryAddress) -> None:
-        self._feed(await self._tried(test))
+        self._feed(await self._tried(test, self._timing.ns(self._timing.dial_s)))
 
-    async def _tried(self, test: TryAddress) -> AddressTried:
+    async def _tried(self, test: TryAddress, patience_ns: int) -> AddressTried:
         machine, credentials = self.machine, self._credentials
 
         def greet(connection: Connection) -> Handshake:
@@ -411,12 +411,12 @@ class MasterServer:
             key = test.member.key
             return credentials.dial(connection, own, fingerprint_of(key) if key else b"")
 
-        patience_ns = self._timing.ns(self._timing.dial_s) // TEST_STEPS
         return await probe(self._transport, self._clock, test, greet, patience_ns, test.seen)
 
     async def _probe_caller(self, test: TryCaller) -> None:
         member = Member(NOBODY, test.host, test.port)
-        tried = await self._tried(TryAddress(member, (test.host,), test.seen))
+        patience_ns = self._timing.ns(self._timing.dial_s * CALLER_SHARE)
+        tried = await self._tried(TryAddress(member, (test.host,), test.seen), patience_ns)
         self._feed(CallerTried(test.connection, "" if tried.host else tried.reason))
 
     # -- the machine ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ SEEDS = range(14)
 
 CAUGHT_BY = {
     "contributors_kept_back": 609,
-    "doubt_taken_for_applied": 45,
+    "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 7,
     "flights_forgotten": 26,
     "residual_advances_always": 7,

@@ -22,7 +22,7 @@ from pccl.protocol.messages import Damaged, MasterAddress, Message, Refused, Reg
 from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, introduce, opening_of
-from pccl.runtime.control.probe import TEST_STEPS, probe
+from pccl.runtime.control.probe import probe
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Traffic, Transport
 
@@ -103,7 +103,7 @@ class ControlKeeper:
             opening = opening_of(Channel.PROBE, self._identify(), test.member.peer)
             return self._credentials.dial(connection, opening, fingerprint_of(test.member.key))
 
-        patience_ns = round(self._dial_s * NS_PER_S) // TEST_STEPS
+        patience_ns = round(self._dial_s * NS_PER_S)
         self._feed(
             await probe(
                 self._transport, self._clock, test, greet, patience_ns=patience_ns, by=self.met_at

@@ -12,9 +12,12 @@ from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import introduce
 from pccl.transports.base import Address, Connection, Transport
 
-TEST_STEPS = 3
-"""A dial and a handshake of a test have ``dial_s / TEST_STEPS`` each. So a process outside the run
-has its answer before the master closes its connection as silent, and newcomers wait less."""
+CALLER_SHARE = 2 / 3
+"""Part of ``dial_s`` that a test for a process outside the run has, so that the answer comes before
+the master closes the connection as silent."""
+
+_DIAL_SHARE = 3
+"""A dial has this part of a test's time, so that newcomers behind a silent firewall wait less."""
 
 
 async def probe(
@@ -32,7 +35,7 @@ async def probe(
         clock: gives the time.
         test: the peer, and the hosts to try in order.
         greet: makes the handshake on a connection.
-        patience_ns: time limit of each dial, and of each handshake.
+        patience_ns: time limit of a dial and a handshake together, for each host.
         by: host between this process and the master.
     """
 
@@ -46,8 +49,9 @@ async def probe(
     for host in test.hosts:
         try:
             address = Address(host, test.member.port)
-            connection = await transport.dial(address, patience_ns / 1e9, may_dial)
-            deadline_ns = clock.now_ns() + patience_ns
+            dial_ns = patience_ns // _DIAL_SHARE
+            connection = await transport.dial(address, dial_ns / 1e9, may_dial)
+            deadline_ns = clock.now_ns() + patience_ns - dial_ns
             await introduce(connection, greet(connection), clock, deadline_ns, leave)
         except (LinkError, RemoteProtocolError) as error:
             why = why or error.reason
