@@ -116,8 +116,8 @@ class Meetings:
         pair = Pair((newcomer.id, neighbour))
         if self._lacks(pair, now_ns):
             told = list(self._meet(pair, now_ns))
-            is_first = self._meetings[pair].tries == 1
-            if told and is_first and now_ns - newcomer.registered_ns < 2 * self._link_ns:
+            is_new = now_ns - newcomer.registered_ns < 2 * self._link_ns
+            if told and is_new and self._meetings[pair].tries == 1:
                 newcomer.pending_ns = now_ns  # the deadline of its link begins anew
             yield from told
 
