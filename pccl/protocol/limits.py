@@ -261,7 +261,7 @@ the link.
 So a process that registers a foreign address many times causes few dials to it."""
 
 RELAYED_PAIRS_MAX = 256
-"""Connections that one relay forwards; it refuses more, and the master names another relay."""
+"""Pairs of peers for which one relay forwards. It refuses more: the master names another relay."""
 
 RELAYED_WAIT_MAX = 16
 """Connections of one peer that wait at one relay for the other peers; 16 times as many in all."""

@@ -38,7 +38,7 @@ class Relay:
 
     @property
     def pairs(self) -> int:
-        """Number of connections that this process forwards: one for each lane of a pair."""
+        """Number of pairs of peers for which this process forwards."""
         return len(self._joined) // 2
 
     @property

@@ -1,4 +1,4 @@
-"""``Meetings``: at which relay two peers meet that cannot dial each other, and when they try again.
+"""``Meetings``: two peers that cannot dial each other meet at a relay; which one, and when.
 
 A relay is a peer of their group that both can dial, or the master, if it is allowed to. The master
 prefers peers that a test has reached or that forward already, then itself, then the others; members
