@@ -130,8 +130,8 @@ class Meetings:
         known = self._meetings.get(pair) or _Meeting()
         if known.tries and self._membership.links.are_linked(*pair):
             return now_ns < known.told_ns + (self._pause_ns << _DOUBLINGS_MAX)  # one end knows it
-        if known.tries > _OPEN_TRIES or (known.tries and now_ns >= known.due_ns):
-            return False
+        if known.tries > _OPEN_TRIES or (known.tries == _OPEN_TRIES and now_ns >= known.due_ns):
+            return False  # after fewer tries, a heartbeat brings the next one
         one, other = (self._membership.peers[peer] for peer in pair)
         return bool(self.relays(one, other)) and self._has_given_up(pair)
 
