@@ -1,9 +1,9 @@
 """``SealedConnection``: an encrypted connection over another connection.
 
-It keeps the interface of ``Connection`` and its rules, with one difference: it holds at most one
-sealed record that the network has not accepted. A record is encrypted in place, after copying what
-``send`` accepts, and decrypted in place, before copying it to the receiver. So nobody sees a byte
-that is not verified, and each side copies each byte once.
+It keeps the interface of ``Connection`` and its rules, with one difference: it holds at most two
+sealed records that the network has not accepted. Encryption reads long data where it lies; short
+data is collected into one record. A record is decrypted in place, before copying it to the
+receiver. So nobody sees a byte that is not verified, and only the receiver copies long data.
 
 The loop does this work. It takes some 70 µs per 256 KiB, during which the program's threads go on,
 because the cipher releases the interpreter lock. (Measured: other threads would need two to three
@@ -35,6 +35,13 @@ from pccl.transports.base import Address, Connection, PathMeasure, Receiver, rec
 
 _OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES
 _SHORT_BYTES = 16 << 10
+_LONG_BYTES = 32 << 10
+"""Data of this length has a record of its own: its copy would cost more than a record."""
+
+_TWO_BYTES = 2 * _OVERHEAD_BYTES
+_MEMORY_BYTES = RECORD_BYTES_MAX + _SHORT_BYTES + _TWO_BYTES
+"""Memory for a long record, and a short one before it."""
+
 _KEPT_MAX = 16
 _NOTHING = memoryview(b"")
 _kept: list[memoryview] = []
@@ -61,14 +68,14 @@ class _Timers(Protocol):
 
 
 def _memory_for(plain_bytes: int) -> memoryview:
-    """Return memory for a record with so much plaintext, and perhaps more."""
+    """Return memory for two records with so much plaintext, and perhaps more."""
     if plain_bytes <= _SHORT_BYTES:
-        return memoryview(bytearray(plain_bytes + _OVERHEAD_BYTES))
-    return _kept.pop() if _kept else memoryview(bytearray(RECORD_BYTES_MAX + _OVERHEAD_BYTES))
+        return memoryview(bytearray(plain_bytes + _TWO_BYTES))
+    return _kept.pop() if _kept else memoryview(bytearray(_MEMORY_BYTES))
 
 
 def _release(memory: memoryview) -> None:
-    if len(memory) > _SHORT_BYTES + _OVERHEAD_BYTES and len(_kept) < _KEPT_MAX:
+    if len(memory) == _MEMORY_BYTES and len(_kept) < _KEPT_MAX:
         _kept.append(memory)
 
 
@@ -96,7 +103,7 @@ class SealedConnection:
         self._opener = RecordCipher(keys.receives, has_aes=keys.has_aes)
         self._receiver: Receiver | None = None
         self._unsent_memory = self._unsent = _NOTHING
-        """Memory of a sealed record, and the part of it that the network has not accepted."""
+        """Memory of sealed records, and the part of them that the network has not accepted."""
         self._head = memoryview(bytearray(LENGTH_BYTES))
         self._memory = self._record = _NOTHING
         """Memory of the record that arrives, and this record; nothing until its length is known."""
@@ -147,28 +154,48 @@ class SealedConnection:
         """Seal and send bytes until the network accepts no more; return how many were sealed."""
         if not self._open or self._ended is not None or not self._flush():
             return 0
-        missing, taken = sum(map(len, buffers)), 0
-        number = start = 0
-        while missing and not self._unsent:
-            size = min(missing, self._record_bytes_max)
-            memory = _memory_for(size)
-            record = memory[: size + _OVERHEAD_BYTES]
-            plain, at = plain_of(record), 0
-            while at < size:
-                view = buffers[number]
-                part = min(len(view) - start, size - at)
-                plain[at : at + part] = view[start : start + part]
-                at, start = at + part, start + part
-                if start == len(view):
-                    number, start = number + 1, 0
-            missing, taken = missing - size, taken + size
-            self._seal(memory, record)
+        left, taken = [memoryview(one) for one in reversed(buffers) if len(one)], 0
+        while left and not self._unsent:
+            taken += self._seal(*self._next_parts(left))
         return taken
 
-    def _seal(self, memory: memoryview, record: memoryview) -> None:
-        self._sealer.seal(record)
-        self._unsent_memory, self._unsent = memory, record
+    def _next_parts(self, left: list[memoryview]) -> tuple[list[memoryview], memoryview]:
+        """Take the plaintext of one record, of which the last part is first in ``left``.
+
+        Returns short parts, and a long one for a record of its own; either may be empty.
+        """
+        parts, room = list[memoryview](), self._record_bytes_max
+        while left and room and len(left[-1]) < _LONG_BYTES:
+            part = left.pop()
+            parts.append(part[:room])
+            if len(part) > room:
+                left.append(part[room:])
+            room -= len(parts[-1])
+        if not left or self._record_bytes_max - room > _SHORT_BYTES:
+            return parts, _NOTHING
+        part = left.pop()
+        if len(part) > self._record_bytes_max:
+            left.append(part[self._record_bytes_max :])
+        return parts, part[: self._record_bytes_max]
+
+    def _seal(self, parts: Sequence[memoryview], long: memoryview) -> int:
+        """Seal short parts as one record, and a long one as another; return their bytes."""
+        size = sum(map(len, parts))
+        memory = _memory_for(size + len(long))
+        end = size + _OVERHEAD_BYTES if size or not long else 0
+        if end:
+            plain, at = plain_of(memory[:end]), 0
+            for part in parts:
+                plain[at : at + len(part)] = part
+                at += len(part)
+            self._sealer.seal(memory[:end], plain)
+        if long:
+            record = memory[end : end + len(long) + _OVERHEAD_BYTES]
+            self._sealer.seal(record, long)
+            end += len(record)
+        self._unsent_memory, self._unsent = memory, memory[:end]
         self._flush()
+        return size + len(long)
 
     def _flush(self) -> bool:
         """Pass on the sealed record; return whether nothing of it is left."""
@@ -232,18 +259,21 @@ class SealedConnection:
     # -- callbacks of the connection below -----------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """Return memory for the rest of a length, or of a record."""
-        return (self._record or self._head)[self._received :]
+        """Return memory for the rest of a length, or of a record and the next length."""
+        if self._record:
+            return self._memory[self._received : len(self._record) + LENGTH_BYTES]
+        return self._head[self._received :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the length of a record, or open the whole record and deliver it."""
         self._received += nbytes
-        if not self._record:
-            if self._received == LENGTH_BYTES:
-                self._begin_record(plain_length(self._head))
-        elif self._received == len(self._record):
-            self._received = 0
+        size = len(self._record)
+        if size and self._received >= size:
+            self._received -= size
+            self._head[: self._received] = self._memory[size : size + self._received]
             self._open_record()
+        if self._open and not self._record and self._received == LENGTH_BYTES:
+            self._begin_record(plain_length(self._head))
 
     def _begin_record(self, plain_bytes: int) -> None:
         if plain_bytes > self._record_bytes_max:
@@ -315,8 +345,7 @@ class SealedConnection:
         """End the connection because of what has arrived, and tell the other side."""
         self._end_with(DamagedData(func="connection", reason=reason))
         if self._flush():  # else the other side finds out by itself
-            alert = _memory_for(0)
-            self._seal(alert, alert)
+            self._seal((), _NOTHING)
         self._leave()
 
     def _leave(self) -> None:

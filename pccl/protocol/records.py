@@ -70,9 +70,8 @@ class RecordCipher:
         self._aead = self._cipher(key)
         self._number = 0
 
-    def seal(self, record: memoryview) -> None:
-        """Encrypt a record in place: plaintext between ``LENGTH_BYTES`` and ``TAG_BYTES``."""
-        plain = plain_of(record)
+    def seal(self, record: memoryview, plain: memoryview) -> None:
+        """Write the record of a plaintext, which may lie at its place, ``plain_of(record)``."""
         head = record[:LENGTH_BYTES] = _LENGTH.pack(len(plain))
         nonce = self._next_nonce()
         self._aead.encrypt_into(nonce, plain, head, record[LENGTH_BYTES:])

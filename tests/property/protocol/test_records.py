@@ -25,7 +25,7 @@ def sealed(cipher: RecordCipher, plain: bytes) -> bytearray:
     record = bytearray(LENGTH_BYTES + len(plain) + TAG_BYTES)
     view = memoryview(record)
     plain_of(view)[:] = plain
-    cipher.seal(view)
+    cipher.seal(view, plain_of(view))
     return record
 
 

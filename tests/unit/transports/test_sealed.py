@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from random import Random
 from typing import Any, cast
@@ -174,5 +175,37 @@ def test_only_the_other_side_can_say_that_data_was_damaged() -> None:
         world.inner.send([bytes(LENGTH_BYTES + TAG_BYTES)])
         await asyncio.sleep(0.1)
         assert type(world.b.lost[0]) is DamagedData, "no alert, but a record that does not open"
+
+    world.run(main())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (60, 256 << 10),
+        (60, 256 << 10, 60, 256 << 10, 60, 10),
+        (32 << 10, 60, (32 << 10) - 1),
+        (RECORD_BYTES_MAX + 1, 0, 3 * RECORD_BYTES_MAX),
+        (16 << 10, 1, 256 << 10),
+        tuple([20 << 10] * 40),
+    ],
+)
+def test_short_and_long_parts_arrive_in_order(sizes: tuple[int, ...]) -> None:
+    world = World()
+    numbers = itertools.count()
+    parts = [bytes(next(numbers) % 251 for _ in range(size)) for size in sizes]
+    rest = [memoryview(part) for part in parts]
+
+    async def main() -> None:
+        world.b.memory = bytearray(sum(sizes) + 1)
+        while rest:
+            taken = world.a.connection.send(rest)
+            while rest and taken >= len(rest[0]):
+                taken -= len(rest.pop(0))
+            if taken:
+                rest[0] = rest[0][taken:]
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert world.b.received == b"".join(parts)
 
     world.run(main())
