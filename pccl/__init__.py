@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pccl import errors as errors
     from pccl import progress as progress
     from pccl._api.handles import AsyncReduceHandle
+    from pccl._api.reports import Attribute
     from pccl._api.reports import MemberInfo as MemberInfo
     from pccl.communicator import Communicator
     from pccl.descriptors import DeviceType as DeviceType
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from pccl.master_node import MasterNode
     from pccl.protocol.data_type import DataType
     from pccl.protocol.limits import Timing as Timing
-    from pccl.protocol.types import Attribute, ReduceOp
+    from pccl.protocol.types import ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
     from pccl.runtime.requests import ReduceInfo, SharedStateSyncInfo
     from pccl.runtime.state.progress import SyncProgress as SyncProgress
@@ -120,8 +121,8 @@ _NAMES_OF_HOMES = {
     "pccl.master_node": ("MasterNode",),
     "pccl.protocol.limits": ("Timing",),
     "pccl.protocol.data_type": ("DataType",),
-    "pccl.protocol.types": ("Attribute", "ReduceOp", "WireFormat"),
-    "pccl._api.reports": ("MemberInfo",),
+    "pccl.protocol.types": ("ReduceOp", "WireFormat"),
+    "pccl._api.reports": ("Attribute", "MemberInfo"),
     "pccl.runtime.requests": ("ReduceInfo", "SharedStateSyncInfo"),
     "pccl.runtime.state.replay": ("ObservedReduction",),
     "pccl.runtime.state.progress": ("SyncProgress",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from pccl.protocol.limits import HOST_CHARACTERS_MAX
+from pccl.protocol.types import HOST_CHARACTERS_MAX
 from pccl.transports.base import Address
 
 DEFAULT_PORT = 48148

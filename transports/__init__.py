@@ -7,6 +7,7 @@
 * ``sinks``: destinations for the payload of incoming frames.
 * ``link``: the link to one other peer, and its lanes: the connections that carry frames.
 * ``tcp``: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
+* ``tcp_dial``: several addresses of one process, and two processes that dial each other.
 * ``tcp_socket``: TCP sockets: options, addresses, connecting, and orderly closing.
 * ``announcement``: payloads of the frames that say where a segment is in the sender's memory.
 * ``socket_owner``: finds out which process of this machine holds the other end of a connection.

@@ -319,21 +319,50 @@ class Transport(Protocol):
         """
         ...
 
+    def hosts(self, address: Address) -> tuple[str, ...]:
+        """Return the addresses of this machine at which others may reach a port of it.
+
+        ``address``: where the port listens. Empty if that has a host, which says all.
+        """
+        ...
+
     async def dial(
         self,
         address: Address,
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
+        hosts: Sequence[str] = (),
     ) -> Connection:
-        """Connect to ``address``.
+        """Connect to ``address``, or to its port at a further host: to the first that answers.
 
         Args:
             address: address of the other side; a host name is looked up.
             timeout_s: time limit for looking up and connecting.
             may_dial: called with each IP address that was found; True if it may be dialled.
+            hosts: further hosts of the other side.
 
         Raises:
             LinkError: no process listens there, or none answered within ``timeout_s``.
+        """
+        ...
+
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        """Connect to a process that dials this one at the same time, each behind a translator.
+
+        Both packets of a simultaneous open (RFC 9293, section 3.5) pass the translators, because
+        each looks like an answer to the other; see RFC 5128, section 3.4.
+
+        Args:
+            local: address that another connection of this process has: the translator gave it the
+                port that the other process dials.
+            address: the address of the other process, as seen from outside.
+            timeout_s: time limit.
+            may_dial: as in ``dial``.
+
+        Raises:
+            LinkError: the two have not met within ``timeout_s``.
         """
         ...
 

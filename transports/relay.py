@@ -4,13 +4,18 @@ A relay joins two connections that other processes have dialled, and copies the 
 other. The two processes encrypt these bytes, so a relay that alters, drops or replays some of them
 ends the connection, and can do no more. To them the connection looks like any other: a
 ``RelayedConnection``, whose other side has no address but the relay's.
+
+The first bytes that a relay sends are an introduction: the address from which the other process has
+dialled it. The two may try a simultaneous open with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pccl.protocol.errors import LinkError
 from pccl.protocol.types import PeerId
 from pccl.transports.base import Address, Connection, PathMeasure
 
@@ -18,6 +23,16 @@ SPLICE_BYTES = 128 << 10
 """Bytes that a relay holds for each direction of a pair, at most."""
 
 _NOTHING = memoryview(b"")
+
+_INTRODUCTION = struct.Struct("<46sH")
+"""An introduction: the host as text, filled up with zero bytes, and the port."""
+
+INTRODUCTION_BYTES = _INTRODUCTION.size
+
+
+@dataclass(frozen=True, slots=True)
+class PunchedAddress(Address):
+    """The address of a process that this one has met in a simultaneous open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +58,65 @@ def relay_of(connection: Connection) -> PeerId | None:
     return remote.relay if isinstance(remote, RelayAddress) else None
 
 
-class RelayedConnection:
-    """A connection to a relay that has been asked to forward it. See ``Connection``.
+def is_punched(connection: Connection) -> bool:
+    """Whether a connection comes from a simultaneous open."""
+    return isinstance(connection.remote, PunchedAddress)
+
+
+def introduction(address: Address) -> bytes:
+    """Return what a relay tells a process about the other one, which has this address."""
+    return _INTRODUCTION.pack(address.host.encode(), address.port)
+
+
+class Introduction:
+    """Reads the introduction at the beginning of a connection, which then pauses.
 
     Args:
-        connection: the connection to the relay, after its handshake.
-        remote: the process at the other side of the relay.
+        connection: a connection to a relay, paused; nothing else reads it.
+        done: called with the address, or with the reason why there is none.
     """
 
-    def __init__(self, connection: Connection, remote: RelayAddress) -> None:
+    def __init__(self, connection: Connection, done: Callable[[Address | LinkError], None]) -> None:
+        self._connection = connection
+        self._done: Callable[[Address | LinkError], None] | None = done
+        self._memory = memoryview(bytearray(_INTRODUCTION.size))
+        self._received = 0
+        connection.start(self)
+        connection.resume_reading()
+
+    def get_buffer(self) -> memoryview:
+        """Return memory for the rest."""
+        return self._memory[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pause and tell the address, once all of it has arrived."""
+        self._received += nbytes
+        if self._received == _INTRODUCTION.size:
+            self._connection.pause_reading()
+            host, port = _INTRODUCTION.unpack(self._memory)
+            self._tell(Address(host.rstrip(b"\0").decode("utf-8", "replace"), port))
+
+    def writable(self) -> None:
+        """Nothing is sent before the introduction."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell that there is no introduction."""
+        lost = LinkError(func="connection", reason="the other peer has not come to the relay")
+        self._tell(error if isinstance(error, LinkError) else lost)
+
+    def _tell(self, what: Address | LinkError) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(what)
+
+
+class _MetConnection:
+    """Another connection, to a process with an address of another kind. See ``Connection``."""
+
+    def __init__(self, connection: Connection, remote: Address) -> None:
         self._inner = connection
-        self.remote: Address = remote
+        self.remote = remote
+        self.send = connection.send
         self.start = connection.start
         self.pause_reading = connection.pause_reading
         self.resume_reading = connection.resume_reading
@@ -71,12 +134,36 @@ class RelayedConnection:
 
     @property
     def congestion(self) -> str:
-        """The congestion control on the way to the relay."""
+        """The congestion control of the other connection."""
         return self._inner.congestion
 
-    def send(self, buffers: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Pass bytes to the network; see ``Connection``."""
-        return self._inner.send(buffers)
+    def measure(self) -> PathMeasure | None:
+        """Return the measure of the other connection."""
+        return self._inner.measure()
+
+
+class PunchedConnection(_MetConnection):
+    """A connection from a simultaneous open.
+
+    Args:
+        connection: the connection, of which nothing was read yet.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        remote = connection.remote
+        super().__init__(connection, PunchedAddress(remote.host, remote.port))
+
+
+class RelayedConnection(_MetConnection):
+    """A connection to a relay that forwards it.
+
+    Args:
+        connection: the connection to the relay, after the introduction.
+        remote: the process at the other side of the relay.
+    """
+
+    def __init__(self, connection: Connection, remote: RelayAddress) -> None:
+        super().__init__(connection, remote)
 
     def measure(self) -> PathMeasure | None:
         """Return the measure of the way to the relay, with twice its round trip.
@@ -113,12 +200,15 @@ class SplicedEnd:
         connection.start(self)
 
     def join(self, other: SplicedEnd) -> None:
-        """Copy all bytes of each of the two ends to the other from now on."""
+        """Introduce the two ends, and copy all bytes of each to the other from now on."""
         for end, its_other in ((self, other), (other, self)):
             end._other = its_other
             end._memory = memoryview(bytearray(SPLICE_BYTES))
+            first = introduction(end.connection.remote)
+            end._memory[: len(first)] = first
+            end._unsent = end._memory[: len(first)]
         for end in (self, other):
-            end.connection.resume_reading()
+            end._pass_on()
 
     def close(self) -> None:
         """End this connection, and then the other."""

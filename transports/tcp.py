@@ -42,6 +42,7 @@ from pccl.transports.base import (
     receiver_failure,
 )
 from pccl.transports.open_files import claim_descriptors
+from pccl.transports.tcp_dial import TcpDialler, own_hosts
 from pccl.transports.tcp_socket import (
     ACCEPTED_INHERIT,
     RESET_ON_CLOSE,
@@ -55,6 +56,7 @@ from pccl.transports.tcp_socket import (
     reason_of,
     resolve,
     set_options,
+    share_port,
     to_address,
     tune_path,
 )
@@ -373,6 +375,7 @@ class TcpTransport:
         self._lingering: weakref.WeakValueDictionary[int, Lingering] = weakref.WeakValueDictionary()
         self._lingering_shares: SourceShares[int] = SourceShares(self.port_limits.lingering)
         self._last_lingering = 0
+        self._dialler = TcpDialler(loop, executor, self._connect)
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
@@ -398,36 +401,25 @@ class TcpTransport:
             reason = reason_of(error)
         raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")
 
+    def hosts(self, address: Address) -> tuple[str, ...]:
+        """Return the addresses at which others may reach a port; see ``own_hosts``."""
+        return own_hosts(address.host)
+
     async def dial(
-        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] = lambda _: True,
+        hosts: Sequence[str] = (),
     ) -> Connection:
-        """Connect to ``address``; for a name with several addresses, try them in order.
+        """Connect to the first of all addresses that answers; see ``TcpDialler``."""
+        return await self._dialler.dial(address, timeout_s, may_dial, hosts)
 
-        Each address gets an equal share of the remaining time, so that an address behind a silent
-        firewall does not use up all of it.
-
-        Raises:
-            LinkError: no process listens there, or none answered within ``timeout_s``.
-        """
-        deadline = self.loop.time() + timeout_s
-        reasons: dict[str, None] = {}
-        try:
-            async with asyncio.timeout(timeout_s):
-                candidates = await resolve(self.loop, self.executor, address, 0)
-            candidates = [one for one in candidates if may_dial(to_address(one[4]).host)]
-            if not candidates:
-                reasons["this address is valid only on its own machine or network"] = None
-            for index, resolved in enumerate(candidates):
-                share_s = (deadline - self.loop.time()) / (len(candidates) - index)
-                try:
-                    return await self._connect(resolved, share_s)
-                except OSError as error:
-                    reasons[reason_of(error)] = None
-        except TimeoutError:
-            reasons["the name lookup timed out"] = None
-        except (OSError, ValueError, OverflowError) as error:
-            reasons[reason_of(error)] = None
-        raise LinkError(func="dial", reason=f"cannot reach {address}: {', '.join(reasons)}")
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        """Connect to a process that dials this one at the same time; see ``TcpDialler``."""
+        return await self._dialler.punch(local, address, timeout_s, may_dial)
 
     def abandon(self) -> None:
         """Close every descriptor and do nothing else; for the child process after a fork.
@@ -460,10 +452,15 @@ class TcpTransport:
         on_end = partial(shares.remove, number)
         self._lingering[number] = Lingering(self.loop, sock.detach(), on_end)
 
-    async def _connect(self, resolved: Resolved, timeout_s: float) -> _TcpConnection:
+    async def _connect(
+        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+    ) -> _TcpConnection:
         sock = socket.socket(resolved[0], socket.SOCK_STREAM)
         self._sockets.add(sock)
         try:
+            if origin is not None:
+                share_port(sock)
+                sock.bind(origin[4])
             await connect(self.loop, sock, resolved[4], timeout_s)
             local, remote = to_address(sock.getsockname()), to_address(resolved[4])
             if local == remote:

@@ -232,6 +232,13 @@ async def resolve(
     return await loop.run_in_executor(executor, look_up)
 
 
+def share_port(sock: socket.socket) -> None:
+    """Let several sockets that dial have one local port."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform != "linux" and hasattr(socket, "SO_REUSEPORT"):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
 def listening_socket(resolved: Resolved) -> socket.socket:
     """Return a non-blocking socket that listens on an address.
 
@@ -261,6 +268,7 @@ async def connect(
     """
     sock.setblocking(False)
     set_options(sock)
+    share_port(sock)  # a simultaneous open may need it
     if _is_own(sock.family, to):
         _unpace(sock)
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pccl._api.draining import drain
 from pccl._api.listening import reachable_at
-from pccl._api.reports import MemberInfo, Status, members_of
+from pccl._api.reports import Attribute, MemberInfo, Status, members_of
 from pccl._api.session import Session
 from pccl.checks import (
     STEP_MAX,
@@ -36,7 +36,6 @@ from pccl.errors import NotConnected
 from pccl.observe.logs import show_log
 from pccl.observe.process import dump_stacks_on_request
 from pccl.protocol.limits import Timing
-from pccl.protocol.types import Attribute
 from pccl.runtime.control.greeting import encryption
 from pccl.telemetry.events import PeerReport
 

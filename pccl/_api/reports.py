@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +21,15 @@ from pccl.transports.link import Lane
 
 HAPPENED_MAX = 16
 """Events in a status."""
+
+
+class Attribute(enum.IntEnum):
+    """The attributes that :meth:`pccl.Communicator.get_attribute` returns."""
+
+    GLOBAL_WORLD_SIZE = 1
+    LOCAL_WORLD_SIZE = 2
+    NUM_DISTINCT_PEER_GROUPS = 3
+    LARGEST_PEER_GROUP_WORLD_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True)

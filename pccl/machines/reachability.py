@@ -68,14 +68,20 @@ def may_be_dialled(host: str, *, seen: str, by: str) -> bool:
     return near or not _is_link_local(host)
 
 
-def dialled_at(declared: str, seen: str) -> str:
-    """Return where peers dial a peer: at the declared host if they may dial it, else at ``seen``.
+def dialled_at(declared: str, hosts: Iterable[str], seen: str) -> tuple[str, tuple[str, ...]]:
+    """Return the host at which peers dial a peer, and further hosts, if the first does not answer.
+
+    The first is the declared host if peers may dial it, else ``seen``.
 
     Args:
         declared: the host that the peer declares; empty if it declares none.
+        hosts: the addresses of its machine.
         seen: the host from which the peer connects to the master.
     """
-    return declared if declared and may_be_dialled(declared, seen=seen, by=seen) else seen
+    is_good = bool(declared) and may_be_dialled(declared, seen=seen, by=seen)
+    first = declared if is_good else seen
+    more = (one for one in hosts if one and may_be_dialled(one, seen=seen, by=seen))
+    return first, tuple(dict.fromkeys(one for one in more if one != first))
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,11 +162,6 @@ REASON_BYTES_MAX = 256
 
 A master keeps many reasons."""
 
-HOST_CHARACTERS_MAX = 253
-"""Bytes of a host name.
-
-A longer one cannot exist (RFC 1035)."""
-
 SEQUENCE_ITEMS_MAX = 65536
 """Items of any other list.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pccl.protocol.limits import HOST_CHARACTERS_MAX, LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
-from pccl.protocol.types import AtMost, Below, MeasuredLink, Member, PeerId
+from pccl.protocol.limits import LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
+from pccl.protocol.types import AtMost, Below, HostName, MeasuredLink, Member, PeerId
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class AddressProbed:
 class AddressQuery:
     """A process outside the run asks how the master sees it, and for a test of an address."""
 
-    host: Annotated[str, AtMost(HOST_CHARACTERS_MAX)] = ""
+    host: HostName = ""
     """The host to dial; if empty, the address that the master sees."""
     port: Annotated[int, Below(1 << 16)] = 0
     """The port to dial; 0: none."""
@@ -89,7 +89,7 @@ class ProbeAddress:
     """Test whether this newcomer can be dialled."""
 
     member: Member
-    seen: Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
+    seen: HostName
     """The host from which it is connected to the master."""
 
 
@@ -105,7 +105,7 @@ class Undialable:
 class AddressIs:
     """Answer to ``AddressQuery``."""
 
-    seen: Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
+    seen: HostName
     """The host from which the sender of the query is connected to the master."""
     dialled: bool
     """The master has dialled the address."""

@@ -24,7 +24,6 @@ from pccl.protocol.limits import (
     DEPARTURE_BYTES_MAX,
     DEPARTURES_MAX,
     FLOWS_MAX,
-    HOST_CHARACTERS_MAX,
     PEERS_MAX,
     PROGRESS_BATCH_MAX,
     REASON_BYTES_MAX,
@@ -56,6 +55,8 @@ from pccl.protocol.types import (
     AtMost,
     Below,
     Descriptor,
+    HostName,
+    Hosts,
     Loss,
     OperationId,
     PeerId,
@@ -69,7 +70,6 @@ from pccl.protocol.types import (
 
 U16 = Annotated[int, Below(1 << 16)]
 U32 = Annotated[int, Below(1 << 32)]
-HostName = Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
 Peers = Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
 
 # -- peer to master ----------------------------------------------------------------------------
@@ -92,6 +92,8 @@ class Register:
     machine: U16 = 0
     """Hash of its machine and user if it can share memory there; otherwise 0."""
     name: PeerName = ""
+    hosts: Hosts = ()
+    """Its addresses as it sees them; empty if ``host`` says all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Resume:
     peer: PeerId
     roster_version: int
     incumbent: bytes = field(default=b"", compare=False)
+    hosts: Hosts = field(default=(), compare=False)
+    """Its addresses now, as in ``Register``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,11 @@ class AtMost:
     count: int
 
 
-NAME_BYTES_MAX = 64
+NAME_BYTES_MAX, HOST_CHARACTERS_MAX, HOSTS_MAX = 64, 253, 4
 PeerName = Annotated[str, AtMost(NAME_BYTES_MAX)]
+HostName = Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
+"""An address or a name; a longer name cannot exist (RFC 1035)."""
+Hosts = Annotated[tuple[HostName, ...], AtMost(HOSTS_MAX)]
 WEIGHT_MAX = 1e300
 """The largest weight. The sum of all weights stays finite even in the largest run."""
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]
@@ -97,15 +100,6 @@ The root stores contributions that arrive before their turn. Peers refuse a tabl
 
 ALGORITHM_STEPS_MAX = 4
 """Most steps in the algorithm table of a view. Three algorithms with one range each need two."""
-
-
-class Attribute(enum.IntEnum):
-    """The attributes that :meth:`pccl.Communicator.get_attribute` returns."""
-
-    GLOBAL_WORLD_SIZE = 1
-    LOCAL_WORLD_SIZE = 2
-    NUM_DISTINCT_PEER_GROUPS = 3
-    LARGEST_PEER_GROUP_WORLD_SIZE = 4
 
 
 class RoundKind(enum.IntEnum):
@@ -451,6 +445,8 @@ class Member:
     """Hash of its machine and user if it can share memory there; otherwise 0."""
     name: PeerName = ""
     key: Annotated[bytes, AtMost(KEY_BYTES)] = b""
+    hosts: Hosts = ()
+    """Further hosts, to dial at the same port, such as that in its local network."""
 
 
 _peer_of = attrgetter("peer")

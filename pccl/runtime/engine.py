@@ -55,7 +55,7 @@ from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol.run_messages import EvidenceReply
-from pccl.protocol.types import SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import HOSTS_MAX, SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
@@ -153,6 +153,7 @@ class PeerEngine:
             lambda: self.machine,
             self.feed,
             self._tasks.create,
+            self._hosts,
         )
         self._ticker = Ticker(clock, self._timing.ns(self._timing.tick_s), self._tick)
         self.events = EventStream()
@@ -232,6 +233,13 @@ class PeerEngine:
     def control_traffic(self) -> Traffic:
         """Bytes of all connections to masters."""
         return self._control.traffic
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Return the addresses of this machine at which others may dial this peer."""
+        options, listener = self._options, self._listener
+        if options.advertise_host or options.advertise_port or listener is None:
+            return ()  # its machine may have another port
+        return self._transport.hosts(listener.address)[:HOSTS_MAX]
 
     @property
     def relayed_bytes(self) -> int:

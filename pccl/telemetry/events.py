@@ -205,7 +205,7 @@ class RunChanged:
     """What a master has done with a peer. Only masters report it.
 
     Attributes:
-        what: ``registered``, ``admitted``, ``removed`` or ``undialable``.
+        what: ``registered``, ``admitted``, ``moved``, ``removed`` or ``undialable``.
         peer_id: id of the peer.
         name: its name.
         group: its peer group.

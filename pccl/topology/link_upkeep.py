@@ -11,8 +11,9 @@ the younger gives up its own dial when it accepts one, the elder does not. A lin
 a lane and does not damage data.
 
 If neither side can be dialled, the master lets both meet at a relay. A relayed link has one lane,
-and either side may have begun it. Both then try direct dials, with growing pauses; the first that
-succeeds replaces the relayed lane.
+and either side may have begun it. Both then dial each other at the same time, which may pass their
+address translators, and later try direct dials, with growing pauses; the first connection that
+succeeds replaces the relayed lane. A lane that both have dialled is the only one of its link.
 
 Pure: events go in, and steps come out in the order of execution.
 """
@@ -116,6 +117,8 @@ class _WantedLink:
     """Whether the link has carried a collective, or is about to."""
     relay: PeerId | None = None
     """The relay that carries the link; None: the link is down, or direct."""
+    punched: bool = False
+    """Whether both sides have dialled its lane at the same time; it has no other lanes."""
     is_withheld: bool = False
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
@@ -171,7 +174,9 @@ class LinkUpkeep:
             steps.append(DropLink(peer, "it has left the run"))
         for peer, member in wanted.items():
             self._newcomers.remove(peer)
-            if peer not in self._links:
+            if peer in self._links:
+                self._links[peer].member = member  # its address may have changed
+            else:
                 told, near, relay = up.get(peer, (0, False, None))
                 told, met = max(told, self._lanes), peer in up
                 damage = LinkDamage(self._patience_ns)
@@ -243,14 +248,17 @@ class LinkUpkeep:
         del link.dials[number]
         return True
 
-    def meets(self, peer: PeerId) -> bool:
+    def meets(self, peer: PeerId, *, punches: bool = False) -> bool:
         """Whether this peer shall dial a relay, as its master asks, to link itself to ``peer``.
 
         Only the younger of the two can tell that it needs no new lane: it begins the handshake.
+        ``punches``: whether the two shall dial each other at the same time instead, which makes a
+        better link than a relay.
         """
         link = self._links.get(peer)
-        is_younger = peer < self._own
-        return peer != self._own and not (is_younger and (link is None or link.up))
+        if peer >= self._own:
+            return peer != self._own
+        return link is not None and (not link.up or (punches and link.relay is not None))
 
     def failed(self, peer: PeerId, number: int, reason: str) -> list[LinkStep]:
         """Record a failed dial: dial again later, unless the other side has dialled meanwhile."""
@@ -272,7 +280,7 @@ class LinkUpkeep:
 
     def _width(self, link: _WantedLink) -> int:
         """Return how many lanes the link should have now."""
-        if not link.used or link.relay is not None:
+        if not link.used or link.punched or link.relay is not None:
             return 1
         links = self._links.values()
         sharers = sum(other.used and not (other.near or other.told) for other in links)
@@ -358,11 +366,13 @@ class LinkUpkeep:
         ours: bool,
         more: bool,
         relay: PeerId | None = None,
+        punched: bool = False,
     ) -> list[LinkStep]:
         """Record that a link has one more lane, which this side has dialled if it is ``ours``.
 
         ``told``: how many lanes the other side was configured with; ``near``: whether it is on
-        this machine; ``more``: whether the link had a lane before; ``relay``: what carries it.
+        this machine; ``more``: whether the link had a lane before; ``relay``: what carries it;
+        ``punched``: whether both sides have dialled it at the same time.
         """
         link = self._links.get(peer)
         is_news = not more or (link is not None and link.relay != relay)
@@ -371,8 +381,12 @@ class LinkUpkeep:
             return news
         link.up = link.was_up = True
         link.near, link.told, link.relay = near, max(self._lanes, told), relay
+        link.punched = punched
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []
+        if punched:
+            link.keeps = False  # neither side can dial further lanes
+            return self._give_up(link) + news
         if relay is not None:
             return self._try_direct(link, ours=ours) + news
         if ours:

@@ -144,11 +144,24 @@ class RecordingTransport:
 
         return await self._inner.listen(address, accept)
 
+    def hosts(self, address: Address) -> tuple[str, ...]:
+        return self._inner.hosts(address)
+
     async def dial(
-        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] = lambda _: True,
+        hosts: Sequence[str] = (),
     ) -> Connection:
         ledger = self.control if address == self._master else self.lanes
-        return RecordingConnection(await self._inner.dial(address, timeout_s, may_dial), ledger)
+        connection = await self._inner.dial(address, timeout_s, may_dial, hosts)
+        return RecordingConnection(connection, ledger)
+
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        return await self._inner.punch(local, address, timeout_s, may_dial)
 
 
 class Run:

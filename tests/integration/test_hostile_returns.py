@@ -21,8 +21,8 @@ from pccl import MasterNode, Timing
 from pccl.inquiry import master_status
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, encode, frame
-from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, HOST_CHARACTERS_MAX, PROGRESS_BATCH_MAX
-from pccl.protocol.types import Member, OperationId, PeerId, Roster
+from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, PROGRESS_BATCH_MAX
+from pccl.protocol.types import HOST_CHARACTERS_MAX, Member, OperationId, PeerId, Roster
 from pccl.runtime.master_store import DirectoryStore, Remembered
 from tests.integration.conftest import Run
 from tests.support.claimant import MASTER, Claimant, alone, returning

@@ -12,7 +12,7 @@ from pccl.protocol.errors import LinkError
 from pccl.protocol.types import PeerId
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
-from pccl.transports.relay import RelayedConnection, SplicedEnd, behind
+from pccl.transports.relay import INTRODUCTION_BYTES, RelayedConnection, SplicedEnd, behind
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimNetwork
 from pccl.transports.tcp import TcpTransport
@@ -32,6 +32,8 @@ class Side:
 
     def __init__(self, connection: Connection, rng: Random) -> None:
         self.connection = connection
+        self.introduction = bytearray()
+        """The first bytes, which are the relay's own."""
         self.received = bytearray()
         self.sent = 0
         self.lost: list[Exception | None] = []
@@ -47,7 +49,9 @@ class Side:
 
     def buffer_updated(self, nbytes: int) -> None:
         assert not self.lost
-        self.received += self._memory[:nbytes]
+        missing = INTRODUCTION_BYTES - len(self.introduction)
+        self.introduction += self._memory[: min(nbytes, missing)]
+        self.received += self._memory[min(nbytes, missing) : nbytes]
         self.on_event()
 
     def writable(self) -> None:
@@ -80,6 +84,7 @@ class Dialled:
     def __init__(self, connection: Connection) -> None:
         assert isinstance(connection, SimConnection)
         self.connection = connection
+        self.introduction = bytearray()
         self.received = bytearray()
         self.losses = 0
         self._memory = memoryview(bytearray(1000))
@@ -89,7 +94,9 @@ class Dialled:
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.received += self._memory[:nbytes]
+        missing = INTRODUCTION_BYTES - len(self.introduction)
+        self.introduction += self._memory[: min(nbytes, missing)]
+        self.received += self._memory[min(nbytes, missing) : nbytes]
 
     def writable(self) -> None:
         pass
@@ -107,11 +114,11 @@ class Dialled:
 
 
 class Counted:
-    """A connection of the relay, which counts the bytes that the network accepts."""
+    """A connection of the relay; counts what the network accepts behind the introduction."""
 
     def __init__(self, inner: Connection) -> None:
         self.inner = inner
-        self.accepted = 0
+        self.accepted = -INTRODUCTION_BYTES
         self.remote, self.local, self.congestion = inner.remote, inner.local, inner.congestion
         self.start, self.measure = inner.start, inner.measure
         self.pause_reading, self.resume_reading = inner.pause_reading, inner.resume_reading

@@ -18,9 +18,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
+from zlib import crc32
 
 from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
@@ -33,8 +34,20 @@ from pccl.transports.sim.run_queue import RunQueue
 
 _FIRST_PORT = 49152
 _PORTS_PER_PROCESS = 64
+_PORTS = 1 << 16
+_LOCAL = ".local"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
+
+
+def _inside(name: str) -> str:
+    """Return the address of a host in its local network."""
+    return name + _LOCAL
+
+
+def _outside(address: str) -> str:
+    """Return the name of the host that has this address."""
+    return address.removesuffix(_LOCAL)
 
 
 class _SimListener:
@@ -61,13 +74,19 @@ class _SimListener:
 
 
 class _Dial:
-    """A connection attempt. Its request travels to the other host, and the answer back."""
+    """A connection attempt. Its request travels to the other host, and the answer back.
 
-    def __init__(self, host: SimHost, name: str, remote: Address) -> None:
+    ``origin``: the port that it comes from, for a simultaneous open.
+    """
+
+    def __init__(
+        self, host: SimHost, name: str, remote: Address, origin: int | None = None
+    ) -> None:
         self.answer: asyncio.Future[SimConnection] = asyncio.get_running_loop().create_future()
         self._host = host
         self._name = name
         self._remote = remote
+        self._origin = origin
         self._connection: SimConnection | None = None
 
     def arrive(self) -> None:
@@ -78,20 +97,48 @@ class _Dial:
         if self.answer.done() or not self._host.alive or there in network.wires.off:
             return
         back = network.route(there, here)
-        listener = None if there in network.shut else target.listeners.get(self._remote.port)
+        if self._origin is not None:
+            self._cross(target, back)
+            return
+        is_shut = there in network.shut and not network.are_inside(here, self._remote.host)
+        listener = None if is_shut else target.listeners.get(self._remote.port)
         if listener is None:
             if network.shut.get(there, True):
                 back.carry(partial(self.fail, "connection refused"))
             return
-        mine = Address(here, self._host.take_port())
-        theirs = Address(there, self._remote.port)
+        other = self._join(target, Address(here, self._host.take_port()), self._remote.port, back)
+        target.run(partial(self._hand_over, listener, other))
+
+    def _join(self, target: SimHost, mine: Address, port: int, back: HostRoute) -> SimConnection:
+        """Make both ends of a connection; return that of the other host."""
+        network, here, there = self._host.network, self._host.name, target.name
+        seen = network.seen(mine, self._remote)
         end = SimConnection(network.wires, self._host.run_queue, mine, self._remote)
-        other = SimConnection(network.wires, target.run_queue, theirs, mine)
+        other = SimConnection(network.wires, target.run_queue, Address(there, port), seen)
         end.join(other, network.route(here, there), back)
         self._connection = end
         network.events.note("accept", other)
         back.carry(partial(self._host.run, self._established))
-        target.run(partial(self._hand_over, listener, other))
+        return other
+
+    def _cross(self, target: SimHost, back: HostRoute) -> None:
+        """Connect with a dial of the other host to this one; if there is none, try again later."""
+        network, mine = self._host.network, Address(self._host.name, self._origin or 0)
+        theirs = next((dial for dial in target.dials if dial.meets(self)), None)
+        if theirs is None or theirs._connection is not None:
+            network.events.at(network.events.now_ns() + NS_PER_S, self.arrive)
+            return
+        theirs._connection = self._join(target, mine, theirs._origin or 0, back)
+        target.run(theirs._established)
+
+    def meets(self, other: _Dial) -> bool:
+        """Whether two dials cross: each goes where the other comes from, as seen from outside."""
+        return self._goes_to(other) and other._goes_to(self)
+
+    def _goes_to(self, other: _Dial) -> bool:
+        host = other._host
+        mine = Address(host.name, other._origin or 0)
+        return host.network.seen(mine, other._remote) == self._remote
 
     def _hand_over(self, listener: _SimListener, theirs: SimConnection) -> None:
         if listener.is_closed:
@@ -142,7 +189,7 @@ class SimHost:
         self.port_limits = PortLimits()
         self.memory = network.memories.boot(name, lambda: self.alive)
         self._next_port = _FIRST_PORT + boots % 250 * _PORTS_PER_PROCESS
-        self._dials: dict[_Dial, None] = {}
+        self.dials: dict[_Dial, None] = {}
 
     def __repr__(self) -> str:
         return f"<SimHost {self.name}{'' if self.alive else ' crashed'}>"
@@ -178,17 +225,52 @@ class SimHost:
         self.listeners[address.port] = listener = _SimListener(self, address, on_connection)
         return listener
 
+    def hosts(self, address: Address) -> tuple[str, ...]:
+        """Return the host's address in its local network, if it is in one."""
+        return (_inside(self.name),) if self.name in self.network.local else ()
+
     async def dial(
-        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] = lambda _: True,
+        hosts: Sequence[str] = (),
     ) -> Connection:
-        """Connect in one round trip. If the host crashes, this never returns.
+        """Connect in one round trip, to the address in the local network if both are in it.
+
+        If the host crashes, this never returns.
 
         Raises:
             LinkError: no process listens there, or none answered within ``timeout_s``.
         """
-        (events := self.network.events).note("dial", self.name, address)
-        name = self.name if address.host in _LOOPBACK else address.host
-        dial = _Dial(self, name, address)
+        for host in hosts:
+            if self.network.are_inside(self.name, host):
+                address = Address(host, address.port)
+        self.network.events.note("dial", self.name, address)
+        name = self.name if address.host in _LOOPBACK else _outside(address.host)
+        return await self._dial(_Dial(self, name, address), name, address, timeout_s, may_dial)
+
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        """Connect to a process that dials this one at the same time.
+
+        Raises:
+            LinkError: the two have not met within ``timeout_s``.
+        """
+        self.network.events.note("punch", local, address)
+        dial = _Dial(self, address.host, address, local.port)
+        return await self._dial(dial, address.host, address, timeout_s, may_dial)
+
+    async def _dial(
+        self,
+        dial: _Dial,
+        name: str,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+    ) -> Connection:
+        events = self.network.events
         if not may_dial(address.host):
             dial.fail("this address is valid only on its own machine or network")
         elif name not in self.network.hosts:
@@ -197,7 +279,7 @@ class SimHost:
             self.network.route(self.name, name).carry(dial.arrive)
         deadline_ns = events.now_ns() + round(timeout_s * NS_PER_S)
         timer = events.at(deadline_ns, partial(dial.fail, "no answer in time"))
-        self._dials[dial] = None
+        self.dials[dial] = None
         try:
             return await dial.answer
         except BaseException:
@@ -205,7 +287,7 @@ class SimHost:
             raise
         finally:
             events.cancel(timer)
-            del self._dials[dial]
+            del self.dials[dial]
 
     def run(self, action: Action, *, timer: bool = False) -> None:
         """Let the process make a call as soon as it runs."""
@@ -270,6 +352,8 @@ class SimNetwork:
         noises: applied to all arriving data, in order.
         memories: machines on which several hosts share memory; fill it before booting hosts.
         shut: undialable hosts, by name; True: they refuse connections, False: they do not answer.
+        local: local network of each host that is in one, by name.
+        translated: hosts to which a translator gives another port for each destination.
     """
 
     def __init__(
@@ -289,6 +373,8 @@ class SimNetwork:
         self.ends, self.noises = self.wires.ends, self.wires.noises
         self.memories = SimMemories()
         self.shut: dict[str, bool] = {}
+        self.local: dict[str, int] = {}
+        self.translated: set[str] = set()
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], HostRoute] = {}
@@ -304,6 +390,17 @@ class SimNetwork:
         self.wires.off.discard(name)
         self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
+
+    def are_inside(self, name: str, address: str) -> bool:
+        """Whether ``address`` is that of a host in its local network, which ``name`` is in, too."""
+        local = self.local.get(name)
+        return address != _outside(address) and local == self.local.get(_outside(address), -1)
+
+    def seen(self, local: Address, remote: Address) -> Address:
+        """Return the address that ``remote`` sees of a connection from ``local``."""
+        if local.host not in self.translated:
+            return local
+        return Address(local.host, (local.port + crc32(str(remote).encode())) % _PORTS)
 
     def route(self, source: str, target: str) -> HostRoute:
         """Return the route from one host to another; its attributes may be set at any time."""

@@ -11,7 +11,6 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES
 from pccl.protocol.limits import (
-    HOST_CHARACTERS_MAX,
     INCUMBENT_BYTES,
     OPEN_VIEWS_MAX,
     PEERS_MAX,
@@ -19,7 +18,7 @@ from pccl.protocol.limits import (
     TERM_MAX,
 )
 from pccl.protocol.shared_state import Expected
-from pccl.protocol.types import OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import HOST_CHARACTERS_MAX, OperationId, PeerId, Roster, RoundKind
 from pccl.telemetry.names import name_flaw
 
 
@@ -31,7 +30,7 @@ def is_host(host: str) -> bool:
 
 def registration_flaw(registration: msg.Register) -> str:
     """Return what is wrong with a registration; empty if it is valid."""
-    if not is_host(registration.host):
+    if not all(map(is_host, (registration.host, *registration.hosts))):
         return "the advertised host is invalid or too long"
     return name_flaw(registration.name) if registration.name else ""
 
@@ -92,7 +91,7 @@ def check_roster(roster: Roster, peer: PeerId, key: bytes, group: int) -> None:
         and min(roster.ring) > 0
         and roster.term < TERM_MAX
         and max(numbers) < REPORTED_MAX
-        and all(is_host(member.host) for member in roster.members)
+        and all(is_host(host) for one in roster.members for host in (one.host, *one.hosts))
     )
     if not possible:
         raise RemoteProtocolError(reason="the reported roster has impossible fields")

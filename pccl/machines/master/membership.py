@@ -44,6 +44,8 @@ class RegisteredPeer:
     """The smallest run into which the peer may be admitted, itself included."""
     masters: int = 1
     """How many addresses of masters the peer knows."""
+    declared: str = ""
+    """The host that the peer declares as its own; empty: the master uses the host that it sees."""
     prefetching: bool = False
     """Whether the peer is still downloading its group's shared state before its admission."""
     admitted: bool = False
@@ -200,7 +202,8 @@ class Membership:
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
         """Return the youngest connected member, if possible on another host, to test an address."""
-        members = [peer.id for peer in self.members() if peer.connection is not None]
+        connected = (peer.id for peer in self.members() if peer.connection is not None)
+        members = [peer for peer in connected if peer != newcomer.id]
         far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
         return max(far or members, default=None)
 
@@ -380,6 +383,13 @@ class Membership:
         if had_left:
             self._publish()
         return had_left
+
+    def move(self, peer: RegisteredPeer, member: Member) -> bool:
+        """Record a peer's new address; return whether there are new rosters, which have it."""
+        peer.member = member
+        if peer.admitted:
+            self._publish()
+        return peer.admitted
 
     def admit(
         self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pccl.machines.master.admission import Admission
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Connections, Outbox
-from pccl.machines.master.credible import registration_flaw
+from pccl.machines.master.credible import is_host, registration_flaw
 from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.removal import Removals
@@ -83,7 +84,8 @@ class Registration:
         caller = self._connections.callers[connection]
         self._remove_earlier(caller.key)
         self.membership.newest_peer = newest = PeerId(self.membership.newest_peer + 1)
-        now_ns, host = self._outbox.now_ns, dialled_at(message.host, caller.host)
+        now_ns = self._outbox.now_ns
+        host, hosts = dialled_at(message.host, message.hosts, caller.host)
         peer = RegisteredPeer(
             id=newest,
             group=message.group,
@@ -94,7 +96,9 @@ class Registration:
                 message.machine,
                 message.name,
                 caller.key,
+                hosts,
             ),
+            declared=message.host,
             seen=caller.host,
             min_peers=message.min_peers,
             masters=message.masters,
@@ -155,8 +159,24 @@ class Registration:
         peer.heard_ns = self._outbox.now_ns
         peer.seen_version = max(peer.seen_version, message.roster_version)
         self.welcome_back(peer, message.roster_version)
+        self._note_address(peer, connection, message.hosts)
         if not peer.admitted:
             self._rounds.admit_into_empty_run()
+
+    def _note_address(self, peer: RegisteredPeer, connection: int, hosts: tuple[str, ...]) -> None:
+        """Tell the others where to dial a peer that has resumed from another address."""
+        seen = self._connections.callers[connection].host
+        if not all(map(is_host, hosts)):
+            raise RemoteProtocolError(reason="an advertised host is invalid or too long")
+        host, more = dialled_at(peer.declared, hosts, seen)
+        peer.seen = seen
+        if (host, more) == (peer.member.host, peer.member.hosts):
+            return
+        member = replace(peer.member, host=host, hosts=more)
+        if self.membership.move(peer, member):
+            self._finals.tell_rosters(self.membership.members())
+        self._links.moved(peer)
+        self._outbox.announce("moved", peer, f"to {host}:{member.port}")
 
     def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
         """Send a peer what it has missed; ``roster_version`` is that of its newest roster."""
@@ -195,7 +215,8 @@ class Registration:
             if known.admitted and not self._ratification.is_sole and not follows:
                 # It may have followed another master since its report, which is void for that.
                 raise RemoteProtocolError(reason="the peer does not follow this master")
-            resume = msg.Resume(header.peer, header.roster_version, us.incumbent)
+            hosts = header.registration.hosts
+            resume = msg.Resume(header.peer, header.roster_version, us.incumbent, hosts)
             self.resume(connection, resume)
             return
         # An earlier master may have given out the id, unknown to every returning member. Each
@@ -218,6 +239,7 @@ class Registration:
         self._connections.bind(connection, peer)
         self.welcome_back(peer, 0)
         self._links.comes(peer)
+        self._links.test_addresses(peer)
         self._rounds.admit_into_empty_run()
 
     def restore(self, recovered: Recovered) -> None:
@@ -240,6 +262,9 @@ class Registration:
             if peer.connection is not None:
                 self._connections.bind(peer.connection, peer)
         self._links.begin_anew()
+        for peer in peers:
+            if peer.connection is not None:
+                self._links.test_addresses(peer)
 
     def report_admissions(self) -> None:
         """Report to newcomers, at a tick, what they wait for, after pauses that double."""

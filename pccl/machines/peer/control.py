@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import MasterLiveness, PeerOutbox
@@ -15,7 +17,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE
 from pccl.protocol.handshake.opening import RUN_BYTES
 from pccl.protocol.limits import JOIN_REASONS_MAX, Timing
-from pccl.protocol.types import NOBODY
+from pccl.protocol.types import NOBODY, Hosts
 
 
 class JoinAttempt:
@@ -31,12 +33,12 @@ class JoinAttempt:
         self._failures = 0
         self._reasons: dict[str, None] = {}
 
-    def register(self) -> msg.Register:
-        """Return the first message to a master."""
+    def register(self, hosts: Hosts) -> msg.Register:
+        """Return the first message to a master; ``hosts``: the addresses of this machine."""
         event = self._event
         return msg.Register(
             event.group, event.host, event.port, event.min_peers, event.masters, event.prefetches,
-            event.machine, event.name,
+            event.machine, event.name, hosts,
         )  # fmt: skip
 
     def failed(self, reason: str) -> errors.MasterLost | None:
@@ -150,8 +152,11 @@ class ControlConnection:
 
     # -- the connection --------------------------------------------------------------------------
 
-    def opened(self, run: bytes, term: int, now_ns: int) -> None:
-        """Register with a connected master, resume on it, or return if its run or term differs."""
+    def opened(self, run: bytes, term: int, hosts: Hosts, now_ns: int) -> None:
+        """Register with a connected master, resume on it, or return if its run or term differs.
+
+        ``hosts``: the addresses of this machine, which may have changed.
+        """
         own = self._own
         if not own.takes_part:
             self._out.add(ev.CloseControl("this peer has left the run"))
@@ -159,18 +164,19 @@ class ControlConnection:
         self._contact.opened(now_ns)
         if not own.is_registered:
             assert self.join is not None
-            self._registration = self.join.register()
+            self._registration = self.join.register(hosts)
             self._out.send(self._registration)
         elif (run, term) == (own.run, own.term):
             version = self._membership.version
-            self._out.send(msg.Resume(own.peer, version, own.incumbent))
+            self._out.send(msg.Resume(own.peer, version, own.incumbent, hosts))
         else:
-            self._return()
+            self._return(hosts)
 
-    def _return(self) -> None:
+    def _return(self, hosts: Hosts) -> None:
         """Return to a master of another run or term: report all that it may need."""
         own = self._own
         assert self._registration is not None
+        self._registration = replace(self._registration, hosts=hosts)
         self._out.send(
             msg.Return(
                 own.peer,

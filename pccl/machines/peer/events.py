@@ -14,6 +14,7 @@ from pccl.protocol.types import (
     NOBODY,
     Algorithm,
     Descriptor,
+    Hosts,
     MeasuredLink,
     Member,
     OperationId,
@@ -123,13 +124,13 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class ControlOpened:
-    """The shell has a connection to a master that claims to coordinate ``run`` in ``term``.
-
-    The master may not know its run yet.
-    """
+    """The shell has a connection to a master that claims to coordinate ``run`` in ``term``."""
 
     run: bytes
+    """The run; the master may not know it yet."""
     term: int
+    hosts: Hosts = ()
+    """Addresses of this machine that others may dial; empty if this peer declares a host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,8 +202,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.out.send(msg.BlockedReply(query, self._is_blocked(blocked)))
             case ev.Close():
                 self._close()
-            case ev.ControlOpened(run, term):
-                self.control.opened(run, term, self._now_ns)
+            case ev.ControlOpened(run, term, hosts):
+                self.control.opened(run, term, hosts, self._now_ns)
             case ev.ControlMessage(message):
                 self.contact.heard(self._now_ns)
                 self._hear(message)

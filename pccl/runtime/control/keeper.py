@@ -39,6 +39,7 @@ class ControlKeeper:
         identify: returns the current identity of this peer.
         feed: takes ControlOpened, ControlMessage, ControlClosed and AddressTried.
         create_task: runs dials and probes as tasks.
+        hosts: returns the addresses of this machine at which others may dial this peer.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class ControlKeeper:
         identify: Callable[[], Identity],
         feed: Callable[[PeerEvent], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        hosts: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._clock = clock
         self._transport = transport
+        self._hosts = hosts
         self._turns = MasterTurns([MasterAddress(one.host, one.port) for one in masters])
         self._dial_s = dial_s
         self._credentials = credentials
@@ -179,4 +182,4 @@ class ControlKeeper:
             farewell=Damaged(),
             traffic=self.traffic,
         )
-        self._feed(ControlOpened(remote.run, remote.term))
+        self._feed(ControlOpened(remote.run, remote.term, self._hosts()))

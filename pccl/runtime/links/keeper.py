@@ -38,7 +38,14 @@ from pccl.topology.link_upkeep import (
 )
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
-from pccl.transports.relay import RelayedConnection, behind, relay_of
+from pccl.transports.relay import (
+    Introduction,
+    PunchedConnection,
+    RelayedConnection,
+    behind,
+    is_punched,
+    relay_of,
+)
 
 _log = logging.getLogger("pccl.link")
 
@@ -105,7 +112,7 @@ class LinkKeeper:
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
         """Running dials, and timers of later ones, by peer and number of the lane."""
         self._meetings: dict[PeerId, asyncio.Task[None]] = {}
-        """Running dials of relays, by the peer to meet there."""
+        """The last meeting with each peer, at a relay and then without it."""
         self.relay = Relay(clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s))
         """What this peer forwards for others."""
         self._reception = Reception(
@@ -197,9 +204,8 @@ class LinkKeeper:
         """Close every lane and stop dialling."""
         self._closed = True
         self._carry_out(self._upkeep.close())
-        for meeting in self._meetings.values():
-            meeting.cancel()
-        self._meetings.clear()
+        for peer in tuple(self._meetings):
+            self._leave_meeting(peer)
         self._reception.close()
         self.relay.close()
         for link in self._links.all():
@@ -225,8 +231,7 @@ class LinkKeeper:
                     if why:
                         text = "closed the link to peer %d: %s"
                         self._reception.log.write(logging.INFO, text, peer, why)
-                    if peer in self._meetings:
-                        self._meetings.pop(peer).cancel()
+                    self._leave_meeting(peer)
                     self.relay.forget(peer)
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
@@ -250,7 +255,7 @@ class LinkKeeper:
         try:
             address = Address(member.host, member.port)
             may_dial = partial(self._may_dial, member.host)
-            connection = await self._transport.dial(address, patience_s, may_dial)
+            connection = await self._transport.dial(address, patience_s, may_dial, member.hosts)
             if self._upkeep.gives_way(peer, number):
                 del self._dials[peer, number]
                 connection.abort()  # nothing was sent on it yet
@@ -276,47 +281,70 @@ class LinkKeeper:
         """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``."""
         if self._closed or not self._upkeep.meets(member.peer):
             return
-        if member.peer in self._meetings:
-            self._meetings.pop(member.peer).cancel()
+        self._leave_meeting(member.peer)
         self._meetings[member.peer] = self._create_task(self._meet(member, relay))
 
+    def _leave_meeting(self, peer: PeerId) -> None:
+        if peer in self._meetings:
+            self._meetings.pop(peer).cancel()
+
     async def _meet(self, member: Member, relay: Member) -> None:
-        peer, patience_s = member.peer, self._timing.dial_s
+        """Meet a peer at a relay; then try to reach it without the relay.
+
+        The elder tries at once, which makes its translator let the younger one in.
+        """
+        where: object = behind(member.peer, relay.peer)
+        try:
+            relayed, there = await self._through(relay, member.peer)
+            await self._greet_met(relayed, member)
+            if self._upkeep.meets(member.peer, punches=True):
+                where, may_dial = there, partial(self._may_dial, "")
+                patience_s = self._timing.dial_s
+                met = await self._transport.punch(relayed.local, there, patience_s, may_dial)
+                await self._greet_met(PunchedConnection(met), member)
+        except (LinkError, RemoteProtocolError) as error:
+            _log.info("cannot reach peer %d (%s): %s", member.peer, where, error.reason)
+
+    async def _greet_met(self, connection: Connection, member: Member) -> None:
+        """Do the handshake of a lane that both sides have dialled: the younger one begins it."""
+        peer = member.peer
 
         def take(connection: Connection, remote: Opening) -> None:
-            del self._meetings[peer]
-            if self._upkeep.meets(peer):
+            if self._upkeep.meets(peer, punches=is_punched(connection)):
                 self._attach(connection, peer, 0, remote.lanes, ours=True)
             else:
                 connection.abort()  # the other side has dialled meanwhile
 
-        try:
-            relayed = await self._through(relay, peer)
-            relayed.resume_reading()
-            if peer > self._identity.peer:
-                del self._meetings[peer]
-                self._reception.accept(relayed)
-                return
-            opening = opening_of(Channel.LANE, self._identity, peer, lanes=self._lanes)
-            handshake = self._credentials.dial(relayed, opening, fingerprint_of(member.key))
-            deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
-            await introduce(relayed, handshake, self._clock, deadline_ns, take)
-        except (LinkError, RemoteProtocolError) as error:
-            del self._meetings[peer]
-            _log.info("cannot reach %s: %s", behind(peer, relay.peer), error.reason)
+        connection.resume_reading()
+        if peer > self._identity.peer:
+            self._reception.accept(connection)
+            return
+        opening = opening_of(Channel.LANE, self._identity, peer, lanes=self._lanes)
+        handshake = self._credentials.dial(connection, opening, fingerprint_of(member.key))
+        deadline_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
+        await introduce(connection, handshake, self._clock, deadline_ns, take)
 
-    async def _through(self, relay: Member, peer: PeerId) -> RelayedConnection:
-        """Dial a relay; return a connection to ``peer``, of which nothing is read yet."""
-        patience_s, at_relay = self._timing.dial_s, list[RelayedConnection]()
+    async def _through(self, relay: Member, peer: PeerId) -> tuple[RelayedConnection, Address]:
+        """Dial a relay; return a connection to ``peer``, and the address that it has there."""
+        patience_s, at_relay = self._timing.dial_s, list[Connection]()
+        introduced: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
 
         def take(connection: Connection, remote: Opening) -> None:
-            connection.pause_reading()  # until the next handshake begins
-            at_relay.append(RelayedConnection(connection, behind(peer, relay.peer)))
+            at_relay.append(connection)
+            Introduction(connection, settle)
+
+        def settle(what: Address | LinkError) -> None:
+            if introduced.done():
+                return  # nobody waits any more
+            if isinstance(what, LinkError):
+                introduced.set_exception(what)
+            else:
+                introduced.set_result(what)
 
         if relay.peer:
             may_dial = partial(self._may_dial, relay.host)
             address = Address(relay.host, relay.port)
-            connection = await self._transport.dial(address, patience_s, may_dial)
+            connection = await self._transport.dial(address, patience_s, may_dial, relay.hosts)
         else:
             connection = await self._transport.dial(self._master(), patience_s)
         opening = opening_of(Channel.RELAY, self._identity, peer)
@@ -325,7 +353,15 @@ class LinkKeeper:
         handshake = self._credentials.dial(connection, opening, expects)
         deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
         await introduce(connection, handshake, self._clock, deadline_ns, take)
-        return at_relay[0]
+        timer = self._clock.call_at_ns(deadline_ns, at_relay[0].abort)
+        try:
+            there = await introduced
+        except asyncio.CancelledError:
+            at_relay[0].abort()
+            raise
+        finally:
+            timer.cancel()
+        return RelayedConnection(at_relay[0], behind(peer, relay.peer)), there
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -387,6 +423,8 @@ class LinkKeeper:
         )
         if (relay := relay_of(connection)) is not None:
             _log.info("%s", self._explain(f"reached {behind(peer, relay)}"))
+        if punched := is_punched(connection):
+            _log.info("%s", self._explain(f"reached peer {peer}: both dialled at the same time"))
         if superseded is not None:
             link.remove(superseded)
             del self._watches[superseded]
@@ -402,6 +440,7 @@ class LinkKeeper:
             ours=ours,
             more=more,
             relay=relay,
+            punched=punched,
         )
         self._carry_out(steps)
 

@@ -66,6 +66,7 @@ class Excuses:
         self._narrow_ns: dict[str, int] = {}
         """Host -> longest time for which one fault made its links slow."""
         self._shut: set[str] = set()
+        self._local: set[str] = set()
         self.master_relays = False
         """Whether the master forwards what peers send that cannot dial each other."""
         self.is_master_gone = False
@@ -111,13 +112,18 @@ class Excuses:
         """Record that the process on ``host`` sleeps again and again, which extends its waits."""
         self._dozed_ns[host] += duration_ns
 
-    def shut(self, host: str) -> None:
-        """Record that no host can dial ``host``; two such hosts have a link only by a relay."""
+    def shut(self, host: str, *, is_local: bool = False) -> None:
+        """Record that no host can dial ``host``; two such hosts have a link only by a relay.
+
+        ``is_local``: whether it is in the local network, whose hosts can dial each other.
+        """
         self._shut.add(host)
+        if is_local:
+            self._local.add(host)
 
     def need_relay(self, *hosts: str | None) -> bool:
         """Whether neither of two ``hosts`` can dial the other."""
-        return self._shut.issuperset(hosts)
+        return self._shut.issuperset(hosts) and not self._local.issuperset(hosts)
 
     def are_apart(self, *hosts: str | None) -> bool:
         """Whether two ``hosts`` may never have a link; a member may forward, but may also die."""
@@ -216,7 +222,10 @@ class Excuses:
                     or self._stood_still(host, neighbour, timing.link_s / 2)
                     or (
                         self.need_relay(host, neighbour)
-                        and self._stood_still(host, MASTER_NAME, timing.link_s / 2)
+                        and (
+                            self._stood_still(host, MASTER_NAME, timing.link_s / 2)
+                            or self._meets_late(host, neighbour)
+                        )
                     )
                     or (
                         neighbour is not None
@@ -269,13 +278,19 @@ class Excuses:
         return self.is_master_gone or self.may_lack_majority
 
     def _resumed_late(self, host: str) -> bool:
-        """Whether ``host`` may have restored a damaged connection to the master too late.
+        """Whether ``host`` may have restored a lost connection to the master too late.
 
         The peer has to notice that the connection ended, dial, and answer twice in the handshake.
         """
         lag_s = (self._lags_ns[host] + self._lags_ns[MASTER_NAME]) / NS_PER_S
         damaged = any(flip.touches(host, MASTER_NAME) for flip in self._flips)
-        return damaged and 4 * lag_s >= self._timing.resume_s
+        patience_s = min(self._timing.resume_s, self._timing.dial_s)
+        return (damaged or self.was_master_restarted) and 4 * lag_s >= patience_s
+
+    def _meets_late(self, *hosts: str | None) -> bool:
+        """Whether two hosts may meet at a relay too late: after a dial, and two handshakes."""
+        lag_s = sum(self._lags_ns[host] for host in (*hosts, MASTER_NAME) if host) / NS_PER_S
+        return 8 * lag_s >= self._timing.link_s / 2
 
     def _any(self, a: str, b: str) -> bool:
         return any(trouble.touches(a, b) for trouble in self._troubles)

@@ -117,12 +117,17 @@ def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
 class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     """Processes behind a firewall or NAT, from the start to the end, also after a restart.
 
-    They can dial other processes, but no process can dial them.
+    They can dial other processes, but no process can dial them, unless both are in one network.
     """
 
     peers: Annotated[tuple[int, ...], Drawn(_some_peers, names=True)]
     refuses: Annotated[bool, chance(0.5)]
     """Whether a dial is refused; otherwise it is never answered."""
+    is_symmetric: Annotated[bool, chance(0.5)]
+    """Whether the NAT chooses another port for each destination, so that two processes that dial
+    each other at the same time do not meet."""
+    together: Annotated[bool, chance(0.25)]
+    """Whether these processes are in one local network."""
 
     def plant(self, stage: Stage) -> None:
         """Shut the ports of the processes."""
@@ -130,4 +135,8 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
         for index in self.peers:
             name = stage.name(index)
             stage.network.shut[name] = self.refuses
-            stage.excuses.shut(name)
+            if self.is_symmetric:
+                stage.network.translated.add(name)
+            if self.together:
+                stage.network.local[name] = 1
+            stage.excuses.shut(name, is_local=self.together)

@@ -229,16 +229,16 @@ SAMPLES: dict[type[Any], msg.Message] = {}
 
 
 def _fill_samples() -> None:
-    members, algorithms = [[1, "h", 9, 5, "alice", b"key"]], [[[4096, 2]], 3, 1]
+    members, algorithms = [[1, "h", 9, 5, "alice", b"key", ["10.0.0.7"]]], [[[4096, 2]], 3, 1]
     roster = [7, 2, 1, members, [1], 1, 1, 1, 1, 2, algorithms, 9, [4, 9]]
     op = [1, 2, 3, 4, 5]
-    registration = [0, "h", 9, 2, 1, True, 5, "alice"]
+    registration = [0, "h", 9, 2, 1, True, 5, "alice", ["10.0.0.7"]]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
     later = ("", 4, 3, 250, 2.5, 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
-        msg.Resume: [2, 1, 0, b"m"],
+        msg.Resume: [2, 1, 0, b"m", ["10.0.0.7"]],
         msg.Goodbye: [3],
         msg.Heartbeat: [
             4,
@@ -293,10 +293,10 @@ def _fill_samples() -> None:
         msg.RunIs: [83, b"run", 7, True, 9, [[1, b"key"]]],
         msg.Registered: [64, 1, 1, b"run", b"m", [["h", 9]], [b"key", b"signature"]],
         msg.Holdings: [12, op, 2, True],
-        msg.LinkPlan: [65, [[1, "h", 9, 0, "", b"key"]], [2]],
-        msg.DialNewcomers: [87, [[1, "h", 9, 0, "", b"key"]]],
-        msg.Meet: [90, [1, "h", 9, 0, "", b"key"], [0, "", 0, 0, "", b""]],
-        msg.ProbeAddress: [85, [1, "h", 9, 0, "", b"key"], "10.0.0.7"],
+        msg.LinkPlan: [65, [[1, "h", 9, 0, "", b"key", []]], [2]],
+        msg.DialNewcomers: [87, [[1, "h", 9, 0, "", b"key", []]]],
+        msg.Meet: [90, [1, "h", 9, 0, "", b"key", []], [0, "", 0, 0, "", b"", []]],
+        msg.ProbeAddress: [85, [1, "h", 9, 0, "", b"key", []], "10.0.0.7"],
         msg.Undialable: [86, "at h:9 (the master: connection refused)"],
         msg.AddressProbed: [25, 1, "connection refused"],
         msg.Resumed: [66, 2, b"m", [["h", 9]], [b"key", b"signature"]],

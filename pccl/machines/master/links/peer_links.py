@@ -75,6 +75,13 @@ class PeerLinks:
         """Make all younger peers of the group dial ``peer``, which has returned."""
         self._plans.comes(peer)
 
+    def moved(self, peer: RegisteredPeer) -> None:
+        """Make all younger peers of the group dial ``peer`` at its new address, and test that."""
+        self._plans.comes(peer)
+        if self._reachability is not None:
+            self._reachability.forget((peer.id,))
+            self.test_addresses(peer)
+
     def forget(self, peers: list[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)

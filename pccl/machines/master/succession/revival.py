@@ -28,13 +28,13 @@ def revive(
         now_ns: current time.
     """
     registration = header.registration
-    dialled = dialled_at(registration.host, caller.host)
+    host, hosts = dialled_at(registration.host, registration.hosts, caller.host)
     port, machine, name = registration.port, registration.machine, registration.name
-    seen_as = Member(header.peer, dialled, port, machine, name, caller.key)
+    seen_as = Member(header.peer, host, port, machine, name, caller.key, hosts)
     return RegisteredPeer(
         header.peer, registration.group, member or seen_as,
         min_peers=registration.min_peers, masters=registration.masters,
-        prefetching=registration.prefetches,
+        seen=caller.host, declared=registration.host, prefetching=registration.prefetches,
         admitted=member is not None, connection=connection, token=caller.token,
         control_lost_ns=None if connection is not None else now_ns,
         heard_ns=now_ns, pending_ns=now_ns, registered_ns=now_ns,

@@ -15,7 +15,6 @@ from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.limits import (
     BYTES_PER_S_MAX,
     CONTROL_MESSAGE_BYTES_MAX,
-    HOST_CHARACTERS_MAX,
     RTT_NS_MAX,
 )
 from pccl.protocol.status_report import (
@@ -30,6 +29,7 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import (
+    HOST_CHARACTERS_MAX,
     LOSS_MAX,
     NAME_BYTES_MAX,
     AbortCause,

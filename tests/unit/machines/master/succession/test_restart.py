@@ -170,7 +170,7 @@ def test_the_largest_report_has_to_go_if_there_is_no_room_for_all(
 
 def test_what_a_crowd_reports_alike_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand members of a full run have all been told the same rosters."""
-    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("pccl.machines.master.succession.recovery.REPORTS_BYTES_MAX", 3 << 19)
     crowd = tuple(range(1, 101))
     rosters = tuple(roster(7 + n, 4 + n, *crowd) for n in range(20))
     master = MasterStage().restarted()

@@ -1,0 +1,165 @@
+"""Dialling over TCP: several addresses of one process, and two processes that dial each other.
+
+``TcpDialler`` decides when which attempt begins; :mod:`pccl.transports.tcp` makes the attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from itertools import zip_longest
+from typing import Protocol
+
+from pccl.protocol.errors import LinkError
+from pccl.transports.base import Address, Connection
+from pccl.transports.tcp_socket import Resolved, reason_of, resolve, to_address
+
+ATTEMPT_PAUSE_S = 0.25
+"""Pause before the next attempt of a race, as RFC 8305 recommends."""
+
+PUNCH_PAUSE_S = 0.1
+"""Pause before a refused attempt of a simultaneous open is repeated."""
+
+_ELSEWHERE = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
+"""Addresses of no machine (RFC 3849, RFC 5737)."""
+
+_WILDCARDS = {"::": (socket.AF_INET6, socket.AF_INET), "0.0.0.0": (socket.AF_INET,)}
+"""Host of a listening port -> the families of the addresses at which it accepts."""
+
+
+def own_hosts(bound: str) -> tuple[str, ...]:
+    """Return the addresses that packets of this machine to other networks would have.
+
+    Args:
+        bound: the host that a port listens on; unless it is a wildcard, it says all.
+    """
+    found: list[str] = []
+    for family in _WILDCARDS.get(bound, ()):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE[family], 9))  # this sends nothing
+            found.append(probe.getsockname()[0])
+    return tuple(found)
+
+
+def in_turns(candidates: Sequence[Resolved]) -> list[Resolved]:
+    """Return the candidates with their address families in turns, as in RFC 8305, section 4."""
+    firsts = [one for one in candidates if one[0] == candidates[0][0]]
+    others = [one for one in candidates if one[0] != candidates[0][0]]
+    return [one for pair in zip_longest(firsts, others) for one in pair if one is not None]
+
+
+class _Connect(Protocol):
+    def __call__(
+        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+    ) -> Awaitable[Connection]: ...
+
+
+class TcpDialler:
+    """Dials for one transport.
+
+    Args:
+        loop: the loop of the transport.
+        executor: runs blocking name lookups; None: the default executor of the loop.
+        connect: makes one attempt, from a local address or any; raises OSError.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, executor: Executor | None, connect: _Connect
+    ) -> None:
+        self._loop = loop
+        self._executor = executor
+        self._connect = connect
+
+    async def dial(
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        hosts: Sequence[str],
+    ) -> Connection:
+        """Connect to the first address that answers; see ``Transport.dial``.
+
+        Raises:
+            LinkError: no process listens there, or none answered within ``timeout_s``.
+        """
+        deadline, reasons = self._loop.time() + timeout_s, dict[str, None]()
+        found: list[Resolved] = []
+        for host in (address.host, *hosts):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    found += await self._resolve(Address(host, address.port))
+            except TimeoutError:
+                reasons["the name lookup timed out"] = None
+            except (OSError, ValueError, OverflowError) as error:
+                reasons[reason_of(error)] = None
+        allowed = [one for one in found if may_dial(to_address(one[4]).host)]
+        if found and not allowed:
+            reasons["this address is valid only on its own machine or network"] = None
+        connection = await self._race(in_turns(allowed), deadline, reasons)
+        if connection is None:
+            reason = f"cannot reach {address}: {', '.join(reasons)}"
+            raise LinkError(func="dial", reason=reason)
+        return connection
+
+    async def _race(
+        self, candidates: Sequence[Resolved], deadline: float, reasons: dict[str, None]
+    ) -> Connection | None:
+        """Connect to the first candidate that answers; note why others did not.
+
+        A further attempt begins after a pause, or when one has failed (RFC 8305, section 5).
+        """
+        waiting, running = deque(candidates), set[asyncio.Future[Connection]]()
+        try:
+            while waiting or running:
+                if waiting:
+                    attempt = self._connect(waiting.popleft(), deadline - self._loop.time())
+                    running.add(asyncio.ensure_future(attempt))
+                pause_s = ATTEMPT_PAUSE_S if waiting else None
+                ended, running = await asyncio.wait(
+                    running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                connected: list[Connection] = []
+                for attempt in ended:
+                    try:
+                        connected.append(attempt.result())
+                    except OSError as error:
+                        reasons[reason_of(error)] = None
+                for late in connected[1:]:
+                    late.abort()
+                if connected:
+                    return connected[0]
+        finally:
+            for loser in running:
+                loser.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return None
+
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        """Connect to a process that dials this one at the same time; see ``Transport.punch``.
+
+        A translator may refuse what comes too early, so a refused attempt is repeated.
+
+        Raises:
+            LinkError: the two have not met within ``timeout_s``.
+        """
+        deadline, reason = self._loop.time() + timeout_s, "its address may not be dialled"
+        try:
+            here, there = await self._resolve(local), await self._resolve(address)
+            while may_dial(address.host) and (left_s := deadline - self._loop.time()) > 0:
+                try:
+                    return await self._connect(there[0], left_s, here[0])
+                except OSError as error:
+                    reason = reason_of(error)
+                await asyncio.sleep(min(left_s, PUNCH_PAUSE_S))
+        except (OSError, ValueError, OverflowError) as error:
+            reason = reason_of(error)
+        raise LinkError(func="dial", reason=f"cannot reach {address} from {local}: {reason}")
+
+    async def _resolve(self, address: Address) -> Sequence[Resolved]:
+        return await resolve(self._loop, self._executor, address, 0)
