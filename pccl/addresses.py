@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
+from pccl.protocol.handshake.proxy_header import IPNetwork
 from pccl.protocol.types import HOST_CHARACTERS_MAX
 from pccl.transports.base import Address
 
@@ -85,6 +86,34 @@ def parse_advertised(text: str, name: str = "advertise") -> Advertised:
             f":PORT or :FIRST-LAST, with ports from 1 to {PORT_MAX} and IPv6 in brackets"
         )
     return Advertised(_canonical(host), (lowest, highest))
+
+
+def parse_proxies(text: str) -> tuple[IPNetwork, ...]:
+    """Parse the addresses and networks of proxies, separated by commas.
+
+    Raises:
+        TypeError: ``text`` is not a string.
+        ValueError: an address or a network is malformed, or a network contains every address.
+    """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"proxies are a string such as '192.0.2.1,10.0.0.0/24', not {text!r}")
+    return tuple(_proxy(part.strip()) for part in text.split(","))
+
+
+def _proxy(text: str) -> IPNetwork:
+    try:
+        network = ip_network(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} names no proxy: {error}; write the IP address from which the proxy connects "
+            "to the master, such as 192.0.2.1, or a network, such as 10.0.0.0/24"
+        ) from None
+    if not network.prefixlen:
+        raise ValueError(
+            f"{text} contains every address, so each process could claim any source; name only the "
+            "addresses from which your proxy connects to the master"
+        )
+    return network
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from pccl.addresses import is_loopback, parse_address, parse_masters
+from pccl.addresses import is_loopback, parse_address, parse_masters, parse_proxies
 from pccl.checks import check_flag, check_listener, check_timing
 from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
 from pccl.errors import PCCLError, named
@@ -21,6 +21,7 @@ from pccl.observe.logs import log_events, show_log
 from pccl.observe.master_metrics import MasterMetrics
 from pccl.observe.metrics_server import Served
 from pccl.protocol.handshake.keys import SECRET_BYTES
+from pccl.protocol.handshake.proxy_header import is_named
 from pccl.protocol.limits import Timing
 from pccl.protocol.messages import MasterAddress
 from pccl.protocol.status_report import StatusReport as MasterStatus
@@ -51,6 +52,9 @@ _serving: set[MasterNode] = set()
 """Running masters. They keep serving when the program drops them or reaches its end."""
 _some_ended = threading.Condition()
 
+_OF_THIS_MACHINE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Address that stands for all -> the one from which processes of this machine connect to it."""
+
 
 class MasterNode:
     """Coordinates one run. It never sees tensor data.
@@ -80,6 +84,10 @@ class MasterNode:
             otherwise nowhere.
         relay: whether it forwards between peers that cannot dial each other, if no member can. It
             sees encrypted bytes only.
+        proxy_from: the IP addresses or networks, separated by commas, from which TCP proxies
+            connect to this master. Their connections must begin with a header of the PROXY
+            protocol, version 2, and count as connections from the source that it names. None:
+            there is no such proxy.
         inspect_process: for a program that has started the peers: returns what the system knows of
             the process of a peer, by the peer's name, as values for JSON; None: nothing. It is
             called in a thread of the library, when a person asks (``pccl why``).
@@ -103,9 +111,11 @@ class MasterNode:
         standby_of: str | None = None,
         metrics: str | None = None,
         relay: bool = False,
+        proxy_from: str | None = None,
         inspect_process: Callable[[str], object] | None = None,
     ) -> None:
         self._relays = check_flag("relay", relay)
+        self._proxies = () if proxy_from is None else parse_proxies(proxy_from)
         self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
@@ -171,6 +181,7 @@ class MasterNode:
                 encrypts=encryption(always=self._encrypts_all),
                 keys=self._keys,
                 relays=self._relays,
+                proxies=self._proxies,
             )
             log_events(server.events, lambda: "master")
             if (inspect := self._inspect_process) is not None:
@@ -199,6 +210,14 @@ class MasterNode:
                 "no token: any process that reaches %s can join the run, and read and change its "
                 "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",
                 self.address,
+            )
+        host = _OF_THIS_MACHINE.get(server.address.host, server.address.host)
+        if is_named(host, self._proxies):
+            _log.warning(
+                "the master refuses processes of this machine that connect from %s, such as pccl "
+                "status, because they send no PROXY header; let the proxy connect from another "
+                "address, such as 127.0.0.2, and name that one",
+                host,
             )
 
     def status(self) -> MasterStatus:

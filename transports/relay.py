@@ -3,7 +3,8 @@
 A relay joins two connections that other processes have dialled, and copies the bytes of each to the
 other. The two processes encrypt these bytes, so a relay that alters, drops or replays some of them
 ends the connection, and can do no more. To them the connection looks like any other: a
-``RelayedConnection``, whose other side has no address but the relay's.
+``RelayedConnection``, whose other side has no address but the relay's. A TCP proxy in front of a
+master relays, too, and knows the address of the other side.
 
 The first bytes that a relay sends are an introduction: the address from which the other process has
 dialled it. The two may try a simultaneous open with it.
@@ -155,15 +156,13 @@ class PunchedConnection(_MetConnection):
 
 
 class RelayedConnection(_MetConnection):
-    """A connection to a relay that forwards it.
+    """A connection to a relay or a proxy, which forwards it.
 
     Args:
-        connection: the connection to the relay, after the introduction.
-        remote: the process at the other side of the relay.
+        connection: the connection to the relay, after the introduction; or the one to the proxy,
+            after its header.
+        remote: the process at the other side: a ``RelayAddress``, or the source that a proxy names.
     """
-
-    def __init__(self, connection: Connection, remote: RelayAddress) -> None:
-        super().__init__(connection, remote)
 
     def measure(self) -> PathMeasure | None:
         """Return the measure of the way to the relay, with twice its round trip.

@@ -150,7 +150,8 @@ class TcpDialler:
         """
         deadline, reason = self._loop.time() + timeout_s, "its address may not be dialled"
         try:
-            here, there = await self._resolve(local), await self._resolve(address)
+            numeric = socket.AI_NUMERICHOST  # a relay names the address; it may start no lookup
+            here, there = [await self._resolve(one, numeric) for one in (local, address)]
             while may_dial(address.host) and (left_s := deadline - self._loop.time()) > 0:
                 try:
                     return await self._connect(there[0], left_s, here[0])
@@ -161,5 +162,5 @@ class TcpDialler:
             reason = reason_of(error)
         raise LinkError(func="dial", reason=f"cannot reach {address} from {local}: {reason}")
 
-    async def _resolve(self, address: Address) -> Sequence[Resolved]:
-        return await resolve(self._loop, self._executor, address, 0)
+    async def _resolve(self, address: Address, flags: int = 0) -> Sequence[Resolved]:
+        return await resolve(self._loop, self._executor, address, flags)

@@ -198,6 +198,12 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     help="Forward what two peers send each other if neither can dial the other and no peer can "
     "forward it. The master sees encrypted bytes only, but needs their bandwidth.",
 )
+@click.option(
+    "--proxy-from",
+    metavar="ADDRESS[,...]",
+    help="The IP addresses or networks from which a TCP proxy, such as HAProxy, connects to this "
+    "master. It must send a header of the PROXY protocol, version 2, which names the source.",
+)
 @encrypt_option()
 @metrics_option("Serve metrics of the run for Prometheus here.")
 @http_option()
@@ -211,6 +217,7 @@ def master(
     standby: str | None,
     standby_of: str | None,
     relay: bool,
+    proxy_from: str | None,
     metrics: str | None,
     http: str | None,
 ) -> None:
@@ -257,6 +264,7 @@ def master(
                 standby_of=standby_of,
                 metrics=metrics,
                 relay=relay,
+                proxy_from=proxy_from,
             )
             node.run()
         except ValueError as error:

@@ -181,9 +181,14 @@ DESCRIPTORS_WANTED = 16384
 That is enough for all peers of the largest run and the unproven connections at its port, or for a
 few lanes to each of a thousand peers."""
 
+PROXY_FIELDS_BYTES_MAX = 1 << 10
+"""Addresses and further fields of a PROXY header.
+
+Addresses take 36 bytes, or 216. The rest is for certificates and the like, which nobody reads."""
+
 UNPROVEN_MAX = 1024
-"""Connections of a port during the handshake; at most a quarter of the descriptors. The source with
-the most loses one.
+"""Connections of a port during the handshake, and as many during the PROXY header before it; at most
+a quarter of the descriptors. The source with the most loses one.
 
 All peers of a run may return at once."""
 

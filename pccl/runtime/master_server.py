@@ -44,6 +44,7 @@ from pccl.protocol.guards.source_shares import SourceShares, source_of
 from pccl.protocol.handshake.exchange import Handshake
 from pccl.protocol.handshake.keys import CURVE25519, SECRET_BYTES, Curves, fingerprint_of
 from pccl.protocol.handshake.opening import NO_RUN, RUN_BYTES, Channel, Opening
+from pccl.protocol.handshake.proxy_header import IPNetwork
 from pccl.protocol.limits import (
     INCUMBENT_BYTES,
     NEWCOMERS_BURST_BYTES,
@@ -94,6 +95,7 @@ class MasterServer:
         tests_addresses: whether the master dials newcomers, to test that peers can reach them.
         keys: file with the key and the tokens of the run; None: they are in memory only.
         relays: whether it forwards between peers that cannot dial each other.
+        proxies: the proxies in front of its port; see ``Reception``.
 
     Raises:
         LocalProtocolError: the store cannot be read or written.
@@ -117,6 +119,7 @@ class MasterServer:
         tests_addresses: bool = True,
         keys: KeysFile | None = None,
         relays: bool = False,
+        proxies: Sequence[IPNetwork] = (),
     ) -> None:
         self._tests_addresses = tests_addresses
         patience_ns, stall_ns = timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s)
@@ -138,14 +141,9 @@ class MasterServer:
         self._tasks: Tasks | None = None
         """Questions to other masters, and test dials of newcomers."""
         self._reception = Reception(
-            clock,
-            patience_ns,
-            transport.port_limits.unproven,
-            self._credentials,
-            self._identify,
-            self._on_proven,
-            self._judge,
-        )
+            clock, patience_ns, transport.port_limits.unproven, self._credentials, self._identify,
+            self._on_proven, self._judge, proxies,
+        )  # fmt: skip
         self._strangers = StrangerLog(clock, _log)
         self.events = EventStream()
         self.traffic = Traffic()

@@ -1,5 +1,6 @@
 """The beginning of every connection. Pure: bytes in, bytes out; callers pass in the randomness.
 
+* ``proxy_header``: what a TCP proxy sends in front of a connection, so that its source is known.
 * ``keys``: the keys of processes and of connections, and what is computed with them.
 * ``certificates``: how a master vouches for the key of a newcomer.
 * ``opening``: the first bytes that a side sends.

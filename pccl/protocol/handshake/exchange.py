@@ -149,7 +149,7 @@ def _accept(
 ) -> _Exchange:
     prefix = yield b"", PREFIX_BYTES
     if not prefix.startswith(MAGIC):
-        raise not_ours()  # before any key is computed
+        raise not_ours(prefix)  # before any key is computed
     own = _completed(identify(), secrets)
     _check_version(prefix, own.encode())
     received = prefix + (yield b"", OPENING_BYTES - PREFIX_BYTES)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pccl.protocol.checksum import SEAL_BYTES, seal, short_check, unpack_sealed
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.handshake.keys import SIGNATURE_BYTES
+from pccl.protocol.handshake.proxy_header import begins_header
 from pccl.protocol.limits import PROTOCOL_VERSION
 from pccl.protocol.types import KEY_BYTES, NOBODY, PeerId
 
@@ -130,6 +131,12 @@ def version_check(version: int) -> int:
     return short_check(PREFIX.pack(MAGIC, version, 0)[:6])
 
 
-def not_ours() -> RemoteProtocolError:
-    """Return the error about a process that sends something else."""
-    return RemoteProtocolError(func="handshake", reason="the process does not speak this protocol")
+def not_ours(begins: bytes = b"") -> RemoteProtocolError:
+    """Return the error about a process that sends something else; ``begins``: its first bytes."""
+    reason = "the process does not speak this protocol"
+    if begins_header(begins):
+        reason = (
+            "it sent a PROXY header. A master accepts one, from a proxy that it was told: pccl "
+            "master --proxy-from ADDRESS"
+        )
+    return RemoteProtocolError(func="handshake", reason=reason)

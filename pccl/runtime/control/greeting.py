@@ -4,14 +4,16 @@ A ``Greeting`` receives the bytes of a connection during its handshake. It asks 
 exactly the bytes of the next step, so it reads nothing that follows the handshake. Then it passes
 the connection on to the next receiver. ``introduce`` does the handshakes of the side that dials. A
 ``Reception`` holds accepted connections until their handshakes are complete. It bounds their
-number, shares the places fairly among source addresses, and gives each connection a deadline.
+number, shares the places fairly among source addresses, and gives each connection a deadline. If a
+named proxy forwards a connection, it first receives the header that names the source.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from ipaddress import ip_address
 from typing import Protocol
 
@@ -36,11 +38,13 @@ from pccl.protocol.handshake.opening import (
     Channel,
     Opening,
 )
+from pccl.protocol.handshake.proxy_header import IPNetwork, is_named
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.limits import TURN_BYTES_MAX
 from pccl.protocol.records import RECORD_BYTES_MAX
 from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock
+from pccl.runtime.control.proxy_header import HeaderReceiver
 from pccl.runtime.control.stranger_log import StrangerLog
 from pccl.transports.base import Connection
 from pccl.transports.sealed import SealedConnection, processor_has_aes
@@ -344,18 +348,83 @@ async def introduce(
         raise
 
 
+class Beginning(Protocol):
+    """One stage of a connection before its proof: a ``Greeting``, or the header before it."""
+
+    @property
+    def was_probe(self) -> bool:
+        """Whether the other side disconnected without sending a byte."""
+        ...
+
+    def dismiss(self) -> None:
+        """End the connection at once, without calling a callback."""
+        ...
+
+
+class UnprovenConnections:
+    """Connections of a port that are in one stage before their proof, bounded in number.
+
+    Args:
+        connections_max: how many there may be; ``SourceShares`` chooses which one to close.
+        stage: what they are in, for the log.
+        log: gets a line for each connection that ends here.
+    """
+
+    def __init__(self, connections_max: int, stage: str, log: StrangerLog) -> None:
+        self._stage = stage
+        self._log = log
+        self._begun: dict[Connection, Beginning] = {}
+        self._shares: SourceShares[Connection] = SourceShares(connections_max)
+        self.spoke = self._shares.spoke
+
+    def add(
+        self, connection: Connection, begin: Callable[[Callable[[PCCLError], None]], Beginning]
+    ) -> None:
+        """Begin the stage of a connection; ``begin`` gets what to call if it fails."""
+        goes = self._shares.add(connection, connection.remote.host)
+        if goes is not None:
+            self._begun.pop(goes).dismiss()
+            text = "closed a connection from %s: too many newer ones came during its %s"
+            self._log.write(logging.INFO, text, goes.remote, self._stage)
+        self._begun[connection] = begin(partial(self._failed, connection))
+
+    def remove(self, connection: Connection) -> None:
+        """Remove a connection that has completed the stage."""
+        del self._begun[connection]
+        self._shares.remove(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection, stage in self._begun.items():
+            self._shares.remove(connection)
+            stage.dismiss()
+        self._begun.clear()
+
+    def _failed(self, connection: Connection, error: PCCLError) -> None:
+        stage = self._begun.pop(connection, None)
+        self._shares.remove(connection)
+        is_ours = isinstance(error, RemoteProtocolError)
+        level = logging.WARNING if is_ours else logging.INFO
+        if stage is not None and stage.was_probe:
+            level = logging.DEBUG  # `pccl join` connects so, to test whether the port is open
+        text = "closed a connection from %s: %s"
+        self._log.write(level, text, connection.remote, error.reason)
+
+
 class Reception:
     """Accepted connections whose handshake is not complete.
 
     Args:
         clock: gives the time.
-        patience_ns: time limit of each handshake.
-        unproven_max: how many connections may wait; ``SourceShares`` chooses which one to close.
+        patience_ns: time limit of each handshake, with the header before it.
+        unproven_max: how many connections may wait in each of the two stages.
         credentials: makes the handshakes of this process.
         identify: returns the opening of this side.
         on_proven: called with a connection, the opening of its other side, and the deadline of
             its handshake; must start the connection.
         judge: returns why the sender of an opening may not connect; empty: it may.
+        proxies: the proxies whose connections begin with a header that names their source. From
+            then on such a connection comes from that source.
     """
 
     def __init__(
@@ -367,6 +436,7 @@ class Reception:
         identify: Callable[[], Opening],
         on_proven: Callable[[Connection, Opening, int], None],
         judge: Callable[[Opening], str] = anyone,
+        proxies: Sequence[IPNetwork] = (),
     ) -> None:
         self._clock = clock
         self._judge = judge
@@ -374,47 +444,41 @@ class Reception:
         self._credentials = credentials
         self._identify = identify
         self._on_proven = on_proven
-        self._waiting: dict[Connection, Greeting] = {}
-        self._shares: SourceShares[Connection] = SourceShares(unproven_max)
+        self._proxies = proxies
         self.log = StrangerLog(clock, _log)
         """Log of errors that other processes cause at this port, also after the handshake."""
+        self._headed = UnprovenConnections(unproven_max, "PROXY header", self.log)
+        self._greeted = UnprovenConnections(unproven_max, "handshake", self.log)
 
     def accept(self, connection: Connection) -> None:
-        """Begin the handshake of a connection to this port."""
-        goes = self._shares.add(connection, connection.remote.host)
-        if goes is not None:
-            self._waiting.pop(goes).dismiss()
-            text = "closed a connection from %s: too many newer ones came during its handshake"
-            self.log.write(logging.INFO, text, goes.remote)
+        """Begin the handshake of a connection to this port, or receive the header before it."""
         deadline_ns = self._clock.now_ns() + self._patience_ns
+        if not is_named(connection.remote.host, self._proxies):
+            self._greet(connection, deadline_ns)
+            return
 
+        def headed(proxied: Connection) -> None:
+            self._headed.remove(connection)
+            self._greet(proxied, deadline_ns)
+
+        self._headed.add(
+            connection, partial(HeaderReceiver, connection, self._clock, deadline_ns, headed)
+        )
+
+    def _greet(self, connection: Connection, deadline_ns: int) -> None:
         def proven(protected: Connection, remote: Opening) -> None:
-            del self._waiting[connection]
-            self._shares.remove(connection)
+            self._greeted.remove(connection)
             self._on_proven(protected, remote, deadline_ns)
 
-        def failed(error: PCCLError) -> None:
-            greeting = self._waiting.pop(connection, None)
-            self._shares.remove(connection)
-            is_ours = isinstance(error, RemoteProtocolError)
-            level = logging.WARNING if is_ours else logging.INFO
-            if greeting is not None and greeting.was_probe:
-                level = logging.DEBUG  # `pccl join` connects so, to test whether the port is open
-            text = "closed a connection from %s: %s"
-            self.log.write(level, text, connection.remote, error.reason)
+        def begin(failed: Callable[[PCCLError], None]) -> Greeting:
+            handshake = self._credentials.accept(connection, self._identify, self._judge)
+            begun = partial(self._greeted.spoke, connection)
+            return Greeting(connection, handshake, self._clock, deadline_ns, proven, failed, begun)
 
-        def begun() -> None:
-            self._shares.spoke(connection)
-
-        handshake = self._credentials.accept(connection, self._identify, self._judge)
-        self._waiting[connection] = Greeting(
-            connection, handshake, self._clock, deadline_ns, proven, failed, begun
-        )
+        self._greeted.add(connection, begin)
 
     def close(self) -> None:
         """Close all waiting connections."""
-        for connection, greeting in self._waiting.items():
-            self._shares.remove(connection)
-            greeting.dismiss()
-        self._waiting.clear()
+        self._headed.close()
+        self._greeted.close()
         self.log.close()
