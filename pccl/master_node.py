@@ -205,11 +205,11 @@ class MasterNode:
             if isinstance(error, PCCLError):
                 raise named(error, "MasterNode.run") from None
             raise
-        if server.keys.is_open and not is_loopback(server.address.host):
+        if server.keys.is_open and (self._proxies or not is_loopback(server.address.host)):
             _log.warning(
                 "no token: any process that reaches %s can join the run, and read and change its "
                 "tensors; to prevent this, set token=, or PCCL_TOKEN here and at the peers",
-                self.address,
+                "its proxy" if self._proxies else self.address,
             )
         host = _OF_THIS_MACHINE.get(server.address.host, server.address.host)
         if is_named(host, self._proxies):

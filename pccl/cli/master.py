@@ -28,6 +28,9 @@ from pccl.master_node import KEYS_FILE, KeysFile, ensure_token
 DEFAULT_LISTEN = "127.0.0.1:48148"
 """Loopback, so that no user opens a master to other machines by accident."""
 
+PROXY_LISTENS = "HOST:443"
+"""Stands for the address of a proxy, which the master does not know."""
+
 AUTO = "auto"
 AUTO_TOKEN_BYTES = 32
 
@@ -48,6 +51,7 @@ def greeting(
     standby: str | None = None,
     standby_of: str | None = None,
     ends: bool = False,
+    proxied: bool = False,
 ) -> list[str]:
     """Return the lines that tell the user how to reach a master that listens.
 
@@ -58,15 +62,19 @@ def greeting(
         standby: address of the standby master, if there is one.
         standby_of: address of the active master, if this master is a standby.
         ends: whether no later master can continue the run.
+        proxied: whether other machines reach it through a proxy.
     """
     host, _, port = address.rpartition(":")
     lines = [f"master listening on {address}"]
-    if is_loopback(host):
+    if proxied:
+        address = PROXY_LISTENS
+        lines.append(f"  reachable through a proxy; {PROXY_LISTENS}: where the proxy listens")
+    elif is_loopback(host):
         lines.append("  reachable from this machine only; to change that: --listen 0.0.0.0:PORT")
-    if is_wildcard(host):
+    elif is_wildcard(host):
         address = f"HOST:{port}"
         lines.append("  reachable from other machines; HOST: a name or address of this machine")
-    if ends and not is_loopback(host):
+    if ends and (proxied or not is_loopback(host)):
         lines.append("  the run ends with this master; with --state DIR, a restart continues it")
     if standby_of is not None:
         lines.append(f"  a standby: it begins no run, but takes over the run of {standby_of}")
@@ -126,18 +134,19 @@ def dialled_here(address: str) -> str:
     return f"{'[::1]' if host.startswith('[') else '127.0.0.1'}:{port}"
 
 
-def refuse_to_be_open(listen: str) -> None:
-    """Refuse an address other than loopback, for a master without a token.
+def refuse_to_be_open(listen: str, proxy_from: str | None = None) -> None:
+    """Refuse an address other than loopback, or a proxy, for a master without a token.
 
     Raises:
         click.BadParameter: other machines can reach ``listen``.
     """
-    if not is_loopback(parse_address(listen).host):
+    if proxy_from is not None or not is_loopback(parse_address(listen).host):
+        where = listen if proxy_from is None else "the proxy"
         raise click.BadParameter(
-            f"without a token, any process that reaches {listen} could join the run, and read and "
+            f"without a token, any process that reaches {where} could join the run, and read and "
             "change its tensors. Give --token auto (or a FILE that holds a secret), and the same "
             "secret to the peers; or --insecure, if only trusted machines can reach the address",
-            param_hint="--listen",
+            param_hint="--listen" if proxy_from is None else "--proxy-from",
         )
 
 
@@ -251,7 +260,7 @@ def master(
         secret, new_token = choose_token(token, keys)
         secured = secret is not None or _has_tokens(keys)
         if not secured and not insecure:
-            refuse_to_be_open(listen)
+            refuse_to_be_open(listen, proxy_from)
         for wanted in (signal.SIGINT, signal.SIGTERM):
             signal.signal(wanted, stop)
         try:
@@ -290,6 +299,7 @@ def master(
             standby=standby,
             standby_of=standby_of,
             ends=new_token is not None and (keys is None or end_with_run(keys)),
+            proxied=proxy_from is not None,
         )
         if node.metrics_url:
             words.insert(-1, f"  metrics: {node.metrics_url}")

@@ -187,8 +187,8 @@ PROXY_FIELDS_BYTES_MAX = 1 << 10
 Addresses take 36 bytes, or 216. The rest is for certificates and the like, which nobody reads."""
 
 UNPROVEN_MAX = 1024
-"""Connections of a port during the handshake, and as many during the PROXY header before it; at most
-a quarter of the descriptors. The source with the most loses one.
+"""Connections of a port during the handshake; at most a quarter of the descriptors. The source with
+the most loses one. As many may wait for a PROXY header.
 
 All peers of a run may return at once."""
 

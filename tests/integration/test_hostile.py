@@ -48,6 +48,7 @@ from tests.support.claimant import greet
 from tests.support.frames import encode_frame
 from tests.support.insides import engine_of, port_of
 from tests.support.patience import LIMIT_S
+from tests.support.proxy_headers import proxied
 from tests.support.secrets import as_sent, secrets_of
 from tests.support.strangers import is_closed, send
 
@@ -95,6 +96,8 @@ TO_A_MASTER = {
     "garbage": GARBAGE,
     "a web browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a lane": lane(),
+    "a source that it claims": proxied("192.0.2.7") + control(),
+    "a source in text": b"PROXY TCP4 192.0.2.7 198.51.100.1 1 2\r\n" + control(),
     "half an opening and an end": control()[:40] + GARBAGE,
     "an opening of an unknown kind": changed(control(), 9, 0x63),
     "a version that was damaged": changed(control(), 4, PROTOCOL_VERSION + 1, sealed=False),

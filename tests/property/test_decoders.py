@@ -32,7 +32,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.addresses import parse_address, parse_advertised, parse_masters
+from pccl.addresses import parse_address, parse_advertised, parse_masters, parse_proxies
 from pccl.checkpoint import Reader
 from pccl.cli.bench.statistics import Timed
 from pccl.cli.processes import reports
@@ -48,6 +48,7 @@ from pccl.protocol.errors import LocalProtocolError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_header
 from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
+from pccl.protocol.handshake.proxy_header import FIXED_BYTES, ProxyHeader
 from pccl.protocol.handshake.token import RunToken, parse_token
 from pccl.protocol.records import LENGTH_BYTES, plain_length
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
@@ -74,6 +75,7 @@ from pccl.transports.announcement import (
 from tests.property import test_hostile_frames
 from tests.property.protocol import test_codec
 from tests.support.paths import ROOT
+from tests.support.proxy_headers import LOCAL, UNIX, header, proxied
 from tests.support.secret_files import keep
 from tests.support.secrets import secrets_of
 
@@ -230,6 +232,25 @@ def both_sides() -> tuple[bytes, bytes]:
 
 
 DIALLER, ACCEPTOR = both_sides()
+
+
+def header_said(data: bytes, most: int) -> object:
+    """What a proxy's header has said after these bytes, or why it is refused."""
+    found, at = ProxyHeader("10.0.0.9"), 0
+    try:
+        while found.awaited_bytes and at < len(data):
+            count = min(most, found.awaited_bytes, len(data) - at)
+            found.receive(data[at : at + count])
+            at += count
+    except RemoteProtocolError as error:
+        return str(error)
+    return at, found.awaited_bytes, found.source
+
+
+HEADERS_OF_PROXIES = (
+    *(proxied("192.0.2.7"), proxied("2001:db8::7", more=bytes(40)), proxied("224.0.0.1")),
+    *(header(b"", 0, LOCAL), header(bytes(216), UNIX)),
+)
 
 
 def sealed_greeting(data: bytes) -> bytes:
@@ -414,6 +435,13 @@ DECODERS: dict[str, Decoder] = {
         write=Opening.encode,
         canonical=True,
     ),
+    "pccl/protocol/handshake/proxy_header.py ProxyHeader._decode": Decoder(
+        lambda data: header_said(data, FIXED_BYTES),
+        (),
+        HEADERS_OF_PROXIES,
+        byte_by_byte=lambda data: header_said(data, 1),
+        runs=("pccl/protocol/handshake/proxy_header.py _decode_fixed",),
+    ),
     "pccl/protocol/records.py plain_length": Decoder(
         lambda data: plain_length(data[:LENGTH_BYTES].ljust(LENGTH_BYTES, b"\0")),
         (),
@@ -552,6 +580,9 @@ DECODERS: dict[str, Decoder] = {
     ),
     "pccl/addresses.py parse_masters": Decoder(
         text_of(parse_masters), ValueError, (b"10.0.0.1:48148, [fe80::1]:9,a.example:1",)
+    ),
+    "pccl/addresses.py parse_proxies": Decoder(
+        text_of(parse_proxies), ValueError, (b"192.0.2.1, 10.0.0.0/24,fe80::/10",)
     ),
     "pccl/addresses.py parse_advertised": Decoder(
         text_of(parse_advertised), ValueError, (b"a.example:7000-7009", b":80", b"[::1]", b"h")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pccl import config
-from pccl.addresses import Advertised, parse_address, parse_advertised
+from pccl.addresses import Advertised, parse_address, parse_advertised, parse_proxies
 from pccl.config import (
     resolve_advertise,
     resolve_drain,
@@ -104,6 +104,34 @@ def test_wrong_advertised(text: str) -> None:
         parse_advertised(text, "listen")
     with pytest.raises(TypeError, match="listen is a string"):
         parse_advertised(5000, "listen")  # type: ignore[arg-type]
+
+
+def test_proxies() -> None:
+    found = parse_proxies("192.0.2.1, 10.0.0.0/24,2001:db8::1,fd00::/8")
+    assert [str(one) for one in found] == [
+        *("192.0.2.1/32", "10.0.0.0/24", "2001:db8::1/128", "fd00::/8")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "'' names no proxy: .*; write the IP address from which the proxy connects"),
+        ("192.0.2.1,", "'' names no proxy"),
+        ("lb.example", "'lb.example' names no proxy"),
+        ("192.0.2.1:443", "'192.0.2.1:443' names no proxy"),
+        ("[::1]", r"'\[::1\]' names no proxy"),
+        ("10.0.0.1/24", "'10.0.0.1/24' names no proxy: 10.0.0.1/24 has host bits set; write"),
+        ("10.0.0.0/33", "'10.0.0.0/33' names no proxy"),
+        ("192.0.2.1,0.0.0.0/0", "0.0.0.0/0 contains every address, so each process could claim"),
+        ("::/0", "::/0 contains every address"),
+    ],
+)
+def test_wrong_proxies(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        parse_proxies(text)
+    with pytest.raises(TypeError, match="proxies are a string"):
+        parse_proxies(["192.0.2.1"])  # type: ignore[arg-type]
 
 
 # -- the environment -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Connections that are not lanes: handshakes, a peer's connection to the master, and questions.
 
 * ``greeting``: handshakes on connections, bounded in number, bytes and time.
+* ``proxy_header``: receives the header that a named proxy sends in front of a connection.
 * ``stranger_log``: limits the log lines that other processes can cause: a few lines, then one count
   per interval.
 * ``stream``: control messages on one connection, after its handshake; the master and the peers use

@@ -43,6 +43,17 @@ def test_peers_are_told_of_both_masters() -> None:
     assert '    or in Python: pccl.Communicator("192.0.2.7:1,HOST:2")' in said
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:48148", "0.0.0.0:48148", "10.0.0.1:48148"])
+def test_behind_a_proxy_peers_dial_the_proxy(listen: str) -> None:
+    said = greeting(listen, ends=True, proxied=True)
+    assert "  reachable through a proxy; HOST:443: where the proxy listens" in said
+    assert "    pccl join HOST:443 -- python train.py" in said
+    assert any("the run ends with this master" in line for line in said)
+    assert not any("this machine only" in line for line in said)
+    with pytest.raises(click.BadParameter, match="any process that reaches the proxy could join"):
+        refuse_to_be_open(listen, "10.0.0.9")
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1"])
 def test_nobody_else_reaches_loopback(address: str) -> None:
     refuse_to_be_open(address)

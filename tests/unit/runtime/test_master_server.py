@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
+from ipaddress import ip_network
 from random import Random
 
 import pytest
@@ -33,6 +34,7 @@ from pccl.transports.base import Address, Connection
 from pccl.transports.sim.network import SimNetwork
 from tests.support.claimant import alone, returning
 from tests.support.clear import in_the_clear
+from tests.support.proxy_headers import proxied
 from tests.support.spliced import Dialled
 
 TIMING = Timing(recovery_s=1.0)
@@ -44,7 +46,8 @@ CHEAP = msg.LinkReport(PeerId(999), False, "x" * 200)
 class Client:
     """One control connection to the master."""
 
-    def __init__(self, world: World, host: str) -> None:
+    def __init__(self, world: World, host: str, header: bytes = b"") -> None:
+        self._header = header
         self.heard: list[msg.Message] = []
         self.lost = ""
         self._world = world
@@ -59,6 +62,8 @@ class Client:
         self.credentials, self.key = credentials, credentials.signer.key
         self.transport = transport
         connection = await transport.dial(ADDRESS, TIMING.dial_s)
+        if self._header:
+            assert connection.send([self._header]) == len(self._header)
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, self._take)
 
@@ -80,6 +85,8 @@ class Client:
         async def dial() -> None:
             loop = self._world.loop
             connection = await self.transport.dial(ADDRESS, TIMING.dial_s)
+            if self._header:
+                assert connection.send([self._header]) == len(self._header)
             own = Opening(Channel.RELAY, source=PeerId(source), target=PeerId(target))
             handshake = self.credentials.dial(connection, own)
             await introduce(connection, handshake, loop, loop.now_ns() + NS_PER_S, take)
@@ -105,7 +112,9 @@ class Client:
 class World:
     """A master, and time."""
 
-    def __init__(self, store: MasterStore | None = None, *, relays: bool = False) -> None:
+    def __init__(
+        self, store: MasterStore | None = None, *, relays: bool = False, proxy: str | None = None
+    ) -> None:
         self.loop = VirtualLoop(limit_ns=600 * NS_PER_S)
         self.clients = 0
         self.network = SimNetwork(self.loop, Random(0), ragged=False)
@@ -116,7 +125,7 @@ class World:
         self.server = MasterServer(
             self.loop, self.network.host(ADDRESS.host), TIMING, Random(2).randbytes,
             self._observe, store=store, tests_addresses=False, encrypts=in_the_clear,
-            relays=relays,
+            relays=relays, proxies=() if proxy is None else [ip_network(proxy)],
         )  # fmt: skip
         self.loop.run_until_complete(self.server.start(ADDRESS))
 
@@ -138,8 +147,8 @@ class World:
 
         self.loop.run_until_complete(sleep())
 
-    def register(self, host: str, group: int = 0) -> Client:
-        client = Client(self, host)
+    def register(self, host: str, group: int = 0, header: bytes = b"") -> Client:
+        client = Client(self, host, header)
         client.say(msg.Register(group, "", 4000))
         self.run(0.1)
         return client
@@ -415,3 +424,53 @@ def test_a_master_forwards_no_more_for_a_peer_that_was_removed(relaying: World, 
     assert [one.is_open for one in dialled] == [False, False, True, True, False]
     assert relaying.server.relay.pairs == 1
     assert clients[0].forwarded(1, 2) is None
+
+
+# -- behind a proxy ------------------------------------------------------------------------------
+
+PROXY, NEAR, FAR = "10.0.0.9", "192.0.2.7", "203.0.113.5"
+
+
+@pytest.fixture
+def proxied_world() -> Iterator[World]:
+    made = World(proxy=PROXY)
+    yield made
+    made.close()
+
+
+def test_a_peer_behind_a_proxy_is_seen_where_it_is(proxied_world: World) -> None:
+    """Others dial it there, and its share of all newcomers is that of its own address."""
+    first = proxied_world.register(PROXY, header=proxied(NEAR))
+    assert admitted(first)
+    peers = proxied_world.server.machine.membership.peers
+    assert [(peer.seen, str(peer.member.host)) for peer in peers.values()] == [(NEAR, NEAR)]
+    flooder = proxied_world.register(PROXY, header=proxied(FAR))
+    flooder.flood(CHEAP)
+    honest = proxied_world.register(PROXY, header=proxied("192.0.2.8"))
+    for _ in range(50):
+        honest.say(msg.Heartbeat())
+        proxied_world.run(0.1)
+    assert set(proxied_world.paused) == {2}
+    assert [peer.seen for peer in peers.values()] == [NEAR, FAR, "192.0.2.8"]
+    assert not honest.lost
+
+
+def test_what_the_master_answers_names_the_source(proxied_world: World) -> None:
+    client = Client(proxied_world, PROXY, proxied(NEAR))
+    client.say(msg.AddressQuery())
+    proxied_world.run(10.0)
+    (answer,) = client.heard
+    assert isinstance(answer, msg.AddressIs)
+    assert answer.seen == NEAR
+
+
+def test_a_relay_behind_a_proxy_forwards(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(relays=True, proxy=PROXY)
+    clients = [world.register(PROXY, header=proxied(host)) for host in (NEAR, FAR)]
+    one, other = clients[0].forwarded(1, 2), clients[1].forwarded(2, 1)
+    assert one is not None
+    assert other is not None
+    one.send(b"ping")
+    world.run(0.1)
+    assert bytes(other.received) == b"ping"
+    world.close()
