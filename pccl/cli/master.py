@@ -10,7 +10,7 @@ import secrets
 import shlex
 import signal
 import sys
-import threading
+import time
 from types import FrameType
 
 import click
@@ -241,10 +241,10 @@ def master(
         parse_address(listen)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--listen") from error
-    stopped = threading.Event()
+    stopped = list[int]()  # no event: a handler that sets one may wait for its own thread
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        stopped.set()
+        stopped.append(signum)
 
     with contextlib.ExitStack() as stack:
         if keys is None and state is not None:
@@ -305,6 +305,6 @@ def master(
             words.insert(-1, f"  metrics: {node.metrics_url}")
         with page_of(node, http, secured=secured) as more:
             click.echo("\n".join([*words, *more]))
-            while not stopped.wait(0.2):  # a limit: a signal just before the wait wakes nothing
-                pass
+            while not stopped:
+                time.sleep(0.2)  # a limit: a signal just before it wakes nothing
     click.echo("master ended")
