@@ -8,6 +8,7 @@
 | ``PCCL_MIN_PEERS`` | ``min_peers`` of ``connect`` |
 | ``PCCL_ADVERTISE`` | ``advertise`` |
 | ``PCCL_LISTEN`` | ``listen`` |
+| ``PCCL_MAP_PORT`` | ``map_port``, 0 or 1 |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
@@ -46,6 +47,7 @@ LANES = "PCCL_LANES"
 MIN_PEERS = "PCCL_MIN_PEERS"
 ADVERTISE = "PCCL_ADVERTISE"
 LISTEN = "PCCL_LISTEN"
+MAP_PORT = "PCCL_MAP_PORT"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
 DRAIN = "PCCL_DRAIN"
@@ -124,6 +126,20 @@ def resolve_listen(listen: str | None) -> Advertised | None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
     return parse_advertised(text, LISTEN) if text else None
+
+
+def resolve_map_port(map_port: bool | None = None) -> bool:
+    """Whether this peer may ask its router to forward its port; True by default.
+
+    Raises:
+        TypeError: ``map_port`` is no bool.
+        ValueError: the variable is neither 0 nor 1.
+    """
+    if map_port is None:
+        return _switched_on(MAP_PORT, "1")
+    if not isinstance(map_port, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"map_port must be a bool, not {type(map_port).__name__}")
+    return map_port
 
 
 def resolve_name(name: str | None) -> str:

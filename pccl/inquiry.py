@@ -8,10 +8,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from pccl._api.listening import reachable_at
+from pccl._api.listening import reachable_at, why_unmapped
 from pccl.addresses import parse_address
 from pccl.checks import check_timeout
-from pccl.config import resolve_advertise, resolve_listen, resolve_masters, resolve_token
+from pccl.config import (
+    resolve_advertise,
+    resolve_listen,
+    resolve_map_port,
+    resolve_masters,
+    resolve_token,
+)
 from pccl.errors import (
     LinkError,
     NotAdmitted,
@@ -20,6 +26,7 @@ from pccl.errors import (
     RemoteProtocolError,
     named,
 )
+from pccl.machines.router_path import ForwardedPort
 from pccl.protocol.limits import SECONDS_MAX
 from pccl.protocol.run_messages import EvidenceKind, EvidenceRequest
 from pccl.protocol.status_report import (
@@ -39,6 +46,12 @@ from pccl.runtime.control.examination import Examination, MemberDialled, examine
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.question import ask_peer, ask_status
 from pccl.runtime.io_thread import IOThread
+from pccl.runtime.links.port_mapping import (
+    PATIENT_WAIT_NS,
+    PortMapping,
+    RouterReport,
+    router_access,
+)
 from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address
 
@@ -46,6 +59,7 @@ __all__ = [
     "EndedStatus",
     "EvidenceKind",
     "Examination",
+    "ForwardedPort",
     "GroupStatus",
     "LinkSpeed",
     "MasterStatus",
@@ -56,7 +70,9 @@ __all__ = [
     "RemovalCause",
     "RemovalStatus",
     "RoundStatus",
+    "RouterReport",
     "examine_master",
+    "examine_router",
     "master_status",
     "peer_evidence",
     "to_json",
@@ -177,7 +193,9 @@ def examine_master(
         TypeError, ValueError: an address is malformed, or the token is not good.
     """
     master, secret = parse_address(address), resolve_token(token)
-    options = reachable_at(master, resolve_advertise(None), resolve_listen(None))
+    advertised, bound = resolve_advertise(None), resolve_listen(None)
+    options = reachable_at(master, advertised, bound)
+    unmapped = why_unmapped(advertised, bound, switched_on=resolve_map_port())
     limit_s = check_timeout(timeout_s) or SECONDS_MAX
     user = object()
     try:
@@ -186,13 +204,56 @@ def examine_master(
         async def work() -> Examination:
             credentials = Credentials(secret, os.urandom)
             clock = LoopClock(io.loop)
-            return await examine(clock, io.transport, master, credentials, options, limit_s)
+            mapping = None if unmapped else _port_mapping(io)
+            made = await examine(
+                clock, io.transport, master, credentials, options, limit_s, mapping
+            )
+            router = made.router or RouterReport(reason=unmapped)
+            return dataclasses.replace(made, router=router)
 
         return io.submit(work).wait()
     except PCCLError as error:
         raise named(error, "examine_master") from None
     finally:
         IOThread.give_up(user)
+
+
+def examine_router() -> RouterReport:
+    """Ask the router of this machine for a port, and give the port back. Blocks for some seconds.
+
+    ``PCCL_MAP_PORT``, ``PCCL_LISTEN`` and ``PCCL_ADVERTISE`` count as for a peer.
+
+    Raises:
+        LinkError: this process cannot open a port.
+        TypeError, ValueError: a variable is malformed.
+    """
+    advertised, bound = resolve_advertise(None), resolve_listen(None)
+    if unmapped := why_unmapped(advertised, bound, switched_on=resolve_map_port()):
+        return RouterReport(reason=unmapped)
+    user = object()
+
+    async def work() -> RouterReport:
+        # Others cannot connect to it, even while the router forwards it.
+        listener = await io.transport.listen(Address("127.0.0.1", 0), lambda one: one.abort())
+        mapping = _port_mapping(io)
+        try:
+            await mapping.start(listener.address.port, None, PATIENT_WAIT_NS)
+        finally:
+            await mapping.close()
+            listener.close()
+        return mapping.report
+
+    try:
+        io = IOThread.acquire(user)
+        return io.submit(work).wait()
+    except PCCLError as error:
+        raise named(error, "examine_router") from None
+    finally:
+        IOThread.give_up(user)
+
+
+def _port_mapping(io: IOThread) -> PortMapping:
+    return PortMapping(io.loop, LoopClock(io.loop), router_access(io.loop), os.urandom)
 
 
 async def _ask_in_turn(

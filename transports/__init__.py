@@ -9,6 +9,7 @@
 * ``tcp``: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
 * ``tcp_dial``: several addresses of one process, and two processes that dial each other.
 * ``tcp_socket``: TCP sockets: options, addresses, connecting, and orderly closing.
+* ``datagrams``: datagrams to the router of this machine.
 * ``announcement``: payloads of the frames that say where a segment is in the sender's memory.
 * ``socket_owner``: finds out which process of this machine holds the other end of a connection.
 * ``process_memory``: processes of one machine copy segments from each other's memory.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pccl._api.draining import drain
-from pccl._api.listening import reachable_at
+from pccl._api.listening import reachable_at, why_unmapped
 from pccl._api.reports import Attribute, MemberInfo, Status, members_of
 from pccl._api.session import Session
 from pccl.checks import (
@@ -25,6 +25,7 @@ from pccl.config import (
     resolve_lanes,
     resolve_listen,
     resolve_local,
+    resolve_map_port,
     resolve_masters,
     resolve_metrics,
     resolve_name,
@@ -61,6 +62,9 @@ class CommunicatorBase:
         listen: address that this peer binds, in the same forms, if it differs from ``advertise``,
             as behind a port mapping or a proxy. None: ``PCCL_LISTEN``, otherwise the port of
             ``advertise``.
+        map_port: whether to ask the router of a home network to forward the port of this peer, so
+            that others can dial it. Without effect if ``advertise`` or ``listen`` is set, or if the
+            peer needs no such port. None: ``PCCL_MAP_PORT``, otherwise True.
         lanes: the same as ``p2p_connection_pool_size``.
         name: what people see of this peer beside its id. None: ``PCCL_NAME``, otherwise
             ``HOST:PID``.
@@ -81,13 +85,16 @@ class CommunicatorBase:
         token: str | bytes | None = None,
         advertise: str | None = None,
         listen: str | None = None,
+        map_port: bool | None = None,
         lanes: int | None = None,
         name: str | None = None,
     ) -> None:
         self.p2p_connection_pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
         master, *others = resolve_masters(address)
         group = resolve_group(peer_group)
-        reachable = reachable_at(master, resolve_advertise(advertise), resolve_listen(listen))
+        advertised, bound = resolve_advertise(advertise), resolve_listen(listen)
+        reachable = reachable_at(master, advertised, bound)
+        unmapped = why_unmapped(advertised, bound, switched_on=resolve_map_port(map_port))
         local = resolve_local()
         options = replace(
             reachable,
@@ -105,7 +112,9 @@ class CommunicatorBase:
         show_log(options.name)
         if gives_stacks:
             dump_stacks_on_request(options.name)
-        self._session = Session(self, master, group, options, metrics, record_to)
+        self._session = Session(
+            self, master, group, options, metrics, record_to, maps_port=not unmapped
+        )
         self._engine = self._session.engine
         if drains:
             drain(self._session)

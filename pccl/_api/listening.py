@@ -8,6 +8,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 from pccl.addresses import Advertised
+from pccl.machines.router_path import why_not_asked
 from pccl.runtime.requests import PeerOptions
 from pccl.transports.base import Address
 
@@ -41,6 +42,12 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
         advertise_host=advertised.host,
         advertise_port=first,
     )
+
+
+def why_unmapped(advertised: Advertised, bound: Advertised | None, *, switched_on: bool) -> str:
+    """Return why the settings of a peer let it ask its router for no port; empty: it may."""
+    announces = advertised != Advertised() or bound is not None
+    return why_not_asked(None, switched_on=switched_on, announces=announces)
 
 
 def _any_port(host: str) -> Address:

@@ -28,6 +28,7 @@ from pccl.runtime.clock import LoopClock
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
+from pccl.runtime.links.port_mapping import PortMapping, router_access
 from pccl.runtime.requests import PeerOptions, ReduceInfo, ReduceRequest
 from pccl.telemetry.names import with_name
 from pccl.transports.base import Address
@@ -70,6 +71,7 @@ class Session:
         options: further options of the peer.
         metrics: where to serve its metrics; None: nowhere.
         record_to: folder for records; None: this peer writes none.
+        maps_port: whether this peer may ask its router to forward its port.
 
     Raises:
         ImportError, OSError: the metrics cannot be served.
@@ -83,6 +85,8 @@ class Session:
         options: PeerOptions,
         metrics: Address | None = None,
         record_to: Path | None = None,
+        *,
+        maps_port: bool = False,
     ) -> None:
         self.callers = Callers()
         told = replace(options, callers_blocked=self.callers.all_blocked)
@@ -92,7 +96,13 @@ class Session:
         def make_engine() -> PeerEngine:
             io = self._io
             clock, hasher = LoopClock(io.loop), PooledHasher(io.loop)
-            return PeerEngine(io.loop, clock, io.transport, master, group, told, hasher=hasher)
+            mapping: PortMapping | None = None
+            if maps_port:
+                mapping = PortMapping(io.loop, clock, router_access(io.loop), told.random_bytes)
+            return PeerEngine(
+                io.loop, clock, io.transport, master, group, told, hasher=hasher,
+                port_mapping=mapping,
+            )  # fmt: skip
 
         try:
             self._io = IOThread.acquire(user)

@@ -105,6 +105,7 @@ def check_switches() -> None:
     try:
         config.resolve_drain()
         config.resolve_encrypt()
+        config.resolve_map_port()
         config.resolve_progress()
         config.resolve_name(None)
         config.resolve_record()

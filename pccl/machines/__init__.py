@@ -4,6 +4,8 @@
 * ``history``: the last events and effects of a machine, printed when it fails.
 * ``ticks``: detects that this process slept: the silence of other processes then proves nothing.
 * ``reachability``: which peers can be dialled, and tests of newcomers' addresses.
+* ``router_path``: whether a peer asks its router for a port.
+* ``port_mapper``: when it asks the router, in which protocol, and when again.
 * ``repair``: how an operation in a ring continues after members were lost.
 * ``batch``: which errors allow a retry of a reduce, and a list of reduces as one call.
 * ``peer``: one process of a run.

@@ -14,6 +14,7 @@
 * ``link_messages``: control messages about links.
 * ``run_messages``: control messages between masters.
 * ``status_report``: the answer of a master to ``pccl status``.
+* ``port_mapping``: how a process asks its router to forward a port.
 * ``codec``: the strict MessagePack encoding of control messages.
 * ``guards``: bounds on the data that a process accepts from other processes.
 """

@@ -69,6 +69,7 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.runtime.links.listening import listen
 from pccl.runtime.links.meter import LinkMeter
+from pccl.runtime.links.port_mapping import FIRST_WAIT_NS, PortMapping
 from pccl.runtime.links.pulls import Pulls
 from pccl.runtime.requests import (
     Deadline,
@@ -92,6 +93,8 @@ from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 
+CLOSED = "the communicator was closed; make a new one"
+
 
 class PeerEngine:
     """One peer of a run, without its API.
@@ -106,6 +109,7 @@ class PeerEngine:
         observer: called with each event and its effects after they were carried out (traces).
         make_link: makes the link to a peer; the simulator passes a faulty one.
         hasher: does long CPU work; None: the loop's own thread does it.
+        port_mapping: asks the router for a port; None: no router is asked.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class PeerEngine:
         observer: Callable[[PeerEvent, list[PeerEffect]], None] | None = None,
         make_link: Callable[[PeerId], Link] = Link,
         hasher: Hasher | None = None,
+        port_mapping: PortMapping | None = None,
     ) -> None:
         self.group = group
         self.step = 0
@@ -160,6 +165,9 @@ class PeerEngine:
         self.names = Names()
         self.recorder = Recorder()
         self.calls = Calls(loop, clock, self.feed, self.events, self.names)
+        self._port_mapping = port_mapping
+        if port_mapping is not None:
+            port_mapping.on_changed = lambda event: self.events.put(event, self.now_ns())
         self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
@@ -263,7 +271,7 @@ class PeerEngine:
             DeadlineExceeded: ``request.timeout_s`` ran out.
         """
         if self._closed:
-            raise errors.NotConnected(reason="the communicator was closed; make a new one")
+            raise errors.NotConnected(reason=CLOSED)
         if self.machine.standing is Standing.LOST or self.machine.needs_resync or self.calls.bug:
             self.feed(Close())
             self.keeper.close()
@@ -288,11 +296,14 @@ class PeerEngine:
                 self._transport, self._options, lambda connection: self.keeper.accept(connection)
             )
             self._ticker.start()
+        host, port = await self._announced(self._listener.address.port, deadline)
+        if self._closed:
+            raise errors.NotConnected(reason=CLOSED)
         event = JoinCall(
             call=0,
             group=self.group,
-            host=self._options.advertise_host,
-            port=self._options.advertise_port or self._listener.address.port,
+            host=host,
+            port=port,
             attempts=request.attempts,
             min_peers=request.min_peers,
             rejoins=rejoins,
@@ -303,6 +314,16 @@ class PeerEngine:
         )
         await self.calls.wait(event, deadline)
         self._has_been_member = True
+
+    async def _announced(self, own_port: int, deadline: Deadline | None) -> tuple[str, int]:
+        """Return the host and the port that other peers dial. The router may forward the port."""
+        if self._port_mapping is not None:
+            wait_ns = FIRST_WAIT_NS
+            if deadline is not None:
+                wait_ns = min(wait_ns, deadline.when_ns - self.now_ns())
+            if forwarded := await self._port_mapping.start(own_port, self.master, wait_ns):
+                return forwarded.public_host, forwarded.port
+        return self._options.advertise_host, self._options.advertise_port or own_port
 
     async def round(self, request: RunRequest) -> bool:
         """Make a joint call of all members; return whether newcomers are pending, if asked.
@@ -453,6 +474,8 @@ class PeerEngine:
         if self._listener is not None:
             self._listener.close()
         self.keeper.close()
+        if self._port_mapping is not None:
+            await self._port_mapping.close()
         await self._tasks.cancel()
         await self._state.close()
         for _ in range(2):  # let the transport report that the connections are closed

@@ -201,6 +201,36 @@ class AddressUnreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortForwarded:
+    """The router forwards a port to this peer. Reported again if the port or the address changes.
+
+    Attributes:
+        port: the router's port.
+        host: the router's own address on the other side; empty: unknown.
+        by: how the router was asked: ``PCP``, ``NAT-PMP`` or ``UPnP``.
+        public: whether everyone can dial that address. If not, another router lies before it.
+    """
+
+    port: int
+    host: str
+    by: str
+    public: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortNotForwarded:
+    """The router forwards no port to this peer, or does so no longer.
+
+    Attributes:
+        port: the router's port that it has forwarded until now; 0: none.
+        reason: why.
+    """
+
+    port: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunChanged:
     """What a master has done with a peer. Only masters report it.
 
@@ -264,6 +294,8 @@ PeerReport: TypeAlias = (
     | LinkRestored
     | NoRoom
     | AddressUnreachable
+    | PortForwarded
+    | PortNotForwarded
     | RunChanged
     | CallEnded
 )

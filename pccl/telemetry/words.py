@@ -107,6 +107,12 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):
             return Level.WARNING, reason
+        case tell.PortForwarded():
+            return Level.INFO, _forwarded(event)
+        case tell.PortNotForwarded(port=0, reason=reason):
+            return Level.INFO, f"the router forwards no port to this peer: {reason}"
+        case tell.PortNotForwarded(port=port, reason=reason):
+            return Level.INFO, f"the router no longer forwards port {port} to this peer: {reason}"
         case tell.RunChanged():
             who = f"{_peer(event.peer_id, event.name)} of group {event.group}"
             level = Level.INFO if event.cause in ("", _LEFT) else Level.WARNING
@@ -122,6 +128,14 @@ def _why_lost(event: tell.MemberLost) -> str:
     if event.cause == _LEFT:
         return "left"
     return f"is gone [{event.cause}]: {event.reason}" if event.cause else "left or failed"
+
+
+def _forwarded(event: tell.PortForwarded) -> str:
+    host = f" of {event.host}" if event.host else ""
+    text = f"the router forwards port {event.port}{host} to this peer ({event.by})"
+    if event.public or not event.host:
+        return text
+    return f"{text}, but this address is not public: a router before it must forward the port, too"
 
 
 def _peer(peer_id: int, name: str) -> str:

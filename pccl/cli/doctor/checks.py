@@ -10,7 +10,7 @@ from ipaddress import IPv6Address, ip_address
 
 from pccl.addresses import is_loopback
 from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts, TokenFacts
-from pccl.inquiry import Examination
+from pccl.inquiry import Examination, RouterReport
 
 REQUIRED = (
     *("pccl", "numpy", "ml_dtypes", "msgpack", "xxhash", "blake3", "safetensors", "cryptography"),
@@ -20,6 +20,9 @@ REQUIRED = (
 
 ASKED = (*REQUIRED, "uvloop", "torch")
 """Packages whose versions the doctor shows."""
+
+NOT_INSTALLED = "not installed"
+"""What the library says of UPnP without its extra."""
 
 DESCRIPTORS_NEEDED = 2048
 """Enough for a run of 256 peers: two lanes to each, two descriptors for each lane, and as many for
@@ -101,6 +104,34 @@ def token_finding(token: TokenFacts, host: str) -> Finding:
     return Finding("token", Severity.WARN, found, remedy)
 
 
+def router_finding(router: RouterReport, *, is_reached: bool = False) -> Finding:
+    """Judge what the router has answered.
+
+    Args:
+        router: the answer.
+        is_reached: whether the master has reached this machine.
+    """
+    forwarded = router.forwarded
+    if forwarded is not None:
+        host = f" of {forwarded.host}" if forwarded.host else ""
+        found = f"it forwards port {forwarded.port}{host} to this machine ({forwarded.by})"
+        if is_reached or forwarded.public_host or not forwarded.host:
+            return Finding("router", Severity.OK, found)
+        found += ", but this address is not public: another router lies before it"
+        remedy = "ask the provider for a public address, or run `pccl master --relay`"
+        return Finding("router", Severity.WARN, found, remedy)
+    if not router.was_asked and router.reason:
+        return Finding("router", Severity.OK, f"not asked for a port: {router.reason}")
+    found = f"it forwards no port to this machine: {router.reason or 'no answer in time'}"
+    if is_reached:
+        return Finding("router", Severity.OK, f"{found}; none is needed")
+    remedy = "switch on PCP, NAT-PMP or UPnP in the router"
+    if NOT_INSTALLED in found:
+        remedy += "; for UPnP: pip install 'pccl[upnp]'"
+    remedy += "; or forward a TCP port to this machine by hand: PCCL_ADVERTISE=:PORT"
+    return Finding("router", Severity.WARN, found, remedy)
+
+
 def address_finding(address: AddressFacts) -> Finding:
     """Judge a variable with an address of this machine."""
     if not address.flaw:
@@ -145,6 +176,8 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     if made.seen:
         yield _clock(made)
         yield _nat(run.path, made)
+    if made.router is not None:
+        yield router_finding(made.router, is_reached=made.was_dialled and not made.reason)
     yield _reach_in(made)
     yield _members(made)
     yield Finding(

@@ -7,12 +7,18 @@ import os
 import click
 
 from pccl import config
-from pccl.cli.command_line import master_options, read_secret, timeout_option
+from pccl.cli.command_line import check_switches, master_options, read_secret, timeout_option
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import PathFacts, TokenFacts
 from pccl.cli.doctor.findings_view import FindingsView
-from pccl.cli.doctor.gather import address_facts, machine_facts, path_facts, run_facts
+from pccl.cli.doctor.gather import (
+    address_facts,
+    machine_facts,
+    path_facts,
+    router_facts,
+    run_facts,
+)
 from pccl.cli.runs.target import NoRun, Target, find_target
 
 NO_MASTER = Finding(
@@ -39,6 +45,7 @@ def doctor(
 
     Each line is ok, warn or fail, with what to do. The exit code is 1 if a line is fail.
     """
+    check_switches()
     view = FindingsView(as_json=as_json)
     try:
         _examine(view, master, token, timeout_s)
@@ -57,6 +64,8 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     view.show(map(checks.address_finding, own))
     if target is None:
         view.show([checks.outward_finding(machine)])
+        if machine.outward and not any(address.flaw for address in own):
+            view.show([checks.router_finding(router_facts())])
         known = TokenFacts(None if secret is None else len(secret), flaw)
         view.show([checks.token_finding(known, ""), NO_MASTER])
         return

@@ -16,6 +16,7 @@ from pccl.cli.doctor import network
 from pccl.cli.doctor.checks import ASKED
 from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts
 from pccl.errors import NotAdmitted, PCCLError, RemoteProtocolError
+from pccl.inquiry import RouterReport
 
 CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -101,6 +102,14 @@ def path_facts(master: str, timeout_s: float) -> PathFacts:
             round_trips_s=found.round_trips_s,
         )
     return PathFacts(master, "; ".join(reasons))
+
+
+def router_facts() -> RouterReport:
+    """Ask the router of this machine for a port; takes some seconds if it does not answer."""
+    try:
+        return inquiry.examine_router()
+    except PCCLError as error:
+        return RouterReport(reason=error.reason)
 
 
 def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFacts:

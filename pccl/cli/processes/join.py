@@ -148,6 +148,11 @@ class JoinCommand(Wrapper):
     help="Address that this peer binds, if it differs from --advertise (PCCL_LISTEN).",
 )
 @click.option(
+    "--no-map-port",
+    is_flag=True,
+    help="Do not ask the router to forward the peer's port (PCCL_MAP_PORT=0).",
+)
+@click.option(
     "--lanes",
     metavar="LANES",
     type=click.IntRange(0, LANES_MAX),
@@ -172,6 +177,7 @@ def join(
     group: int | None,
     advertise: str | None,
     listen: str | None,
+    no_map_port: bool,
     lanes: int | None,
     metrics: str | None,
     token: str | None,
@@ -191,6 +197,7 @@ def join(
     environment[LEVEL] = environment.get(LEVEL) or "info"
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
+    given[config.MAP_PORT] = 0 if no_map_port else None
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     with contextlib.suppress(Unusable, OSError):  # a help for ``pccl why``, never a reason to fail
         environment.setdefault(config.STACKS_DIR, joined_folder())

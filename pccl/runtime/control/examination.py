@@ -23,6 +23,7 @@ from pccl.runtime.control.greeting import Credentials, Reception
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.question import ask_address, ask_status
 from pccl.runtime.links.listening import listen
+from pccl.runtime.links.port_mapping import PATIENT_WAIT_NS, PortMapping, RouterReport
 from pccl.runtime.requests import PeerOptions
 from pccl.transports.base import Address, Connection, Transport
 
@@ -65,6 +66,7 @@ class Examination:
         reason: why nothing answered, or why the master did not dial; empty if it was answered.
         members: some members, and whether they answer this machine.
         member_count: number of members of the run.
+        router: whether the router has forwarded that port; None: it was not asked.
     """
 
     status: StatusReport
@@ -76,6 +78,7 @@ class Examination:
     reason: str
     members: tuple[MemberDialled, ...]
     member_count: int
+    router: RouterReport | None = None
 
 
 async def examine(
@@ -85,6 +88,7 @@ async def examine(
     credentials: Credentials,
     options: PeerOptions,
     timeout_s: float,
+    port_mapping: PortMapping | None = None,
 ) -> Examination:
     """Examine the path to the run of a master.
 
@@ -95,6 +99,7 @@ async def examine(
         credentials: makes the handshakes of this process.
         options: where this process would listen as a peer, and what it would announce.
         timeout_s: time limit of each question.
+        port_mapping: asks the router for a port; this function closes it.
 
     Raises:
         LinkError, NotAdmitted, RemoteProtocolError: as in ``ask_status``. What fails after that is
@@ -103,13 +108,14 @@ async def examine(
     status = await ask_status(clock, transport, master, credentials, timeout_s)
     examiner = _Examiner(clock, transport, master, credentials, timeout_s)
     seen, offset_s, error_s, reason = await examiner.read_clock()
-    dialled_at, was_dialled = "", False
+    dialled_at, was_dialled, router = "", False, None
     if not reason:
-        dialled_at, was_dialled, reason = await examiner.be_dialled(options, seen)
+        dialled_at, was_dialled, reason = await examiner.be_dialled(options, seen, port_mapping)
+        router = None if port_mapping is None else port_mapping.report
     members = await examiner.dial(status.members[:MEMBERS_DIALLED_MAX], status)
     return Examination(
         status, seen, offset_s, error_s, dialled_at, was_dialled, reason, members,
-        status.member_count,
+        status.member_count, router,
     )  # fmt: skip
 
 
@@ -148,7 +154,9 @@ class _Examiner:
         took_ns, offset_ns, seen = min(readings)
         return seen, offset_ns / 1e9, took_ns / 2e9, ""
 
-    async def be_dialled(self, options: PeerOptions, seen: str) -> tuple[str, bool, str]:
+    async def be_dialled(
+        self, options: PeerOptions, seen: str, port_mapping: PortMapping | None
+    ) -> tuple[str, bool, str]:
         """Let the master dial a port of this process, opened and announced as a peer would.
 
         Returns the address, whether the master dialled it, and why nothing answered.
@@ -172,6 +180,10 @@ class _Examiner:
             return host or seen, False, error.reason
         try:
             port = options.advertise_port or listener.address.port
+            if port_mapping is not None:
+                forwarded = await port_mapping.start(port, self._master, PATIENT_WAIT_NS)
+                if forwarded is not None:
+                    host, port = forwarded.public_host, forwarded.port
             answer, _, _ = await ask_address(
                 self._clock, self._transport, self._master, self._credentials,
                 self._timeout_s + Timing().dial_s, AddressQuery(host, port),
@@ -181,6 +193,8 @@ class _Examiner:
         finally:
             listener.close()
             reception.close()
+            if port_mapping is not None:
+                await port_mapping.close()
         return str(Address(host or answer.seen, port)), answer.dialled, answer.reason
 
     async def dial(

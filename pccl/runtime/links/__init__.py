@@ -1,6 +1,8 @@
 """Dials, keeps and measures the links to other peers, and routes their frames.
 
 * ``listening``: opens the one port of a peer.
+* ``port_mapping``: asks the router to forward that port.
+* ``upnp``: asks it in UPnP, by a library.
 * ``keeper``: dials, accepts and closes lanes as ``LinkUpkeep`` decides.
 * ``meter``: measures the links from the traffic that they carry. It sends nothing itself.
 * ``pulls``: finds out with which peers this process can share memory, and proves it.
