@@ -45,7 +45,7 @@ class JsonlWriter:
 
     ``{"event": "TrainsAlone", "time": "2026-03-01T12:00:00.250+00:00", "step": 700}``: the class,
     the wall clock (UTC, milliseconds), and the fields of the event under their own names. Events of
-    the peer also have the version of their form, ``"schema": "1.0"``. JSON has no NaN and no
+    the peer also have the version of their form, ``"schema": "1.1"``. JSON has no NaN and no
     infinity: both become null. The line is in the file when the call returns, so a
     killed process leaves complete lines. After a partial line (the machine failed), the next
     writer begins a new line.

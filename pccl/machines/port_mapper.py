@@ -225,7 +225,7 @@ class PortMapper:
         self.reason = ""
         """Why no port is forwarded; empty: one is, or that is not known yet."""
         self.was_asked = False
-        """Whether a router was asked in the last attempt."""
+        """Whether a router was asked in the last attempt that has ended."""
         self.due_ns: int | None = None
         """When to feed a ``MapperTick``; None: not now."""
         self._random_bytes = random_bytes
@@ -410,7 +410,8 @@ class PortMapper:
         self._expires_ns = now_ns + lifetime_ns
         self._granted, self._address = None, ""
         before = self.forwarded
-        self.forwarded, self.reason = ForwardedPort(self._protocol, host, granted.port), ""
+        self.forwarded = ForwardedPort(self._protocol, host, granted.port)
+        self.reason, self.was_asked = "", True
         if self.forwarded != before or self._was_restarted:
             self._was_restarted = False
             self._effects.append(PortMapped(self.forwarded))

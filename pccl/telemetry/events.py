@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias, get_args
 
-SCHEMA = (1, 0)
+SCHEMA = (1, 1)
 """Major and minor version of the events' form in JSON."""
 
 

@@ -64,6 +64,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     keep(token, SECRET)
     relative = os.path.relpath(token, ROOT)
     options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
+    options += ("--no-map-port",)
     join = start(
         *("--timeout", str(LIMIT_S), *options, address),
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
@@ -87,6 +88,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_MASTER": address,
         "PCCL_GROUP": "3",
         "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
+        "PCCL_MAP_PORT": "0",
         "PCCL_TOKEN_FILE": str(token),
         "PCCL_DRAIN": "1",
         "PCCL_PROGRESS": "1",

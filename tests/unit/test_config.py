@@ -19,6 +19,7 @@ from pccl.config import (
     resolve_lanes,
     resolve_listen,
     resolve_local,
+    resolve_map_port,
     resolve_masters,
     resolve_min_peers,
     resolve_name,
@@ -30,7 +31,7 @@ from pccl.transports.base import Address
 from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
-PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL")
+PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL", "MAP_PORT")
 VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE", "NAME", "STACKS")
 
 
@@ -182,6 +183,7 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_variable_is_of_a_peer_or_a_setting() -> None:
     settings = {"PCCL_DRAIN", "PCCL_ENCRYPT", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
+    settings.add("PCCL_MAP_PORT")
     known = {value for name, value in vars(config).items() if name.isupper()} - {config.OF_A_PEER}
     texts = {value for value in known if isinstance(value, str)}
     assert texts - set(config.OF_A_PEER) == settings
@@ -252,6 +254,7 @@ def _stacks(stacks: None) -> bool:
         ("PCCL_NAME", "a\x1b[0m", resolve_name, "^PCCL_NAME: a name must consist of printable"),
         ("PCCL_NAME", "n" * 65, resolve_name, "^PCCL_NAME: a name must not be longer than 64"),
         ("PCCL_STACKS", "no", _stacks, "PCCL_STACKS must be 0 or 1, not 'no'"),
+        ("PCCL_MAP_PORT", "no", resolve_map_port, "PCCL_MAP_PORT must be 0 or 1, not 'no'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],
@@ -262,6 +265,25 @@ def test_mistakes_name_the_variable(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=words):
         resolve(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "argument", "maps"),
+    [
+        ("", None, True),
+        ("1", None, True),
+        ("0", None, False),
+        ("0", True, True),
+        ("1", False, False),
+    ],
+)
+def test_whether_the_router_is_asked(
+    monkeypatch: pytest.MonkeyPatch, text: str, argument: bool | None, maps: bool
+) -> None:
+    monkeypatch.setenv("PCCL_MAP_PORT", text)
+    assert resolve_map_port(argument) is maps
+    with pytest.raises(TypeError, match="map_port must be a bool, not int"):
+        resolve_map_port(1)  # type: ignore[arg-type]
 
 
 # -- names and stacks ------------------------------------------------------------------------------

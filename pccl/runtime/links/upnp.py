@@ -243,4 +243,6 @@ def _words(error: Exception) -> str:
         return "another machine uses this port of the router"
     if code is not None:
         return f"the router refuses (error {code} {getattr(error, 'error_desc', '')})"
+    if (status := getattr(error, "status", None)) is not None:
+        return f"the router answers with HTTP status {status}"
     return str(error) or type(error).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl._api.listening import reachable_at
+from pccl._api.listening import reachable_at, why_unmapped
 from pccl.addresses import Advertised, parse_advertised
 from pccl.transports.base import Address
 
@@ -67,3 +67,25 @@ def test_a_range_cannot_be_told_to_others_when_it_listens_elsewhere() -> None:
     master, bound = Address("127.0.0.1", 48148), parse_advertised(":6000", "listen")
     with pytest.raises(ValueError, match=r"advertise: with listen, give one port .*not 5000-5001"):
         reachable_at(master, parse_advertised("host:5000-5001"), bound)
+
+
+@pytest.mark.parametrize(
+    ("advertised", "bound", "switched_on", "why"),
+    [
+        ("", None, True, ""),
+        ("", None, False, "it is switched off (PCCL_MAP_PORT=0)"),
+        (":5000", None, True, "the address of this peer is set (PCCL_ADVERTISE, PCCL_LISTEN)"),
+        ("host", None, True, "the address of this peer is set (PCCL_ADVERTISE, PCCL_LISTEN)"),
+        ("", ":5000", True, "the address of this peer is set (PCCL_ADVERTISE, PCCL_LISTEN)"),
+        ("host", None, False, "it is switched off (PCCL_MAP_PORT=0)"),
+    ],
+)
+def test_who_sets_an_address_needs_no_port_of_the_router(
+    advertised: str, bound: str | None, switched_on: bool, why: str
+) -> None:
+    found = why_unmapped(
+        parse_advertised(advertised) if advertised else Advertised(),
+        None if bound is None else parse_advertised(bound, "listen"),
+        switched_on=switched_on,
+    )
+    assert found == why

@@ -1,7 +1,7 @@
-"""The form of events in files: what was written in version 1.0 stays readable.
+"""The form of events in files: what earlier versions wrote stays readable.
 
-``tests/fixtures/events-1.0.jsonl`` was written by hand and must never change. A field that is
-removed or renamed, or gets another type, breaks programs that read such files: that takes a new
+The files ``tests/fixtures/events-*.jsonl`` were written by hand and must never change. A field that
+is removed or renamed, or gets another type, breaks programs that read such files: that takes a new
 major version. New kinds and new fields take a new minor version, and a new fixture.
 """
 
@@ -26,12 +26,14 @@ from pccl.telemetry.events import (
 )
 from tests.support.paths import ROOT
 
-LINES = [
-    json.loads(line)
-    for line in (ROOT / "tests" / "fixtures" / "events-1.0.jsonl").read_text("utf-8").splitlines()
-]
+
+def lines_of(version: str) -> list[dict[str, Any]]:
+    path = ROOT / "tests" / "fixtures" / f"events-{version}.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+LINES = lines_of("1.1")
 KINDS: tuple[Any, ...] = get_args(PeerReport)
-IN_1_0 = {line["event"] for line in LINES}
 
 
 def line_of(kind: type[Any]) -> dict[str, Any]:
@@ -40,12 +42,14 @@ def line_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def test_every_kind_is_in_the_fixture_once() -> None:
-    assert SCHEMA == (1, 0), "a new version needs a new fixture"
+    assert SCHEMA == (1, 1), "a new version needs a new fixture"
     assert [line["event"] for line in LINES] == [kind.__name__ for kind in KINDS]
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line["event"])
-def test_what_version_1_0_wrote_is_read_and_written_the_same(line: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "line", [*LINES, *lines_of("1.0")], ids=lambda line: f"{line['schema']}-{line['event']}"
+)
+def test_what_was_written_is_read_and_written_the_same(line: dict[str, Any]) -> None:
     event = from_json(line)
     assert event is not None
     assert type(event).__name__ == line["event"]
@@ -53,9 +57,9 @@ def test_what_version_1_0_wrote_is_read_and_written_the_same(line: dict[str, Any
         if name not in ("schema", "event"):
             assert getattr(event, name) == value
     written = to_json(event)
-    assert written == line
+    assert written == {**line, "schema": "1.1"}
     assert list(written) == list(line)
-    assert json.loads(json.dumps(written)) == line
+    assert json.loads(json.dumps(written)) == written
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,7 +87,7 @@ def test_a_call_without_a_tag_is_read() -> None:
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line["event"])
 def test_a_later_minor_version_is_read_without_its_new_fields(line: dict[str, Any]) -> None:
-    later = {"schema": "1.1", "spare": [1], **{n: v for n, v in line.items() if n != "schema"}}
+    later = {"schema": "1.2", "spare": [1], **{n: v for n, v in line.items() if n != "schema"}}
     assert from_json(later) == from_json(line)
 
 

@@ -113,6 +113,32 @@ def joined(*, rejoined: bool, peer_id: int = 4) -> tell.Joined:
         ),
         (tell.AddressUnreachable(reason="no peer can dial it"), "WARNING", "no peer can dial it"),
         (
+            tell.PortForwarded(port=48200, host="8.8.4.4", by="PCP", public=True),
+            "INFO",
+            "the router forwards port 48200 of 8.8.4.4 to this peer (PCP)",
+        ),
+        (
+            tell.PortForwarded(port=48200, host="", by="NAT-PMP", public=False),
+            "INFO",
+            "the router forwards port 48200 to this peer (NAT-PMP)",
+        ),
+        (
+            tell.PortForwarded(port=48200, host="100.72.0.4", by="UPnP", public=False),
+            "INFO",
+            "the router forwards port 48200 of 100.72.0.4 to this peer (UPnP), but this address is "
+            "not public: a router before it must forward the port, too",
+        ),
+        (
+            tell.PortNotForwarded(port=0, reason="PCP: no answer"),
+            "INFO",
+            "the router forwards no port to this peer: PCP: no answer",
+        ),
+        (
+            tell.PortNotForwarded(port=48200, reason="this peer is closed"),
+            "INFO",
+            "the router no longer forwards port 48200 to this peer: this peer is closed",
+        ),
+        (
             tell.RunChanged(
                 what="admitted", peer_id=3, name="carol", group=1, cause="", reason="size 2"
             ),

@@ -9,7 +9,8 @@ import pytest
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding, Severity
 from pccl.cli.doctor.facts import MachineFacts, PathFacts, RunFacts, TokenFacts
-from pccl.inquiry import Examination, MasterStatus, MemberDialled
+from pccl.inquiry import Examination, ForwardedPort, MasterStatus, MemberDialled, RouterReport
+from pccl.machines.router_path import MappingProtocol
 
 MACHINE = MachineFacts(
     implementation="CPython",
@@ -55,6 +56,7 @@ MADE = Examination(
         MemberDialled(2, "p1", "fd00::2", 4002, ""),
     ),
     member_count=2,
+    router=RouterReport(reason="10.0.0.4 is not a private address"),
 )
 
 
@@ -87,7 +89,7 @@ def test_a_good_machine_in_a_good_run() -> None:
     assert [one.name for one in findings] == [
         *("interpreter", "packages", "descriptors", "congestion", "loopback", "interface"),
         *("token", "reach out", "interface", "MTU", "round trip", "congestion to the master"),
-        *("handshake", "clock", "NAT", "reach in", "members", "throughput"),
+        *("handshake", "clock", "NAT", "router", "reach in", "members", "throughput"),
     ]
 
 
@@ -216,6 +218,71 @@ def test_an_address_in_other_words_is_no_nat() -> None:
     assert of_run("NAT", replace(MADE, seen="::ffff:10.0.0.4")).found.startswith("none")
 
 
+def forwarded(host: str) -> RouterReport:
+    return RouterReport(ForwardedPort(MappingProtocol.PCP, host, 48200), "", True)
+
+
+SILENT = RouterReport(None, "PCP: no answer; NAT-PMP: no answer; UPnP: no answer", True)
+BY_HAND = "or forward a TCP port to this machine by hand: PCCL_ADVERTISE=:PORT"
+
+
+@pytest.mark.parametrize(
+    ("router", "level", "found", "remedy"),
+    [
+        (
+            forwarded("8.8.4.4"),
+            Severity.OK,
+            "it forwards port 48200 of 8.8.4.4 to this machine (PCP)",
+            "",
+        ),
+        (forwarded(""), Severity.OK, "it forwards port 48200 to this machine (PCP)", ""),
+        (
+            forwarded("100.72.0.4"),
+            Severity.WARN,
+            "it forwards port 48200 of 100.72.0.4 to this machine (PCP), but this address is not "
+            "public: another router lies before it",
+            "ask the provider for a public address, or run `pccl master --relay`",
+        ),
+        (
+            RouterReport(reason="it is switched off (PCCL_MAP_PORT=0)"),
+            Severity.OK,
+            "not asked for a port: it is switched off (PCCL_MAP_PORT=0)",
+            "",
+        ),
+        (
+            SILENT,
+            Severity.WARN,
+            "it forwards no port to this machine: PCP: no answer; NAT-PMP: no answer; UPnP: no "
+            "answer",
+            f"switch on PCP, NAT-PMP or UPnP in the router; {BY_HAND}",
+        ),
+        (
+            RouterReport(None, "PCP: no answer; UPnP: not installed", True),
+            Severity.WARN,
+            "it forwards no port to this machine: PCP: no answer; UPnP: not installed",
+            "switch on PCP, NAT-PMP or UPnP in the router; for UPnP: pip install 'pccl[upnp]'; "
+            + BY_HAND,
+        ),
+        (
+            RouterReport(),
+            Severity.WARN,
+            "it forwards no port to this machine: no answer in time",
+            f"switch on PCP, NAT-PMP or UPnP in the router; {BY_HAND}",
+        ),
+    ],
+)
+def test_the_router(router: RouterReport, level: Severity, found: str, remedy: str) -> None:
+    assert checks.router_finding(router) == Finding("router", level, found, remedy)
+
+
+@pytest.mark.parametrize("router", [SILENT, forwarded("100.72.0.4"), RouterReport()])
+def test_a_machine_that_the_master_reaches_needs_no_other_router(router: RouterReport) -> None:
+    found = of_run("router", replace(MADE, router=router))
+    assert (found.level, found.remedy) == (Severity.OK, "")
+    missed = of_run("router", replace(MADE, router=router, reason="no answer in time"))
+    assert missed.level is Severity.WARN
+
+
 def test_nobody_can_dial_this_machine() -> None:
     found = of_run("reach in", replace(MADE, reason="cannot reach 10.0.0.4:5000: no answer"))
     assert found.level is Severity.WARN
@@ -228,7 +295,7 @@ def test_a_test_that_was_not_made() -> None:
     found = of_run("reach in", made)
     assert (found.level, found.found) == (Severity.WARN, "not tested: ask again later")
     names = [one.name for one in checks.run_findings(RunFacts(PATH, examination=made))]
-    assert names == ["handshake", "reach in", "members", "throughput"]
+    assert names == ["handshake", "router", "reach in", "members", "throughput"]
 
 
 def test_members_that_do_not_answer() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import pytest
 
@@ -21,89 +20,16 @@ from pccl.runtime.links.port_mapping import (
     RouterReport,
     find_router,
 )
-from pccl.stress.sim.loop import VirtualLoop
 from pccl.telemetry.events import PortForwarded, PortNotForwarded
 from pccl.transports.base import Address
 from pccl.transports.datagrams import DatagramSocket
 from tests.support.home_router import HomeRouter, serving
+from tests.support.virtual_home import HOME, LATENCY_NS, VirtualHome
 
 MS, S = 1_000_000, 1_000_000_000
-LATENCY_NS = 3 * MS
 PORT = 48200
 MASTER = Address("master.example", 48148)
-HOME = RouterPath("192.168.1.7", "8.8.8.8", "192.168.1.1", "192.168.1.7")
 PCP = ForwardedPort(MappingProtocol.PCP, "8.8.4.4", PORT)
-
-
-class VirtualSocket:
-    """A datagram socket in virtual time; a silent router answers nothing."""
-
-    def __init__(self, world: VirtualHome, take: Callable[[bytes], None]) -> None:
-        self._world, self._take = world, take
-        self._open = True
-        world.open += 1
-
-    def send(self, data: bytes) -> None:
-        assert self._open
-        world = self._world
-        if world.router is None:
-            return
-        world.router.epoch_s = 1000 + world.loop.now_ns() // S
-        for answer in world.router.answers(data):
-            world.loop.call_at_ns(world.loop.now_ns() + LATENCY_NS, self._arrived, answer)
-
-    def _arrived(self, answer: bytes) -> None:
-        if self._open:
-            self._take(answer)
-
-    def close(self) -> None:
-        self._world.open -= self._open
-        self._open = False
-
-
-class VirtualHome:
-    """A home network in virtual time, and a mapping in it."""
-
-    def __init__(self) -> None:
-        self.loop = VirtualLoop(limit_ns=100_000 * S)
-        self.router: HomeRouter | None = HomeRouter()
-        self.path: RouterPath | OSError = HOME
-        self.find_ns = 1 * MS
-        self.upnp = UpnpAnswered(None, "not installed")
-        self.asked: list[AskUpnp] = []
-        self.open = 0
-        """Sockets that are open."""
-        self.sought: list[Address | None] = []
-        self.told: list[PortForwarded | PortNotForwarded] = []
-        access = RouterAccess(self._find, self._open, self._ask)
-        self.mapping = PortMapping(self.loop, self.loop, access, bytes)
-        self.mapping.on_changed = self.told.append
-
-    def run_test(self, main: Coroutine[Any, Any, None]) -> None:
-        self.loop.run_until_complete(main)
-
-    async def _find(self, master: Address | None) -> RouterPath:
-        self.sought.append(master)
-        await asyncio.sleep(self.find_ns / S)
-        if isinstance(self.path, OSError):
-            raise self.path
-        return self.path
-
-    def _open(
-        self, router: Address, take: Callable[[bytes], None], refused: Callable[[], None]
-    ) -> DatagramSocket:
-        assert router == Address("192.168.1.1", 5351)
-        return cast(DatagramSocket, VirtualSocket(self, take))
-
-    async def _ask(self, asked: AskUpnp) -> UpnpAnswered:
-        self.asked.append(asked)
-        await asyncio.sleep(0.1)
-        return self.upnp
-
-    def take(self) -> list[PortForwarded | PortNotForwarded]:
-        told = self.told.copy()
-        self.told.clear()
-        return told
 
 
 @pytest.fixture
@@ -124,13 +50,13 @@ async def test_a_port_is_forwarded_until_the_end(home: VirtualHome) -> None:
     assert await home.mapping.start(PORT, MASTER) == PCP
     assert home.loop.now_ns() == home.find_ns + LATENCY_NS
     assert (home.take(), home.sought, home.open) == ([forwarded()], [MASTER], 0)
-    assert home.mapping.report == RouterReport(PCP, "", False)
+    assert home.mapping.report == RouterReport(PCP, "", True)
     router = home.router
     assert router is not None
-    await asyncio.sleep(3000)
+    await asyncio.sleep(3100)
     assert (len(router.received), home.take(), home.open) == (6, [], 0)
     assert await home.mapping.start(PORT, MASTER) == PCP
-    assert home.loop.now_ns() == 3000 * S + home.find_ns + LATENCY_NS, "it waits for nothing"
+    assert home.loop.now_ns() == 3100 * S + home.find_ns + LATENCY_NS, "it waits for nothing"
     await home.mapping.close()
     assert (router.ports, home.open) == ({}, 0)
     assert home.take() == [PortNotForwarded(port=PORT, reason="this peer is closed")]
@@ -150,6 +76,19 @@ async def test_a_join_waits_a_second_for_a_silent_router(home: VirtualHome) -> N
     assert home.mapping.report == RouterReport(None, silent, True)
     await home.mapping.close()
     assert (home.take(), home.open) == ([], 0)
+
+
+async def test_a_later_join_gets_what_the_router_forwards_then(home: VirtualHome) -> None:
+    assert home.router is not None
+    await home.mapping.start(PORT, MASTER)
+    home.router.host = "9.9.9.10"
+    await asyncio.sleep(700)
+    moved = replace(PCP, host="9.9.9.10")
+    assert await home.mapping.start(PORT, Address("other", 1)) == moved
+    assert home.take() == [forwarded(), replace(forwarded(), host="9.9.9.10")]
+    await asyncio.sleep(600)
+    assert home.sought == [MASTER, MASTER, Address("other", 1)]
+    await home.mapping.close()
 
 
 async def test_a_shorter_wait(home: VirtualHome) -> None:
@@ -241,11 +180,11 @@ async def test_an_end_without_a_beginning(home: VirtualHome) -> None:
     assert (home.sought, home.take()) == ([], [])
 
 
-async def test_a_way_that_vanishes(home: VirtualHome, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_way_that_vanishes(home: VirtualHome) -> None:
     def refuse(*_: object) -> DatagramSocket:
         raise OSError("network is unreachable")
 
-    access = RouterAccess(home._find, refuse, home._ask)  # pyright: ignore[reportPrivateUsage]
+    access = replace(home.access, open=refuse)
     mapping = PortMapping(home.loop, home.loop, access, bytes)
     assert await mapping.start(PORT, MASTER, wait_ns=10 * S) is None
     assert mapping.report.reason == "PCP: no answer; NAT-PMP: no answer; UPnP: not installed"
