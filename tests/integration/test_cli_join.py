@@ -64,9 +64,8 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     keep(token, SECRET)
     relative = os.path.relpath(token, ROOT)
     options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
-    options += ("--no-map-port",)
     join = start(
-        *("--timeout", str(LIMIT_S), *options, address),
+        *("--timeout", str(LIMIT_S), *options, "--no-map-port", address),
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
         PCCL_TOKEN="another secret, which must not come first",
         PCCL_LOG="",

@@ -64,7 +64,7 @@ def granting() -> HomePeer:
 @pytest.fixture
 def double() -> HomePeer:
     """The address of the router is not public."""
-    return HomePeer(HomeRouter(host="100.72.0.4", taken=tuple(range(1, 60_000))))
+    return HomePeer(HomeRouter(host="100.72.0.4", taken=range(60_000)))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -30,12 +30,12 @@ class HomeRouter:
     pcp: bool = True
     nat_pmp: bool = True
     host: str = "8.8.4.4"
-    taken: tuple[int, ...] = ()
+    taken: Container[int] = ()
     result: int = 0
     lifetime_s: int = 7200
     epoch_s: int = 1000
-    ports: dict[int, int] = field(default_factory=dict)
-    received: list[bytes] = field(default_factory=list)
+    ports: dict[int, int] = field(default_factory=dict[int, int])
+    received: list[bytes] = field(default_factory=list[bytes])
 
     def answers(self, data: bytes) -> Iterator[bytes]:
         """What it sends back for a datagram."""
@@ -82,7 +82,7 @@ class HomeRouter:
 
 
 @contextmanager
-def serving(router: HomeRouter) -> Iterator[int]:
+def serving(router: HomeRouter) -> Generator[int]:
     """Let a router answer at a UDP port of this machine, which this yields."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -108,8 +108,8 @@ class UpnpBox:
     padding: int = 0
     redirects: bool = False
     speaks: bool = True
-    ports: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    paths: list[str] = field(default_factory=list)
+    ports: dict[int, tuple[str, int, int]] = field(default_factory=dict[int, tuple[str, int, int]])
+    paths: list[str] = field(default_factory=list[str])
     http_port: int = 0
 
     def search_answer(self) -> bytes:
@@ -163,7 +163,7 @@ class UpnpBox:
         )
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
+    async def serving(self) -> AsyncGenerator[int]:
         """Answer at ports of this machine; yield that for searches."""
         loop = asyncio.get_running_loop()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

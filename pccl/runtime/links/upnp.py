@@ -92,7 +92,7 @@ class BoundedRequester:
 
     async def async_http_request(self, http_request: Any) -> Any:
         """Make a request; the library calls this."""
-        if urlsplit(http_request.url).hostname != self._host:
+        if urlsplit(str(http_request.url)).hostname != self._host:
             raise UpnpRefusal("the router names an address that is not its own")
         async with (
             self._library.aiohttp.ClientSession() as session,
