@@ -66,6 +66,18 @@ class PathMeasure:
     ack_ago_ms: int = 0
 
 
+class Timers(Protocol):
+    """What connections need of a clock."""
+
+    def now_ns(self) -> int:
+        """Return the current time in nanoseconds."""
+        ...
+
+    def call_at_ns(self, when_ns: int, callback: Callable[..., None], *args: object) -> object:
+        """Call ``callback`` at ``when_ns``, or as soon as possible if that has passed."""
+        ...
+
+
 class Receiver(Protocol):
     """The callbacks of a connection, which the runtime implements."""
 
@@ -378,6 +390,7 @@ __all__ = [
     "PortLimits",
     "Receiver",
     "Shown",
+    "Timers",
     "Transport",
     "receiver_failure",
 ]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Protocol
 
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError
@@ -27,11 +26,19 @@ from pccl.protocol.records import (
     TAG_BYTES,
     RecordCipher,
     RecordKeys,
+    RecordSize,
     plain_length,
     plain_of,
 )
 from pccl.protocol.types import NS_PER_S
-from pccl.transports.base import Address, Connection, PathMeasure, Receiver, receiver_failure
+from pccl.transports.base import (
+    Address,
+    Connection,
+    PathMeasure,
+    Receiver,
+    Timers,
+    receiver_failure,
+)
 
 _OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES
 _SHORT_BYTES = 16 << 10
@@ -61,12 +68,6 @@ class DamagedThere(LinkError):
     """The other side has closed the connection, because data was damaged on the way to it."""
 
 
-class _Timers(Protocol):
-    def now_ns(self) -> int: ...
-
-    def call_at_ns(self, when_ns: int, callback: Callable[..., None], *args: object) -> object: ...
-
-
 def _memory_for(plain_bytes: int) -> memoryview:
     """Return memory for two records with so much plaintext, and perhaps more."""
     if plain_bytes <= _SHORT_BYTES:
@@ -87,18 +88,22 @@ class SealedConnection:
         keys: what the handshake agreed on.
         clock: gives the time, and calls back.
         record_bytes_max: the longest plaintext that one record may have, sent or received.
+            Records are shorter on a slow line.
     """
 
     def __init__(
         self,
         connection: Connection,
         keys: RecordKeys,
-        clock: _Timers,
+        clock: Timers,
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self._inner = connection
         self._clock = clock
         self._record_bytes_max = record_bytes_max
+        self._size = RecordSize(record_bytes_max)
+        self._sealed_ns = self._sealed_bytes = 0
+        """When the last record was sealed, and its plaintext."""
         self._sealer = RecordCipher(keys.sends, has_aes=keys.has_aes)
         self._opener = RecordCipher(keys.receives, has_aes=keys.has_aes)
         self._receiver: Receiver | None = None
@@ -164,19 +169,20 @@ class SealedConnection:
 
         Returns short parts, and a long one for a record of its own; either may be empty.
         """
-        parts, room = list[memoryview](), self._record_bytes_max
+        most = room = self._size.plain_bytes
+        parts: list[memoryview] = []
         while left and room and len(left[-1]) < _LONG_BYTES:
             part = left.pop()
             parts.append(part[:room])
             if len(part) > room:
                 left.append(part[room:])
             room -= len(parts[-1])
-        if not left or self._record_bytes_max - room > _SHORT_BYTES:
+        if not left or most - room > _SHORT_BYTES:
             return parts, _NOTHING
         part = left.pop()
-        if len(part) > self._record_bytes_max:
-            left.append(part[self._record_bytes_max :])
-        return parts, part[: self._record_bytes_max]
+        if len(part) > most:
+            left.append(part[most:])
+        return parts, part[:most]
 
     def _seal(self, parts: Sequence[memoryview], long: memoryview) -> int:
         """Seal short parts as one record, and a long one as another; return their bytes."""
@@ -194,6 +200,7 @@ class SealedConnection:
             self._sealer.seal(record, long)
             end += len(record)
         self._unsent_memory, self._unsent = memory, memory[:end]
+        self._sealed_ns, self._sealed_bytes = self._clock.now_ns(), size + len(long)
         self._flush()
         return size + len(long)
 
@@ -208,6 +215,7 @@ class SealedConnection:
         if self._unsent_memory:
             _release(self._unsent_memory)
             self._unsent_memory = self._unsent = _NOTHING
+            self._size.note(self._sealed_bytes, self._clock.now_ns() - self._sealed_ns)
         return True
 
     def notify_writable(self) -> None:

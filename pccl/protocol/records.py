@@ -22,12 +22,20 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from pccl.protocol.types import KEY_BYTES
+from pccl.protocol.types import KEY_BYTES, NS_PER_S
 
 LENGTH_BYTES = 4
 TAG_BYTES = 16
 RECORD_BYTES_MAX = (256 << 10) + 64
 """The most plaintext in one record. Less costs more per byte, more delays what follows."""
+
+RECORD_BYTES_MIN = 1 << 10
+"""The most plaintext in one record of the slowest connection, and of a new one."""
+
+SLOW_RECORD_NS = NS_PER_S
+QUICK_RECORD_NS = NS_PER_S // 4
+QUICK_RECORDS = 16
+"""Records become half as long after a slow one, twice as long after so many quick ones."""
 
 RECORDS_PER_KEY = 1 << 20
 """Far below what NIST SP 800-38D, section 8.3, allows for one key."""
@@ -97,6 +105,36 @@ class RecordCipher:
             self._aead, self._number = self._cipher(self._key), 0
         self._number += 1
         return _NONCE.pack(0, self._number - 1)
+
+
+class RecordSize:
+    """Fits the length of a connection's records to its line.
+
+    The other side delivers nothing of a record before all of it has arrived. So on a slow line, a
+    long record would look like a connection that has failed.
+
+    Args:
+        longest: the most plaintext that the other side accepts in one record.
+
+    Attributes:
+        plain_bytes: the most plaintext to put into the next record.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self.plain_bytes = min(RECORD_BYTES_MIN, longest)
+        self._quick = 0
+
+    def note(self, plain_bytes: int, took_ns: int) -> None:
+        """Record how long the network took to accept a record."""
+        if took_ns > SLOW_RECORD_NS:
+            self.plain_bytes = min(self._longest, max(RECORD_BYTES_MIN, self.plain_bytes // 2))
+            self._quick = 0
+        elif took_ns <= QUICK_RECORD_NS and plain_bytes == self.plain_bytes < self._longest:
+            self._quick += 1
+            if self._quick == QUICK_RECORDS:
+                self.plain_bytes = min(self._longest, 2 * self.plain_bytes)
+                self._quick = 0
 
 
 def plain_of(record: memoryview) -> memoryview:

@@ -12,10 +12,12 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Descriptor
 from pccl.runtime.collective.operand import borrow
+from pccl.runtime.control.greeting import encryption
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, ReduceRequest
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.sim.network import SimNetwork
+from tests.support.clear import in_the_clear
 from tests.support.virtual_runs import run_peers
 
 TIMING = Timing(tick_s=0.05, lane_stall_s=1.0, progress_s=3.0)
@@ -26,8 +28,9 @@ SEGMENT_BYTES = 128 << 10
 LIMIT_NS = 400 * 10**9
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["clear", "encrypted"])
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
+def test_a_broadcast_over_slow_lanes(lanes: int, encrypted: bool) -> None:
     """The sender hears of the other side nothing but its signs of life, and no segment is complete
     before everybody's patience would have ended."""
     loop = VirtualLoop(limit_ns=LIMIT_NS)
@@ -69,6 +72,16 @@ def test_a_broadcast_over_slow_lanes(lanes: int) -> None:
         for _ in range(3):
             await engine.reduce(ReduceRequest(borrow(tiny), ReduceCall(0, tag, descriptor)))
 
-    run_peers(network, loop, TIMING, 2, take_part, lanes=lanes, segment_bytes=SEGMENT_BYTES)
+    encrypts = encryption(always=True) if encrypted else in_the_clear
+    run_peers(
+        network,
+        loop,
+        TIMING,
+        2,
+        take_part,
+        encrypts,
+        lanes=lanes,
+        segment_bytes=SEGMENT_BYTES,
+    )
     assert all(np.array_equal(result, values) for result in results)
     assert all(seconds > 2 * TIMING.progress_s for seconds in took_s)

@@ -53,6 +53,7 @@ def run_peers(
     timing: Timing,
     peers: int,
     part: Callable[[PeerEngine, int], Coroutine[Any, Any, None]],
+    encrypts: Callable[[Connection], bool] = in_the_clear,
     **options: Any,
 ) -> None:
     """Run a master and so many peers with such options until each has done its part."""
@@ -61,14 +62,14 @@ def run_peers(
         host = network.host(f"peer{index}")
         nonces = Random(index).randbytes
         told = PeerOptions(
-            timing, Address("", 0), random_bytes=nonces, encrypts=in_the_clear, **options
+            timing, Address("", 0), random_bytes=nonces, encrypts=encrypts, **options
         )
         return PeerEngine(loop, ProcessClock(loop, host), host, MASTER_ADDRESS, 0, told)
 
     async def main() -> None:
         host = network.host("master")
         master = MasterServer(
-            ProcessClock(loop, host), host, timing, Random(2).randbytes, encrypts=in_the_clear
+            ProcessClock(loop, host), host, timing, Random(2).randbytes, encrypts=encrypts
         )
         await master.start(MASTER_ADDRESS)
         engines = [peer(index) for index in range(peers)]
