@@ -3,6 +3,7 @@
 * ``base``: the interface that every transport implements, and that the runtime uses.
 * ``sealed``: an encrypted connection over a connection of any transport.
 * ``relay``: connections through a relay, and what a relay does with them.
+* ``pacing``: a transport whose connections together keep an upload limit.
 * ``outgoing``: frames that wait to be sent; they refer to the sender's memory.
 * ``sinks``: destinations for the payload of incoming frames.
 * ``link``: the link to one other peer, and its lanes: the connections that carry frames.

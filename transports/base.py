@@ -55,6 +55,8 @@ class PathMeasure:
         retransmits: how often the oldest of them was sent again without an answer.
         probes: unanswered probes of a receiver without room, which a stopped process leaves full.
         ack_ago_ms: time since the other system acknowledged anything.
+        limit_bytes_per_s: what this process lets all its connections send together, this one
+            included; 0: as much as they can.
     """
 
     rtt_ns: int
@@ -64,6 +66,7 @@ class PathMeasure:
     retransmits: int = 0
     probes: int = 0
     ack_ago_ms: int = 0
+    limit_bytes_per_s: int = 0
 
 
 class Timers(Protocol):

@@ -1,6 +1,6 @@
 """What every transport must do: one suite over TCP (on two loops) and the in-memory network.
 
-Encrypted connections must do the same.
+Encrypted connections must do the same, and connections with an upload limit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolEr
 from pccl.runtime.clock import Clock, LoopClock
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, Listener, Transport
+from pccl.transports.pacing.transport import PacedTransport
 from pccl.transports.sim.network import SimNetwork
 from pccl.transports.tcp import TcpTransport
 from tests.support.patience import LIMIT_S
@@ -26,6 +27,8 @@ from tests.support.sealing import SealedTransport
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
+UPLOAD_BYTES_PER_S = 20_000_000
+"""Limit of a paced network: a few turns in the tests that send the most."""
 
 
 class Net:
@@ -51,12 +54,14 @@ class Net:
             else:
                 self.loop = asyncio.SelectorEventLoop()
             self.client = self.server = TcpTransport(self.loop)
+        clock = cast("Clock", LoopClock(self.loop) if self.host == "127.0.0.1" else self.loop)
+        sides: list[Transport] = [self.client, self.server]
+        if "paced" in kind:
+            limit = UPLOAD_BYTES_PER_S
+            sides = [PacedTransport(one, clock, limit, lambda _: True) for one in sides]
         if kind.startswith("sealed"):
-            clock = LoopClock(self.loop) if self.host == "127.0.0.1" else self.loop
-            self.client, self.server = (
-                cast("Transport", SealedTransport(one, cast("Clock", clock)))
-                for one in (self.client, self.server)
-            )
+            sides = [cast("Transport", SealedTransport(one, clock)) for one in sides]
+        self.client, self.server = sides
         self.loop.set_exception_handler(lambda _loop, context: self.reported.append(context))
 
     def run_test(self, main: Coroutine[Any, Any, T]) -> T:
@@ -209,9 +214,10 @@ def open_descriptors() -> set[str]:
 
 
 KINDS = ["tcp-asyncio", "tcp-uvloop", "sim"]
+LAYERS = ["", "paced-", "sealed-", "sealed-paced-"]
 
 
-@pytest.fixture(params=[*KINDS, *(f"sealed-{kind}" for kind in KINDS)])
+@pytest.fixture(params=[layer + kind for layer in LAYERS for kind in KINDS])
 def net(request: pytest.FixtureRequest) -> Iterator[Net]:
     Net(request.param).loop.close()  # the first uvloop of a process opens a pipe for good
     before = open_descriptors()

@@ -59,13 +59,19 @@ class LinkMeter:
 
         A measure is a lower bound if a lane had little to send: it counts only if it exceeds the
         known speed. Otherwise each look moves the known speed half-way down to a lower measure.
+
+        With an upload limit, each lane has little to send at a time, because all links share the
+        limit. So a link counts as fast as the limit, until its path turns out to be slower.
         """
+        limit = max(path.limit_bytes_per_s for path in paths)
         seen = sum(path.bytes_per_s for path in paths)
-        known = self._speeds.get(peer, 0)
+        known = self._speeds.get(peer, limit)
         if any(path.is_lower_bound for path in paths):
             speed = max(known, seen)
         else:
             speed = max(seen, (known + seen) // 2)
+        if limit:
+            speed = min(speed, limit)
         if speed:
             self._speeds[peer] = speed
         return speed

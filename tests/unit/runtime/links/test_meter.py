@@ -38,8 +38,8 @@ class Bench:
         return found[0].measure if found else None
 
 
-def path(rtt_ns: int, speed: int, *, at_least: bool = False) -> PathMeasure:
-    return PathMeasure(rtt_ns, speed, at_least)
+def path(rtt_ns: int, speed: int, *, at_least: bool = False, limit: int = 0) -> PathMeasure:
+    return PathMeasure(rtt_ns, speed, at_least, limit_bytes_per_s=limit)
 
 
 def test_the_lanes_of_a_link_add_up_and_the_shortest_way_counts() -> None:
@@ -87,3 +87,17 @@ def test_a_link_that_was_down_is_measured_anew() -> None:
     bench.time_ns = PERIOD_NS
     assert bench.meter.look() == ()
     assert bench.look_at(path(700, 10, at_least=True)) == LinkMeasure(700, 10)
+
+
+def test_a_link_is_as_fast_as_the_upload_limit_however_many_lanes_it_has() -> None:
+    bench = Bench()
+    idle, busy = (path(700, speed, at_least=True, limit=1000) for speed in (10, 1000))
+    for paths in ([idle], [idle] * 16, [busy] * 16, [busy]):
+        assert bench.look_at(*paths) == LinkMeasure(700, 1000)
+
+
+def test_a_path_that_is_slower_than_the_limit() -> None:
+    bench = Bench()
+    slow, idle = (path(700, 200, at_least=at_least, limit=1000) for at_least in (False, True))
+    speeds = [bench.look_at(one) for one in (idle, slow, slow, idle)]
+    assert speeds == [LinkMeasure(700, speed) for speed in (1000, 600, 400, 400)]
