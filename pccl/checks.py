@@ -9,6 +9,7 @@ import enum
 import math
 import numbers
 import operator
+import re
 from functools import cache
 from typing import SupportsIndex, TypeVar, cast
 
@@ -29,7 +30,27 @@ TAG_MAX = 2**64 - 2
 ATTEMPTS_MAX = 2**31 - 1
 IN_FLIGHT_MAX = 2**31 - 1
 STEP_MAX = 2**62
+UPLOAD_BYTES_PER_S_MIN = 64_000
+"""With less, the messages of a run would wait too long."""
+UPLOAD_BYTES_PER_S_MAX = limits.BYTES_PER_S_MAX
 _SHOWN_BYTES_MAX = 200
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{
+        letter + end: 1 << 10 * (place + 1)
+        for place, letter in enumerate("KMG")
+        for end in ("", "iB")
+    },
+    **{letter + "B": 1000 ** (place + 1) for place, letter in enumerate("KMG")},
+}
+"""Bytes of each unit. A letter alone is a power of 1024, as in nccl-tests."""
+
+SIZE_MAX = 64 << 30
+"""Largest size of one tensor that a command takes, in bytes."""
+
+_SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 
 
 def shown(value: object) -> str:
@@ -190,3 +211,38 @@ def check_type(name: str, value: object, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a pccl.{kind.__name__}, not {shown(value)}")
     return value
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes that a text such as ``64MiB`` names.
+
+    Raises:
+        ValueError: not a size, or out of range; the message says what is allowed.
+    """
+    found = _SIZE_PATTERN.fullmatch(text.strip())
+    unit = found[2][:1].upper() + found[2][1:] if found else ""
+    if found is None or unit not in UNITS:
+        raise ValueError(
+            f"{text!r} is not a size; write a number and a unit, such as 64MiB. Units: B; KiB, "
+            "MiB, GiB or K, M, G (powers of 1024); KB, MB, GB (powers of 1000)"
+        )
+    size = float(found[1]) * UNITS[unit]
+    if size != int(size) or not 0 < size <= SIZE_MAX:
+        raise ValueError(f"{text!r} is not a whole number of bytes from 1 to {SIZE_MAX >> 30} GiB")
+    return int(size)
+
+
+def check_upload(name: str, bytes_per_s: object) -> int | None:
+    """Check a limit of what is sent, in bytes per second, and return it; None: 0, no limit.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is out of range.
+    """
+    number = check_range(name, bytes_per_s, 0, UPLOAD_BYTES_PER_S_MAX)
+    if 0 < number < UPLOAD_BYTES_PER_S_MIN:
+        raise ValueError(
+            f"{name} must be at least {UPLOAD_BYTES_PER_S_MIN} bytes per second, or 0 for no "
+            f"limit, not {number}"
+        )
+    return number or None

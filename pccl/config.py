@@ -14,6 +14,7 @@
 | ``PCCL_DRAIN`` | 1: on SIGTERM, leave the run before the program ends (``draining``) |
 | ``PCCL_LOCAL`` | how processes of one machine exchange tensors: ``auto``, ``tcp``, ``any`` |
 | ``PCCL_NAME`` | ``name`` |
+| ``PCCL_UPLOAD_MAX`` | ``upload_bytes_per_s_max``, with a unit: ``10M`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_ENCRYPT`` | 1: encrypt connections inside this machine, too; others always are |
 | ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
@@ -34,7 +35,14 @@ import stat
 from pathlib import Path
 
 from pccl.addresses import Advertised, parse_address, parse_advertised, parse_masters
-from pccl.checks import LANES_MAX, MIN_PEERS_MAX, PEER_GROUP_MAX, check_range
+from pccl.checks import (
+    LANES_MAX,
+    MIN_PEERS_MAX,
+    PEER_GROUP_MAX,
+    check_range,
+    check_upload,
+    parse_size,
+)
 from pccl.protocol.guards.guessing import GUESS_BITS_MIN, guess_bits
 from pccl.protocol.handshake.token import TOKEN_PREFIX, parse_token
 from pccl.protocol.types import NAME_BYTES_MAX
@@ -57,6 +65,7 @@ ENCRYPT = "PCCL_ENCRYPT"
 STACKS = "PCCL_STACKS"
 RECORD = "PCCL_RECORD"
 PROGRESS = "PCCL_PROGRESS"
+UPLOAD_MAX = "PCCL_UPLOAD_MAX"
 METRICS = "PCCL_METRICS"
 STACKS_DIR = "PCCL_STACKS_DIR"
 
@@ -345,6 +354,36 @@ def _secret(name: str, token: str | bytes) -> bytes:
             "handshake; use `pccl master --token auto`, or six random words"
         )
     return secret
+
+
+def resolve_upload_max(bytes_per_s: int | None) -> int | None:
+    """Return how many bytes per second a peer or master sends at most; None: no limit.
+
+    Raises:
+        TypeError, ValueError: the argument or the variable is malformed, or out of range.
+    """
+    if bytes_per_s is not None:
+        return check_upload("upload_bytes_per_s_max", bytes_per_s)
+    text = os.environ.get(UPLOAD_MAX)
+    try:
+        return parse_upload_max(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"{UPLOAD_MAX}: {error}") from None
+
+
+def parse_upload_max(text: str) -> int | None:
+    """Return the limit that a text such as ``10M`` names; None: 0, no limit.
+
+    Raises:
+        ValueError: not a size, or out of range.
+    """
+    if text.strip() == "0":
+        return None
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{error}. The limit is in bytes per second: 8 Mbit/s are 1MB") from None
+    return check_upload("the limit", size)
 
 
 def _resolve_number(

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from pccl.addresses import is_loopback, parse_address, parse_masters, parse_proxies
 from pccl.checks import check_flag, check_listener, check_timing
-from pccl.config import resolve_encrypt, resolve_metrics, resolve_token
+from pccl.config import resolve_encrypt, resolve_metrics, resolve_token, resolve_upload_max
 from pccl.errors import PCCLError, named
 from pccl.machines.master.tokens import Tokens
 from pccl.observe.listeners import Consumers
@@ -33,6 +33,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.run_tokens import ensure_token, expel_key, make_token, revoke_token
 from pccl.telemetry.events import PeerReport
+from pccl.transports.pacing.transport import limited
 
 __all__ = [
     "KEYS_FILE",
@@ -88,6 +89,7 @@ class MasterNode:
             connect to this master. Their connections must begin with a header of the PROXY
             protocol, version 2, and count as connections from the source that it names. None:
             there is no such proxy.
+        upload_bytes_per_s_max: as for :class:`pccl.Communicator`: what it forwards, and all else.
         inspect_process: for a program that has started the peers: returns what the system knows of
             the process of a peer, by the peer's name, as values for JSON; None: nothing. It is
             called in a thread of the library, when a person asks (``pccl why``).
@@ -112,10 +114,12 @@ class MasterNode:
         metrics: str | None = None,
         relay: bool = False,
         proxy_from: str | None = None,
+        upload_bytes_per_s_max: int | None = None,
         inspect_process: Callable[[str], object] | None = None,
     ) -> None:
         self._relays = check_flag("relay", relay)
         self._proxies = () if proxy_from is None else parse_proxies(proxy_from)
+        self._upload = resolve_upload_max(upload_bytes_per_s_max)
         self._inspect_process = inspect_process
         self._listen = parse_address(listen_address)
         self._store = None if state is None else DirectoryStore(state)
@@ -171,7 +175,7 @@ class MasterNode:
             standbys = tuple(MasterAddress(known.host, known.port) for known in self._standbys)
             server = MasterServer(
                 clock,
-                io.transport,
+                limited(io.transport, clock, self._upload),
                 self._timing,
                 os.urandom,
                 token=self._token,

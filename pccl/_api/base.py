@@ -32,6 +32,7 @@ from pccl.config import (
     resolve_record,
     resolve_stacks,
     resolve_token,
+    resolve_upload_max,
 )
 from pccl.errors import NotConnected
 from pccl.observe.logs import show_log
@@ -68,6 +69,9 @@ class CommunicatorBase:
         lanes: the same as ``p2p_connection_pool_size``.
         name: what people see of this peer beside its id. None: ``PCCL_NAME``, otherwise
             ``HOST:PID``.
+        upload_bytes_per_s_max: how many bytes per second this peer sends at most, over all its
+            connections to other machines together, what it relays included. 64000 or more; 0: no
+            limit. None: ``PCCL_UPLOAD_MAX``, otherwise no limit.
 
     Raises:
         ValueError: an address is missing or malformed, or another argument is out of range.
@@ -88,6 +92,7 @@ class CommunicatorBase:
         map_port: bool | None = None,
         lanes: int | None = None,
         name: str | None = None,
+        upload_bytes_per_s_max: int | None = None,
     ) -> None:
         self.p2p_connection_pool_size = resolve_lanes(p2p_connection_pool_size, lanes)
         master, *others = resolve_masters(address)
@@ -106,6 +111,7 @@ class CommunicatorBase:
             pulls=local != "tcp",
             pulled_by_anyone=local == "any",
             encrypts=encryption(always=resolve_encrypt()),
+            upload_bytes_per_s_max=resolve_upload_max(upload_bytes_per_s_max),
         )
         drains, metrics = resolve_drain(), resolve_metrics()
         gives_stacks, record_to = resolve_stacks(), resolve_record()

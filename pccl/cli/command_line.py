@@ -111,6 +111,7 @@ def check_switches() -> None:
         config.resolve_record()
         config.resolve_stacks()
         config.resolve_local()
+        config.resolve_upload_max(None)
         resolve_level()
         resolve_local_time()
     except ValueError as error:
@@ -134,6 +135,27 @@ def metrics_option(text: str) -> Callable[[F], F]:
         metavar="ADDRESS",
         callback=check_metrics,
         help=f"{text} PORT: for this machine only; HOST:PORT; or auto ({config.METRICS}).",
+    )
+
+
+def _check_upload_max(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the limit in bytes per second, 0 for none; None: the option is not given."""
+    try:
+        return config.parse_upload_max(value) or 0 if value else None
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def upload_option() -> Callable[[F], F]:
+    """Return a decorator that adds ``--upload-max SIZE``: a number of bytes per second."""
+    return click.option(
+        "--upload-max",
+        "upload_bytes_per_s_max",
+        envvar=config.UPLOAD_MAX,
+        metavar="SIZE",
+        callback=_check_upload_max,
+        help="Send at most so many bytes per second to other machines, in total. Providers count "
+        f"bits: for 40 Mbit/s, give 5MB ({config.UPLOAD_MAX}).",
     )
 
 

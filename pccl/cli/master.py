@@ -19,7 +19,13 @@ import pccl
 from pccl import config
 from pccl.addresses import is_loopback, parse_address
 from pccl.cli import logs
-from pccl.cli.command_line import check_address, encrypt_option, metrics_option, read_secret
+from pccl.cli.command_line import (
+    check_address,
+    encrypt_option,
+    metrics_option,
+    read_secret,
+    upload_option,
+)
 from pccl.cli.page import http_option, page_of
 from pccl.cli.runs.run_file import Unusable, end_with_run, own_keys_file, run_file
 from pccl.errors import LinkError, LocalProtocolError
@@ -213,6 +219,7 @@ def _check_directory(ctx: click.Context, param: click.Parameter, value: str | No
     help="The IP addresses or networks from which a TCP proxy, such as HAProxy, connects to this "
     "master. It must send a header of the PROXY protocol, version 2, which names the source.",
 )
+@upload_option()
 @encrypt_option()
 @metrics_option("Serve metrics of the run for Prometheus here.")
 @http_option()
@@ -227,6 +234,7 @@ def master(
     standby_of: str | None,
     relay: bool,
     proxy_from: str | None,
+    upload_bytes_per_s_max: int | None,
     metrics: str | None,
     http: str | None,
 ) -> None:
@@ -274,6 +282,7 @@ def master(
                 metrics=metrics,
                 relay=relay,
                 proxy_from=proxy_from,
+                upload_bytes_per_s_max=upload_bytes_per_s_max,
             )
             node.run()
         except ValueError as error:

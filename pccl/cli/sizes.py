@@ -2,48 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    **{
-        letter + end: 1 << 10 * (place + 1)
-        for place, letter in enumerate("KMG")
-        for end in ("", "iB")
-    },
-    **{letter + "B": 1000 ** (place + 1) for place, letter in enumerate("KMG")},
-}
-"""Bytes of each unit. A letter alone is a power of 1024, as in nccl-tests."""
-
-SIZE_MAX = 64 << 30
-"""Largest size of one tensor, in bytes."""
-
-SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
-
-
-def parse_size(text: str) -> int:
-    """Return the number of bytes that a text such as ``64MiB`` names.
-
-    Raises:
-        ValueError: not a size, or out of range; the message says what is allowed.
-    """
-    found = SIZE_PATTERN.fullmatch(text.strip())
-    unit = found[2][:1].upper() + found[2][1:] if found else ""
-    if found is None or unit not in UNITS:
-        raise ValueError(
-            f"{text!r} is not a size; write a number and a unit, such as 64MiB. Units: B; KiB, "
-            "MiB, GiB or K, M, G (powers of 1024); KB, MB, GB (powers of 1000)"
-        )
-    size = float(found[1]) * UNITS[unit]
-    if size != int(size) or not 0 < size <= SIZE_MAX:
-        raise ValueError(
-            f"{text!r} is not a whole number of bytes from 1 to {format_size(SIZE_MAX)}"
-        )
-    return int(size)
+from pccl.checks import UNITS, parse_size
 
 
 def format_size(size: int) -> str:

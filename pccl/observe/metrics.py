@@ -63,6 +63,9 @@ METRICS: Mapping[str, Described] = {
         ("peer", "direction"),
         "Bytes per second on the link to another member since the previous scrape.",
     ),
+    "pccl_upload_limit_bytes_per_second": Described(
+        "gauge", (), "Peer: what it sends to other machines, at most; absent: no limit."
+    ),
     "pccl_state_revision": Described(
         "gauge", (), "Revision of the shared state that was synchronized or compared last."
     ),

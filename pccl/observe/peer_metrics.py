@@ -103,6 +103,8 @@ class PeerMetrics:
         yield from bytes_of("control", self._engine.control_traffic)
         relayed = self._engine.relayed_bytes
         yield from bytes_of("relay", Traffic(relayed, relayed))
+        if (limit := self._engine.upload_bytes_per_s_max) is not None:
+            yield Reading("pccl_upload_limit_bytes_per_second", (), limit)
 
     def _rates(self, roster: Roster | None) -> Readings:
         """Yield the throughput of the links to the members of the group, and to no other peer."""

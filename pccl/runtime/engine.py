@@ -92,6 +92,7 @@ from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
+from pccl.transports.pacing.transport import limited
 
 CLOSED = "the communicator was closed; make a new one"
 
@@ -139,7 +140,7 @@ class PeerEngine:
         """Answers questions of people about this process; None: it answers none."""
         self._loop = loop
         self._clock = clock
-        self._transport = transport
+        self._transport = limited(transport, clock, options.upload_bytes_per_s_max)
         self._options = options
         self._timing = options.timing
         self._observer = observer
@@ -151,7 +152,7 @@ class PeerEngine:
         )
         self._control = ControlKeeper(
             clock,
-            transport,
+            self._transport,
             (master, *options.other_masters),
             self._timing.dial_s,
             self._credentials,
@@ -248,6 +249,11 @@ class PeerEngine:
         if options.advertise_host or options.advertise_port or listener is None:
             return ()  # its machine may have another port
         return self._transport.hosts(listener.address)[:HOSTS_MAX]
+
+    @property
+    def upload_bytes_per_s_max(self) -> int | None:
+        """What this peer sends to other machines, at most; None: no limit."""
+        return self._options.upload_bytes_per_s_max
 
     @property
     def relayed_bytes(self) -> int:

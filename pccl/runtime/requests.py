@@ -40,6 +40,8 @@ class PeerOptions:
     """Masters to try if the first one does not answer."""
     lanes: int = 0
     """Connections per link; 0: the setting of the other side, or else the default."""
+    upload_bytes_per_s_max: int | None = None
+    """What the peer sends to other machines, at most; None: no limit."""
     segment_bytes: int | None = None
     """Fixed segment size for tests, equal on all members; None: chosen by tensor and world size."""
     eager_bytes_max: int = EAGER_BYTES_MAX

@@ -65,7 +65,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     relative = os.path.relpath(token, ROOT)
     options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
     join = start(
-        *("--timeout", str(LIMIT_S), *options, "--no-map-port", address),
+        *("--timeout", str(LIMIT_S), "--upload-max", "2M", *options, "--no-map-port", address),
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
         PCCL_TOKEN="another secret, which must not come first",
         PCCL_LOG="",
@@ -89,6 +89,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
         "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
         "PCCL_MAP_PORT": "0",
         "PCCL_TOKEN_FILE": str(token),
+        "PCCL_UPLOAD_MAX": "2097152",
         "PCCL_DRAIN": "1",
         "PCCL_PROGRESS": "1",
         "PCCL_LOG": "info",

@@ -68,8 +68,8 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.fixture
 def run(url: str, over_tcp: None) -> Iterator[Run]:
     made = Run()
-    for name in NAMES:
-        made.join(name=name)
+    for name, limit in zip(NAMES, (10**9, None), strict=True):
+        made.join(name=name, upload_bytes_per_s_max=limit)
     yield made
     made.close()
 
@@ -114,6 +114,8 @@ def test_a_scrape_shows_both_peers_and_the_master(run: Run, url: str) -> None:
         assert value(values, "pccl_blocked_seconds_total", name=name, on="master") == 0
     assert value(values, "pccl_loss", name=NAMES[0]) == -0.5
     assert [value(values, "pccl_step", name=name) for name in NAMES] == [17, 0]
+    assert value(values, "pccl_upload_limit_bytes_per_second", name=NAMES[0]) == 10**9
+    assert not all_of(values, "pccl_upload_limit_bytes_per_second", name=NAMES[1])
     assert value(values, "pccl_peers", name="master", state="member") == 2
     assert value(values, "pccl_operations_open", name="master") == 0
     assert value(values, "pccl_term", name="master") == 1

@@ -26,13 +26,14 @@ from pccl.config import (
     resolve_progress,
     resolve_stacks,
     resolve_token,
+    resolve_upload_max,
 )
 from pccl.transports.base import Address
 from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
 PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL", "MAP_PORT")
-VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE", "NAME", "STACKS")
+VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE", "NAME", "STACKS", "UPLOAD_MAX")
 
 
 @pytest.fixture(autouse=True)
@@ -179,11 +180,13 @@ def test_arguments_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_name("alice") == "alice"
     assert resolve_advertise(":7") == Advertised("", (7, 7))
     assert resolve_token(SECRET) == SECRET.encode()
+    assert resolve_upload_max(64_000) == 64_000
+    assert resolve_upload_max(0) is None
 
 
 def test_each_variable_is_of_a_peer_or_a_setting() -> None:
     settings = {"PCCL_DRAIN", "PCCL_ENCRYPT", "PCCL_LOCAL", "PCCL_STACKS", "PCCL_PROGRESS"}
-    settings.add("PCCL_MAP_PORT")
+    settings |= {"PCCL_MAP_PORT", "PCCL_UPLOAD_MAX"}
     known = {value for name, value in vars(config).items() if name.isupper()} - {config.OF_A_PEER}
     texts = {value for value in known if isinstance(value, str)}
     assert texts - set(config.OF_A_PEER) == settings
@@ -256,6 +259,8 @@ def _stacks(stacks: None) -> bool:
         ("PCCL_STACKS", "no", _stacks, "PCCL_STACKS must be 0 or 1, not 'no'"),
         ("PCCL_MAP_PORT", "no", resolve_map_port, "PCCL_MAP_PORT must be 0 or 1, not 'no'"),
         ("PCCL_PROGRESS", "yes", _progress, "PCCL_PROGRESS must be 0 or 1, not"),
+        ("PCCL_UPLOAD_MAX", "8Mbit", resolve_upload_max, "^PCCL_UPLOAD_MAX: '8Mbit' .* are 1MB$"),
+        ("PCCL_UPLOAD_MAX", "63KB", resolve_upload_max, "^PCCL_UPLOAD_MAX: .* 64000 .* not 63000"),
         ("PCCL_TOKEN_FILE", "/no/such/file", resolve_token, "PCCL_TOKEN_FILE: .*/no/such/file"),
     ],
 )
@@ -284,6 +289,26 @@ def test_whether_the_router_is_asked(
     assert resolve_map_port(argument) is maps
     with pytest.raises(TypeError, match="map_port must be a bool, not int"):
         resolve_map_port(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("", None), ("0", None), ("5MB", 5_000_000), ("10M", 10 << 20), ("64000", 64_000)],
+)
+def test_the_limit_of_what_is_sent(
+    monkeypatch: pytest.MonkeyPatch, text: str, bytes_per_s: int | None
+) -> None:
+    assert resolve_upload_max(None) is None
+    monkeypatch.setenv("PCCL_UPLOAD_MAX", text)
+    assert resolve_upload_max(None) == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind"), [(1, ValueError), (-1, ValueError), (1 << 80, ValueError), (5e6, TypeError)]
+)
+def test_what_is_no_limit(limit: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=r"^upload_bytes_per_s_max must be "):
+        resolve_upload_max(limit)
 
 
 # -- names and stacks ------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ from pccl.transports.base import (
 )
 from pccl.transports.pacing.pacer import Pacer
 
+GRAIN_NS = 1_000_000
+"""The shortest wait for a turn. uvloop's timers are no finer, and may come early by half of it: a
+shorter wait would keep the loop busy until the turn is due."""
+
 Bytes = bytes | bytearray | memoryview
 
 
@@ -83,6 +87,9 @@ class PacedTransport:
         due_ns = self.pacer.due_ns
         if due_ns is not None and not self._is_armed:
             self._is_armed = True
+            now_ns = self.clock.now_ns()
+            if due_ns > now_ns:
+                due_ns = max(due_ns, now_ns + GRAIN_NS)
             self.clock.call_at_ns(due_ns, self._serve)
 
     def _serve(self) -> None:

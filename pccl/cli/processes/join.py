@@ -28,6 +28,7 @@ from pccl.cli.command_line import (
     metrics_option,
     read_secret,
     token_option,
+    upload_option,
     wrapped_command,
 )
 from pccl.cli.processes.guard import become
@@ -158,6 +159,7 @@ class JoinCommand(Wrapper):
     type=click.IntRange(0, LANES_MAX),
     help="Connections per link; 0: the library chooses (PCCL_LANES).",
 )
+@upload_option()
 @encrypt_option()
 @metrics_option("Serve the peer's metrics for Prometheus here.")
 @token_option()
@@ -179,6 +181,7 @@ def join(
     listen: str | None,
     no_map_port: bool,
     lanes: int | None,
+    upload_bytes_per_s_max: int | None,
     metrics: str | None,
     token: str | None,
     timeout_s: float | None,
@@ -198,6 +201,7 @@ def join(
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
     given[config.MAP_PORT] = 0 if no_map_port else None
+    given[config.UPLOAD_MAX] = upload_bytes_per_s_max
     environment |= {name: str(value) for name, value in given.items() if value is not None}
     with contextlib.suppress(Unusable, OSError):  # a help for ``pccl why``, never a reason to fail
         environment.setdefault(config.STACKS_DIR, joined_folder())

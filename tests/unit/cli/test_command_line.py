@@ -52,6 +52,8 @@ def complaint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("join host:1 --advertise :2-1 -- true", "':2-1' is not an address"),
         ("join host:1 --token no/such/file -- true", "cannot read 'no/such/file': No such file"),
         ("join host:1 --timeout 0 -- true", "0.0 is not in the range"),
+        ("join host:1 --upload-max 10 -- true", "'--upload-max': the limit must be at least 64000"),
+        ("master --upload-max 8Mbit", "'8Mbit' is not a size; write a number and a unit"),
         ("lunch", "No such command 'lunch'"),
     ],
 )
@@ -69,6 +71,15 @@ def test_a_switch_that_is_wrong_is_refused_before_anything_starts(
     monkeypatch.setenv(variable, "yes")
     line = complaint([*command.split(), "--", "true"], capsys)
     assert line.startswith(f"Error: {variable} must be 0 or 1, not 'yes' (see ")
+
+
+@pytest.mark.parametrize("command", ["launch", "join host:1"])
+def test_a_limit_in_the_environment_that_is_wrong(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PCCL_UPLOAD_MAX", "10")
+    line = complaint([*command.split(), "--", "true"], capsys)
+    assert "the limit must be at least 64000 bytes per second, or 0 for no limit, not 10" in line
 
 
 def test_join_checks_the_token_of_the_environment(

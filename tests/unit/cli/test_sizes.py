@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from pccl.cli.sizes import ListOf, Size, SizeList, format_size, parse_size
+from pccl.checks import parse_size
+from pccl.cli.sizes import ListOf, Size, SizeList, format_size
 
 
 @pytest.mark.parametrize(

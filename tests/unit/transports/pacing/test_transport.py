@@ -15,6 +15,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.pacing.transport import PacedTransport, limited
+from pccl.transports.relay import SPLICE_BYTES, SplicedEnd
 from pccl.transports.sealed import SealedConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from tests.support.sealing import ACCEPTORS, DIALLERS
@@ -240,6 +241,24 @@ def test_the_bytes_on_the_wire_count(home: Home) -> None:
         Sender(SealedConnection(dialled, keys, home.loop), PLENTY)
         await asyncio.sleep(10.0)
         assert 10 * RATE - WINDOW <= wire.received <= 10 * RATE + home.once
+
+    home.run(main())
+
+
+def test_what_is_forwarded_counts(home: Home) -> None:
+    """The sender behind a relay is held back, and a heartbeat of the relay is not."""
+
+    async def main() -> None:
+        (one, far_one), (other, far_other) = await home.dial(), await home.dial()
+        beats, _ = await home.pair()
+        ends = [SplicedEnd(end, lambda _: None) for end in (one, other)]
+        ends[0].join(ends[1])
+        sender, receiver = Sender(far_one, PLENTY), Sender(far_other)
+        for _ in range(10):
+            await asyncio.sleep(1.0)
+            assert beats.connection.send([bytes(300)]) == 300
+        assert 10 * RATE - WINDOW - 3000 <= receiver.received <= 10 * RATE + home.once
+        assert sender.sent <= receiver.received + SPLICE_BYTES + 3 * WINDOW
 
     home.run(main())
 
