@@ -69,6 +69,19 @@ def introduction(address: Address) -> bytes:
     return _INTRODUCTION.pack(address.host.encode(), address.port)
 
 
+def decode_introduction(data: bytes | memoryview) -> Address:
+    """Return the address in an introduction.
+
+    Raises:
+        LinkError: it is no address that could be dialled, or shown to people.
+    """
+    packed, port = _INTRODUCTION.unpack(data)
+    host = bytes(packed).rstrip(b"\0").decode("ascii", "replace")
+    if not host or not port or not host.isascii() or not host.isprintable():
+        raise LinkError(func="connection", reason="the relay named an invalid address")
+    return Address(host, port)
+
+
 class Introduction:
     """Reads the introduction at the beginning of a connection, which then pauses.
 
@@ -94,8 +107,11 @@ class Introduction:
         self._received += nbytes
         if self._received == _INTRODUCTION.size:
             self._connection.pause_reading()
-            host, port = _INTRODUCTION.unpack(self._memory)
-            self._tell(Address(host.rstrip(b"\0").decode("utf-8", "replace"), port))
+            try:
+                self._tell(decode_introduction(self._memory))
+            except LinkError as error:
+                self._tell(error)
+                self._connection.abort()
 
     def writable(self) -> None:
         """Nothing is sent before the introduction."""

@@ -151,10 +151,11 @@ class TcpDialler:
         deadline, reason = self._loop.time() + timeout_s, "its address may not be dialled"
         try:
             numeric = socket.AI_NUMERICHOST  # a relay names the address; it may start no lookup
-            here, there = [await self._resolve(one, numeric) for one in (local, address)]
-            while may_dial(address.host) and (left_s := deadline - self._loop.time()) > 0:
+            here, there = [(await self._resolve(one, numeric))[0] for one in (local, address)]
+            is_allowed = may_dial(to_address(there[4]).host)
+            while is_allowed and (left_s := deadline - self._loop.time()) > 0:
                 try:
-                    return await self._connect(there[0], left_s, here[0])
+                    return await self._connect(there, left_s, here)
                 except OSError as error:
                     reason = reason_of(error)
                 await asyncio.sleep(min(left_s, PUNCH_PAUSE_S))

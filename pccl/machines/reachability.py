@@ -74,14 +74,14 @@ def dialled_at(declared: str, hosts: Iterable[str], seen: str) -> tuple[str, tup
     The first is the declared host if peers may dial it, else ``seen``.
 
     Args:
-        declared: the host that the peer declares; empty if it declares none.
+        declared: the host that the peer declares, which says all; empty if it declares none.
         hosts: the addresses of its machine.
         seen: the host from which the peer connects to the master.
     """
-    is_good = bool(declared) and may_be_dialled(declared, seen=seen, by=seen)
-    first = declared if is_good else seen
+    if declared and may_be_dialled(declared, seen=seen, by=seen):
+        return declared, ()
     more = (one for one in hosts if one and may_be_dialled(one, seen=seen, by=seen))
-    return first, tuple(dict.fromkeys(one for one in more if one != first))
+    return seen, tuple(dict.fromkeys(one for one in more if one != seen))
 
 
 @dataclass(frozen=True, slots=True)

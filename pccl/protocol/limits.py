@@ -219,7 +219,7 @@ elsewhere."""
 
 # -- joining -------------------------------------------------------------------------------------
 
-PEERS_MAX = 2816
+PEERS_MAX = 2800
 """Peers registered at one master. It refuses further newcomers.
 
 A roster of all these peers, with the longest hosts and names, fits a message."""

@@ -41,11 +41,11 @@ class AtMost:
     count: int
 
 
-NAME_BYTES_MAX, HOST_CHARACTERS_MAX, HOSTS_MAX = 64, 253, 4
+NAME_BYTES_MAX, HOST_CHARACTERS_MAX, ADDRESS_CHARACTERS_MAX, HOSTS_MAX = 64, 253, 46, 3
 PeerName = Annotated[str, AtMost(NAME_BYTES_MAX)]
 HostName = Annotated[str, AtMost(HOST_CHARACTERS_MAX)]
 """An address or a name; a longer name cannot exist (RFC 1035)."""
-Hosts = Annotated[tuple[HostName, ...], AtMost(HOSTS_MAX)]
+Hosts = Annotated[tuple[Annotated[str, AtMost(ADDRESS_CHARACTERS_MAX)], ...], AtMost(HOSTS_MAX)]
 WEIGHT_MAX = 1e300
 """The largest weight. The sum of all weights stays finite even in the largest run."""
 Weight = Annotated[float, UpTo(WEIGHT_MAX)]

@@ -591,7 +591,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"fragments": 5}, ValueError, "fragments must be at most 4"),
     ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
     ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
-    ({"min_peers": 0}, ValueError, "min_peers must be from 1 to 2816, not 0"),
+    ({"min_peers": 0}, ValueError, "min_peers must be from 1 to 2800, not 0"),
     ({"compression": "int3"}, ValueError, "int3"),
     ({"compression": 4}, TypeError, "the name of a format"),
     ({"outer": of_the_first}, ValueError, "for exactly the param"),
@@ -602,7 +602,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"inner": None}, TypeError, "inner must be a torch.optim.Optimizer, .* not None"),
     ({"comm": None}, TypeError, "comm must be a pccl.Communicator, not None"),
     ({"comm": pccl.Communicator}, TypeError, "comm must be a pccl.Communicator, not <class"),
-    ({"min_peers": 10**30}, ValueError, "min_peers must be from 1 to 2816"),
+    ({"min_peers": 10**30}, ValueError, "min_peers must be from 1 to 2800"),
     ({"delay": 10**30, "sync_every": "1s"}, ValueError, "delay must be from 0 to 2147483647"),
 ]
 

@@ -44,7 +44,7 @@ from pccl.config import read_token_file
 from pccl.protocol import codec
 from pccl.protocol.checksum import seal, short_check
 from pccl.protocol.data_type import DataType
-from pccl.protocol.errors import LocalProtocolError, RemoteProtocolError
+from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind, decode_header, encode_header
 from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
@@ -72,6 +72,8 @@ from pccl.transports.announcement import (
     encode_ask,
     encode_at,
 )
+from pccl.transports.base import Address
+from pccl.transports.relay import INTRODUCTION_BYTES, decode_introduction, introduction
 from tests.property import test_hostile_frames
 from tests.property.protocol import test_codec
 from tests.support.paths import ROOT
@@ -434,6 +436,13 @@ DECODERS: dict[str, Decoder] = {
         sealed_greeting,
         write=Opening.encode,
         canonical=True,
+    ),
+    "transports/relay.py decode_introduction": Decoder(
+        lambda data: decode_introduction(data.ljust(INTRODUCTION_BYTES)[:INTRODUCTION_BYTES]),
+        LinkError,
+        (introduction(Address("10.0.0.7", 41)), introduction(Address("2001:db8::7", 65535))),
+        write=introduction,
+        canonical=False,
     ),
     "pccl/protocol/handshake/proxy_header.py ProxyHeader._decode": Decoder(
         lambda data: header_said(data, FIXED_BYTES),

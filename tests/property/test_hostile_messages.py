@@ -54,6 +54,8 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.types import (
+    ADDRESS_CHARACTERS_MAX,
+    HOSTS_MAX,
     KEY_BYTES,
     Descriptor,
     Member,
@@ -386,6 +388,9 @@ def test_the_fullest_roster_fits_a_message() -> None:
         Member(PeerId(last - n), "x" * 253, 65535, 65535, "n" * 64, bytes(KEY_BYTES))
         for n in range(PEERS_MAX)
     )
+    seen = "x" * ADDRESS_CHARACTERS_MAX  # a peer that declares no host may have further ones
+    found = dataclasses.replace(members[0], host=seen, hosts=(seen,) * HOSTS_MAX)
+    assert len(encode(msg.LinkPlan((found,)))) < len(encode(msg.LinkPlan(members[:1])))
     roster = Roster(last, last, last, members, (last,) * 16, PEERS_MAX, 1, PEERS_MAX)
     message = msg.Admitted(roster, tuple(msg.RoundCount(kind, last) for kind in RoundKind))
     assert list(StreamDecoder().feed(encode(message))) == [message]

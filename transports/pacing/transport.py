@@ -73,11 +73,25 @@ class PacedTransport:
             address, lambda connection: on_connection(self._paced(connection))
         )
 
+    def hosts(self, address: Address) -> tuple[str, ...]:
+        """Return the addresses of this machine; see ``Transport``."""
+        return self._transport.hosts(address)
+
     async def dial(
-        self, address: Address, timeout_s: float, may_dial: Callable[[str], bool] = lambda _: True
+        self,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool] = lambda _: True,
+        hosts: Sequence[str] = (),
     ) -> Connection:
         """Connect to ``address``; see ``Transport``."""
-        return self._paced(await self._transport.dial(address, timeout_s, may_dial))
+        return self._paced(await self._transport.dial(address, timeout_s, may_dial, hosts))
+
+    async def punch(
+        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+    ) -> Connection:
+        """Connect to a process that dials this one at the same time; see ``Transport``."""
+        return self._paced(await self._transport.punch(local, address, timeout_s, may_dial))
 
     def _paced(self, connection: Connection) -> Connection:
         return PacedConnection(connection, self) if self._counts(connection) else connection
