@@ -11,6 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from ipaddress import ip_address
 from itertools import zip_longest
 from typing import Protocol
 
@@ -152,7 +153,9 @@ class TcpDialler:
         try:
             numeric = socket.AI_NUMERICHOST  # a relay names the address; it may start no lookup
             here, there = [(await self._resolve(one, numeric))[0] for one in (local, address)]
-            is_allowed = may_dial(to_address(there[4]).host)
+            host = to_address(there[4]).host
+            # Inside one machine nothing translates, and nothing would make the two meet.
+            is_allowed = may_dial(host) and not ip_address(host.partition("%")[0]).is_loopback
             while is_allowed and (left_s := deadline - self._loop.time()) > 0:
                 try:
                     return await self._connect(there, left_s, here)

@@ -1,0 +1,133 @@
+"""Home networks behind translators of the kernel, in network namespaces: Linux, root and nft.
+
+Each has a router with one address on a network that stands for the internet. The router translates
+what its hosts send, and drops what comes from outside and answers nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import Self
+
+import pytest
+
+_SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+
+class NatNetworks:
+    """The internet and the home networks of one test; leaving the block removes them.
+
+    Skips the test if the system does not allow them.
+    """
+
+    def __init__(self) -> None:
+        self._internet = f"pi{os.getpid()}"
+        self._made: list[str] = []
+        self._links = self._homes = self._hosts = 0
+
+    def __enter__(self) -> Self:
+        if not sys.platform.startswith("linux") or os.geteuid():
+            pytest.skip("network namespaces need Linux and root")
+        for program in ("ip", "nft", "sysctl"):
+            if shutil.which(program, path=_SEARCHED) is None:
+                pytest.skip(f"there is no program {program}")
+        try:
+            self._namespace(self._internet)
+            self._run("ip", "-n", self._internet, "link", "add", "br0", "type", "bridge")
+            self._run("ip", "-n", self._internet, "link", "set", "br0", "up")
+        except RuntimeError as error:
+            self.__exit__()
+            pytest.skip(f"network namespaces are not possible here: {error}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in self._made:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def public(self) -> tuple[str, str]:
+        """Add a host on the internet; return its namespace and its address."""
+        name, address = self._on_the_internet()
+        return name, address
+
+    def home(self, *, is_symmetric: bool = False) -> str:
+        """Add a home network; return the namespace of its router.
+
+        Args:
+            is_symmetric: whether the router chooses another port for each destination; otherwise it
+                keeps the port of its host. In both cases, only who was dialled may answer.
+        """
+        router, _ = self._on_the_internet()
+        self._homes += 1
+        self._run("ip", "-n", router, "link", "add", "br0", "type", "bridge")
+        self._run("ip", "-n", router, "addr", "add", f"192.168.{self._homes}.1/24", "dev", "br0")
+        self._run("ip", "-n", router, "link", "set", "br0", "up")
+        self._run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        how = "masquerade fully-random" if is_symmetric else "masquerade"
+        rules = f"""
+        table ip nat {{
+            chain post {{
+                type nat hook postrouting priority srcnat;
+                oifname "up0" {how}
+            }}
+        }}
+        table ip filter {{
+            chain in {{
+                type filter hook input priority filter;
+                iifname "up0" ct state new drop
+            }}
+            chain through {{
+                type filter hook forward priority filter;
+                iifname "up0" ct state new drop
+            }}
+        }}
+        """
+        self._run("ip", "netns", "exec", router, "nft", "-f", "-", given=rules)
+        return router
+
+    def inside(self, router: str) -> str:
+        """Add a host to a home network; return its namespace."""
+        home = self._run("ip", "-n", router, "-4", "-o", "addr", "show", "br0").split()[3]
+        gateway = home.partition("/")[0]
+        self._hosts += 1
+        name = f"ph{self._hosts}-{os.getpid()}"
+        self._join(name, router, f"{gateway.rpartition('.')[0]}.{1 + self._hosts}")
+        self._run("ip", "-n", name, "route", "add", "default", "via", gateway)
+        return name
+
+    def _on_the_internet(self) -> tuple[str, str]:
+        self._hosts += 1
+        name, address = f"pp{self._hosts}-{os.getpid()}", f"203.0.113.{self._hosts}"
+        self._join(name, self._internet, address)
+        return name, address
+
+    def _join(self, name: str, bridged: str, address: str) -> None:
+        """Make a namespace whose interface ``up0`` is at the bridge of another one."""
+        self._links += 1
+        there = f"v{self._links}"
+        self._namespace(name)
+        peer = ("peer", "name", there, "netns", bridged)
+        self._run("ip", "-n", name, "link", "add", "up0", "type", "veth", *peer)
+        self._run("ip", "-n", bridged, "link", "set", there, "master", "br0", "up")
+        self._run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "up0")
+        self._run("ip", "-n", name, "link", "set", "up0", "up")
+
+    def _namespace(self, name: str) -> None:
+        self._run("ip", "netns", "add", name)
+        self._made.append(name)
+        self._run("ip", "-n", name, "link", "set", "lo", "up")
+
+    def _run(self, *command: str, given: str = "") -> str:
+        done = subprocess.run(
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PATH": _SEARCHED},
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
