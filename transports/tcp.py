@@ -375,7 +375,7 @@ class TcpTransport:
         self._lingering: weakref.WeakValueDictionary[int, Lingering] = weakref.WeakValueDictionary()
         self._lingering_shares: SourceShares[int] = SourceShares(self.port_limits.lingering)
         self._last_lingering = 0
-        self._dialler = TcpDialler(loop, executor, self._connect)
+        self._dialler = TcpDialler(loop, self._resolve, self._connect)
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
@@ -451,6 +451,9 @@ class TcpTransport:
             self._lingering[goes].reset()
         on_end = partial(shares.remove, number)
         self._lingering[number] = Lingering(self.loop, sock.detach(), on_end)
+
+    async def _resolve(self, address: Address, flags: int) -> Sequence[Resolved]:
+        return await resolve(self.loop, self.executor, address, flags)
 
     async def _connect(
         self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None

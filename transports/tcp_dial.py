@@ -10,14 +10,13 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor
 from ipaddress import ip_address
 from itertools import zip_longest
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError
 from pccl.transports.base import Address, Connection
-from pccl.transports.tcp_socket import Resolved, reason_of, resolve, to_address
+from pccl.transports.tcp_socket import Resolved, reason_of, to_address
 
 ATTEMPT_PAUSE_S = 0.25
 """Pause before the next attempt of a race, as RFC 8305 recommends."""
@@ -64,15 +63,18 @@ class TcpDialler:
 
     Args:
         loop: the loop of the transport.
-        executor: runs blocking name lookups; None: the default executor of the loop.
+        resolve: looks an address up, with flags of ``getaddrinfo``.
         connect: makes one attempt, from a local address or any; raises OSError.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, executor: Executor | None, connect: _Connect
+        self,
+        loop: asyncio.AbstractEventLoop,
+        resolve: Callable[[Address, int], Awaitable[Sequence[Resolved]]],
+        connect: _Connect,
     ) -> None:
         self._loop = loop
-        self._executor = executor
+        self._resolve = resolve
         self._connect = connect
 
     async def dial(
@@ -92,7 +94,7 @@ class TcpDialler:
         for host in (address.host, *hosts):
             try:
                 async with asyncio.timeout_at(deadline):
-                    found += await self._resolve(Address(host, address.port))
+                    found += await self._resolve(Address(host, address.port), 0)
             except TimeoutError:
                 reasons["the name lookup timed out"] = None
             except (OSError, ValueError, OverflowError) as error:
@@ -165,6 +167,3 @@ class TcpDialler:
         except (OSError, ValueError, OverflowError) as error:
             reason = reason_of(error)
         raise LinkError(func="dial", reason=f"cannot reach {address} from {local}: {reason}")
-
-    async def _resolve(self, address: Address, flags: int = 0) -> Sequence[Resolved]:
-        return await resolve(self._loop, self._executor, address, flags)

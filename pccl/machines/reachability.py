@@ -20,7 +20,7 @@ from pccl.protocol.limits import (
     TESTS_PER_S,
 )
 from pccl.protocol.link_messages import AddressQuery
-from pccl.protocol.types import NS_PER_S, Member, PeerId
+from pccl.protocol.types import ADDRESS_CHARACTERS_MAX, NS_PER_S, Member, PeerId
 
 
 @lru_cache(maxsize=1024)
@@ -74,14 +74,15 @@ def dialled_at(declared: str, hosts: Iterable[str], seen: str) -> tuple[str, tup
     The first is the declared host if peers may dial it, else ``seen``.
 
     Args:
-        declared: the host that the peer declares, which says all; empty if it declares none.
+        declared: the host that the peer declares; empty if it declares none.
         hosts: the addresses of its machine.
         seen: the host from which the peer connects to the master.
     """
-    if declared and may_be_dialled(declared, seen=seen, by=seen):
-        return declared, ()
+    first = declared if declared and may_be_dialled(declared, seen=seen, by=seen) else seen
+    if len(first) > ADDRESS_CHARACTERS_MAX:  # so that a roster of all peers fits a message
+        return first, ()
     more = (one for one in hosts if one and may_be_dialled(one, seen=seen, by=seen))
-    return seen, tuple(dict.fromkeys(one for one in more if one != seen))
+    return first, tuple(dict.fromkeys(one for one in more if one != first))
 
 
 @dataclass(frozen=True, slots=True)

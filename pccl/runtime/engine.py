@@ -166,6 +166,8 @@ class PeerEngine:
         self.names = Names()
         self.recorder = Recorder()
         self.calls = Calls(loop, clock, self.feed, self.events, self.names)
+        self._announced_port = 0
+        """The port that other peers dial; the router may forward it."""
         self._port_mapping = port_mapping
         if port_mapping is not None:
             port_mapping.on_changed = lambda event: self.events.put(event, self.now_ns())
@@ -245,9 +247,9 @@ class PeerEngine:
 
     def _hosts(self) -> tuple[str, ...]:
         """Return the addresses of this machine at which others may dial this peer."""
-        options, listener = self._options, self._listener
-        if options.advertise_host or options.advertise_port or listener is None:
-            return ()  # its machine may have another port
+        listener, port = self._listener, self._announced_port
+        if self._options.advertise_host or listener is None or listener.address.port != port:
+            return ()
         return self._transport.hosts(listener.address)[:HOSTS_MAX]
 
     @property
@@ -303,6 +305,7 @@ class PeerEngine:
             )
             self._ticker.start()
         host, port = await self._announced(self._listener.address.port, deadline)
+        self._announced_port = port
         if self._closed:
             raise errors.NotConnected(reason=CLOSED)
         event = JoinCall(

@@ -39,7 +39,7 @@ def main(master: str, size: int, wanted: str) -> None:
             others = [one.peer_id for one in comm.members() if one.peer_id != comm.peer_id]
             has_all = [path_to(comm, one) == wanted for one in others] == [True] * (size - 1)
             comm.all_reduce(np.array([has_all], np.int64), is_over, op="min", retry=True)
-        print(f"{wanted}, and the state is that of rank {int(weights[0])}", flush=True)
+        print(f"{wanted}, and the state is that of rank {int(weights[0])}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PathMeasure
 from pccl.transports.tcp import TcpTransport
+from pccl.transports.tcp_dial import in_turns
 from pccl.transports.tcp_socket import Resolved, measure_path
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -410,3 +411,95 @@ def test_what_an_older_kernel_does_not_tell_is_unknown(monkeypatch: pytest.Monke
     assert told(None) is None
     monkeypatch.setattr(sys, "platform", "darwin")
     assert told(bytes(info)) is None
+
+
+# -- several addresses -----------------------------------------------------------------------------
+
+
+def silent(address: str) -> socket.socket:
+    """A port that answers nobody: its queue of connections is full."""
+    sock = socket.socket()
+    sock.bind((address, 0))
+    sock.listen(0)
+    full = [socket.socket() for _ in range(2)]
+    for one in full:
+        one.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            one.connect(sock.getsockname())
+    _kept.setdefault(sock, full)
+    return sock
+
+
+_kept: dict[socket.socket, list[socket.socket]] = {}
+
+
+def test_a_further_host_is_dialled_when_the_first_refuses(tcp: Tcp) -> None:
+    async def main() -> None:
+        listener = await tcp.listen(Address("127.0.0.2", 0))
+        address = Address("127.0.0.3", listener.address.port)
+        connection = await tcp.transport.dial(address, 20.0, hosts=("127.0.0.2",))
+        assert connection.remote == listener.address
+        connection.abort()
+        (await tcp.next_accepted()).abort()
+        listener.close()
+
+    tcp.run_test(main())
+
+
+def test_a_further_host_is_dialled_when_the_first_is_silent(tcp: Tcp) -> None:
+    quiet = silent("127.0.0.3")
+    port = quiet.getsockname()[1]
+
+    async def main() -> None:
+        listener = await tcp.listen(Address("127.0.0.2", port))
+        address = Address("127.0.0.3", port)
+        connection = await tcp.transport.dial(address, 20.0, hosts=("127.0.0.2",))
+        assert connection.remote == Address("127.0.0.2", port)
+        connection.abort()
+        (await tcp.next_accepted()).abort()
+        listener.close()
+
+    tcp.run_test(main())
+    for one in (quiet, *_kept.pop(quiet)):
+        one.close()
+
+
+def test_a_dial_of_several_hosts_fails_with_all_reasons(tcp: Tcp) -> None:
+    async def main() -> None:
+        with pytest.raises(LinkError, match=r"127\.0\.0\.3:1: connection refused \["):
+            await tcp.transport.dial(Address("127.0.0.3", 1), 20.0, hosts=("127.0.0.4",))
+
+    tcp.run_test(main())
+
+
+def test_nobody_meets_a_process_of_the_own_machine_halfway(tcp: Tcp) -> None:
+    async def main() -> None:
+        listener = await tcp.listen()
+        with pytest.raises(LinkError, match="its address may not be dialled"):
+            await tcp.transport.punch(LOOPBACK, listener.address, 20.0, lambda host: True)
+        with pytest.raises(LinkError, match=r"cannot reach example\.org:1 from"):
+            await tcp.transport.punch(LOOPBACK, Address("example.org", 1), 20.0, lambda host: True)
+        listener.close()
+
+    tcp.run_test(main())
+
+
+def test_the_families_of_addresses_take_turns() -> None:
+    def one(family: socket.AddressFamily, host: str) -> Resolved:
+        return family, socket.SOCK_STREAM, 0, "", (host, 1)
+
+    six = [one(socket.AF_INET6, f"::{n}") for n in (1, 2, 3)]
+    four = [one(socket.AF_INET, "10.0.0.1")]
+    assert in_turns([*six, *four]) == [six[0], four[0], six[1], six[2]]
+    assert in_turns([]) == []
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1", "10.0.0.7", "example.org"])
+def test_a_port_of_one_address_has_no_others(tcp: Tcp, bound: str) -> None:
+    assert tcp.transport.hosts(Address(bound, 1)) == ()
+
+
+def test_the_addresses_of_this_machine_are_its_own(tcp: Tcp) -> None:
+    for host in tcp.transport.hosts(Address("::", 1)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.bind((host, 0))

@@ -50,6 +50,8 @@ from pccl.protocol.handshake.exchange import PROOF_BYTES, Handshake
 from pccl.protocol.handshake.opening import OPENING_BYTES, Channel, Opening
 from pccl.protocol.handshake.proxy_header import FIXED_BYTES, ProxyHeader
 from pccl.protocol.handshake.token import RunToken, parse_token
+from pccl.protocol.port_mapping import nat_pmp
+from pccl.protocol.port_mapping.pcp import PortRequest
 from pccl.protocol.records import LENGTH_BYTES, plain_length
 from pccl.protocol.shared_state import DIGEST_BYTES, Lineage
 from pccl.protocol.types import OperationId, PeerId, Quantization, WireFormat
@@ -411,6 +413,26 @@ def missing_in(data: bytes) -> list[int]:
 
 # -- the table -------------------------------------------------------------------------------------
 
+MAPPING = PortRequest(b"twelve bytes", "192.168.1.5", 41201)
+_MAPPED = b"twelve bytes\x06\0\0\0" + struct.pack("!HH", 41201, 41202)
+PCP_ANSWERS = (
+    b"\x02\x81\0\0"
+    + struct.pack("!II", 1200, 99)
+    + bytes(12)
+    + _MAPPED
+    + bytes(10)
+    + b"\xff\xff\xc6\x33\x64\x07",
+    b"\x02\x81\0\x08" + struct.pack("!II", 30, 99) + bytes(12) + _MAPPED + bytes(16),
+    b"\0\x81\0\x01\0\0\0\x63",
+)
+NAT_PMP_ANSWERS = (
+    b"\0\x80\0\0\0\0\0\x63\xc6\x33\x64\x07",
+    b"\0\x82\0\0\0\0\0\x63" + struct.pack("!HHI", 41201, 41202, 1200),
+    b"\0\x82\0\x03\0\0\0\x63",
+)
+"""Of routers, byte for byte as RFC 6887 (section 11.1) and RFC 6886 (sections 3.2, 3.3) say."""
+
+
 DECODERS: dict[str, Decoder] = {
     "pccl/protocol/codec.py decode": Decoder(
         lambda data: codec.decode(data[0] if data else 0, data[1:]),
@@ -443,6 +465,18 @@ DECODERS: dict[str, Decoder] = {
         (introduction(Address("10.0.0.7", 41)), introduction(Address("2001:db8::7", 65535))),
         write=introduction,
         canonical=False,
+    ),
+    "pccl/protocol/port_mapping/pcp.py PortRequest.read": Decoder(
+        MAPPING.read,
+        (),
+        PCP_ANSWERS,
+        runs=(
+            "pccl/protocol/port_mapping/pcp.py _read_old",
+            "pccl/protocol/port_mapping/pcp.py _unpack_host",
+        ),
+    ),
+    "pccl/protocol/port_mapping/nat_pmp.py read": Decoder(
+        lambda data: nat_pmp.read(data, MAPPING.port), (), NAT_PMP_ANSWERS
     ),
     "pccl/protocol/handshake/proxy_header.py ProxyHeader._decode": Decoder(
         lambda data: header_said(data, FIXED_BYTES),

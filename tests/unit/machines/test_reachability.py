@@ -20,6 +20,7 @@ from pccl.machines.reachability import (
     Reachability,
     TryAddress,
     TryCaller,
+    dialled_at,
     may_be_dialled,
 )
 from pccl.protocol import messages as msg
@@ -472,3 +473,25 @@ def test_callers_take_nothing_from_newcomers() -> None:
     newcomers = range(1, TESTS_AT_ONCE_MAX + 1)
     tries = [effect for peer in newcomers for effect in master.register(peer)]
     assert len([effect for effect in tries if isinstance(effect, TryAddress)]) == TESTS_AT_ONCE_MAX
+
+
+# -- several hosts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declared", "own", "seen", "expected"),
+    [
+        ("", (), "198.51.100.7", ("198.51.100.7", ())),
+        ("", ("192.168.1.5",), "198.51.100.7", ("198.51.100.7", ("192.168.1.5",))),
+        ("", ("2001:db8::5", "10.0.0.5"), "10.0.0.5", ("10.0.0.5", ("2001:db8::5",))),
+        ("", ("10.0.0.5", "10.0.0.5"), "198.51.100.7", ("198.51.100.7", ("10.0.0.5",))),
+        ("", ("127.0.0.1", "fe80::1", "224.0.0.1", ""), "198.51.100.7", ("198.51.100.7", ())),
+        ("example.org", ("10.0.0.5",), "198.51.100.7", ("example.org", ("10.0.0.5",))),
+        ("x" * 47, ("10.0.0.5",), "198.51.100.7", ("x" * 47, ())),
+        ("127.0.0.1", ("10.0.0.5",), "198.51.100.7", ("198.51.100.7", ("10.0.0.5",))),
+    ],
+)
+def test_at_which_hosts_a_peer_is_dialled(
+    declared: str, own: tuple[str, ...], seen: str, expected: tuple[str, tuple[str, ...]]
+) -> None:
+    assert dialled_at(declared, own, seen) == expected

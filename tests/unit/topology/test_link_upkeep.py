@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -225,6 +226,33 @@ def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
     steps = links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=True)
     more = [DialLane(ELDER, number) for number in (1, 2, 3)]
     assert steps == [*more, TellLink(ELDER.peer, None)]
+
+
+def test_two_that_have_dialled_each_other_dial_no_more() -> None:
+    links = upkeep(ELDER, YOUNGER)
+    links.use([ELDER.peer, YOUNGER.peer])
+    for member, ours in ((ELDER, True), (YOUNGER, False)):
+        peer = member.peer
+        links.attached(peer, 0, 0, 0, near=False, ours=ours, more=False, relay=PeerId(1))
+        assert links.meets(peer, punches=True)
+        steps = links.attached(peer, 0, 0, 0, near=False, ours=ours, more=True, punched=True)
+        assert steps == [GiveUpLane(peer, 0), TellLink(peer, None)], "it is direct now"
+        assert links.meets(peer, punches=True) is (member is YOUNGER), "who cannot tell"
+        assert links.look(peer, (), 0, 9000 * MS) == []
+        assert links.use([peer]) == [], "further lanes are not possible"
+    told = [TellLink(ELDER.peer, "reset")]
+    assert lose(links, ELDER, 0, 60_000 * MS, up=False) == [SOON, *told]
+    assert dial(links) == lanes([1, 2, 3]), "a direct link has them"
+
+
+def test_a_link_is_dialled_where_its_peer_is_now() -> None:
+    links = upkeep(ELDER)
+    moved = replace(ELDER, host="elsewhere", hosts=("10.0.0.3",))
+    assert links.want(OWN, [moved], {}) == []
+    assert links.failed(ELDER.peer, 0, "no answer") == [
+        DialLane(moved, 0, 20 * MS),
+        TellLink(ELDER.peer, "no answer"),
+    ]
 
 
 def test_a_relayed_link_that_is_lost_is_dialled_directly_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.connections import Outbox
@@ -137,13 +138,24 @@ class PeerLinks:
             reason = f"at {peer.member.host}:{peer.member.port} ({why})"
             self._outbox.send(peer, msg.Undialable(reason))
             self._outbox.announce("undialable", peer, reason)
-        if self._reachability.was_reached(tested):
-            if self._plans.leaves_out:
-                self._plans.comes(peer)
-            for member in self._membership.members(peer.group):
-                if member.id < tested and self._reachability.why_undialable(member.id):
-                    self.ask(member, peer)
+        if self._reachability.was_reached(tested) and self._plans.leaves_out:
+            self._plans.comes(peer)
+        self._turn_dials(peer, self._reachability)
         return self.end_tests(peer)
+
+    def _turn_dials(self, tested: RegisteredPeer, known: Reachability) -> None:
+        """Ask elders that nobody can dial to dial younger peers that everybody can dial.
+
+        The younger ones find out by themselves, but a silent firewall costs them ``dial_s``.
+        """
+        for other in self._membership.peers.values():
+            if other is tested or other.group != tested.group:
+                continue
+            elder, younger = sorted((tested, other), key=attrgetter("id"))
+            if elder.admitted and younger.admitted:
+                continue  # both dial already
+            if known.was_reached(younger.id) and known.why_undialable(elder.id):
+                self.ask(elder, younger)
 
     def end_tests(self, newcomer: RegisteredPeer) -> bool:
         """End the wait for a newcomer's tests, if they are over or ``dial_s`` has passed.

@@ -9,11 +9,13 @@ from pccl.machines.master.events import (
     CloseConnection,
     ConnectionClosed,
     ConnectionOpened,
+    MasterEffect,
     SendTo,
 )
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import is_certified
 from pccl.protocol.handshake.keys import CURVE25519
+from pccl.protocol.limits import Timing
 from pccl.protocol.types import KEY_BYTES, PeerId, RemovalCause
 from tests.support.master_stage import NEW_RUN, RUN, MasterStage, closed, told
 from tests.support.scenarios import key
@@ -150,3 +152,66 @@ def test_a_closed_connection_proves_nothing_any_more() -> None:
     assert set(master.machine.connections.callers) == {1}
     master.do(ConnectionOpened(2, "10.0.0.9", key(66)))  # a shell would take another number
     assert told(master.hear(2, msg.Resume(PeerId(2), 0)), msg.Resumed) == []
+
+
+# -- addresses that change -------------------------------------------------------------------------
+
+
+def resume_from(
+    master: MasterStage, host: str, hosts: tuple[str, ...] = (), peer: int = 2
+) -> list[MasterEffect]:
+    """A peer comes back on connection 20, from this host."""
+    master.do(ConnectionClosed(peer, "reset"))
+    master.do(ConnectionOpened(20, host, key(peer)))
+    version = master.machine.membership.version
+    return master.hear(20, msg.Resume(PeerId(peer), version, hosts=hosts))
+
+
+def where(told: msg.RosterChanged, peer: int) -> tuple[str, tuple[str, ...]]:
+    return next((one.host, one.hosts) for one in told.roster.members if one.peer == peer)
+
+
+def test_a_member_that_resumes_from_elsewhere_is_dialled_there() -> None:
+    master = MasterStage().new(3)
+    view = master.machine.membership.roster(0).view
+    effects = resume_from(master, "198.51.100.7", ("192.168.1.5",))
+    news = told(effects, msg.RosterChanged)
+    assert [to for to, _ in news] == [1, 20, 3]
+    assert {where(one, 2) for _, one in news} == {("198.51.100.7", ("192.168.1.5",))}
+    assert {one.roster.view for _, one in news} == {view}, "operations go on"
+    assert Announce("moved", PeerId(2), "", 0, "to 198.51.100.7:4002") in effects
+    plans = told(master.wait(Timing().heartbeat_s, 1, 20, 3), msg.LinkPlan)
+    assert [(to, [one.host for one in plan.elders]) for to, plan in plans] == [
+        (3, ["198.51.100.7"])
+    ]
+
+
+def test_a_member_that_resumes_from_where_it_was_changes_nothing() -> None:
+    master = MasterStage().new(3)
+    effects = resume_from(master, "10.0.0.2")
+    assert told(effects, msg.RosterChanged) == []
+    assert [one for one in effects if isinstance(one, Announce)] == []
+
+
+def test_who_declares_a_host_keeps_it_wherever_it_comes_from() -> None:
+    master = MasterStage().new()
+    for peer, host in ((1, ""), (2, "example.org")):
+        master.register(peer, min_peers=2, host=host)
+    master.link(2)
+    assert master.machine.membership.size == 2
+    assert told(resume_from(master, "198.51.100.7"), msg.RosterChanged) == []
+
+
+def test_a_newcomer_that_resumes_from_elsewhere_is_dialled_there() -> None:
+    master = MasterStage().new(1)
+    master.register(2)
+    effects = resume_from(master, "198.51.100.7")
+    assert told(effects, msg.RosterChanged) == []
+    assert master.machine.membership.peers[PeerId(2)].member.host == "198.51.100.7"
+
+
+def test_a_resumed_peer_with_a_host_that_breaks_lines_is_closed() -> None:
+    master = MasterStage().new(2)
+    effects = resume_from(master, "h", ("a\nb",))
+    reasons = [one.reason for one in effects if isinstance(one, CloseConnection)]
+    assert reasons == ["an advertised host is invalid or too long"]

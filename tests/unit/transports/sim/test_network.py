@@ -525,3 +525,77 @@ async def test_a_connection_knows_the_truth_about_its_path(world: World) -> None
     two.connection.abort()
     assert two.connection.measure() is None
     assert one.connection.measure() == PathMeasure(6_000_000, 900, False)
+
+
+# -- address translators ---------------------------------------------------------------------------
+
+
+async def met(world: World, there: Address) -> tuple[Address, Address]:
+    """a and b dial each other: b the port 1 of a, and a what it takes for the port 2 of b.
+
+    Returns what each sees of the other.
+    """
+    one = world.a.punch(Address("a", 1), there, 60.0, lambda host: True)
+    other = world.b.punch(Address("b", 2), Address("a", 1), 60.0, lambda host: True)
+    first, second = await asyncio.gather(one, other)
+    logs = Log(world, first), Log(world, second)
+    for log in logs:
+        log.to_send = memoryview(b"hello")
+        log.pump()
+    await world.sleep_until(world.now + S)
+    assert [bytes(log.received) for log in logs] == [b"hello"] * 2
+    return first.remote, second.remote
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_two_that_dial_each_other_meet_behind_translators(refuses: bool) -> None:
+    world = World()
+    world.network.shut = {"a": refuses, "b": refuses}
+
+    async def main() -> None:
+        assert await met(world, Address("b", 2)) == (Address("b", 2), Address("a", 1))
+
+    world.run_test(main())
+
+
+def test_who_dials_the_wrong_port_meets_nobody() -> None:
+    world = World()
+
+    async def main() -> None:
+        with pytest.raises(LinkError, match="no answer in time"):
+            await met(world, Address("b", 3))
+
+    world.run_test(main())
+
+
+def test_a_translator_that_changes_ports_keeps_two_apart() -> None:
+    world = World()
+    world.network.translated.add("b")
+    seen_by_c = world.network.seen(Address("b", 2), Address("c", 80))
+    assert seen_by_c != Address("b", 2)
+
+    async def main() -> None:
+        with pytest.raises(LinkError, match="no answer in time"):
+            await met(world, seen_by_c)
+
+    world.run_test(main())
+
+
+def test_hosts_of_one_network_reach_each_other_inside() -> None:
+    world = World()
+    world.network.shut = {"a": True, "b": True}
+    world.network.local = {"a": 1, "b": 1}
+    (inside,) = world.b.hosts(Address("::", 0))
+    assert world.c.hosts(Address("::", 0)) == ()
+
+    async def main() -> None:
+        listener = await world.b.listen(Address("b", 0), lambda connection: connection.close())
+        there = listener.address
+        connection = await world.a.dial(there, 1.0, hosts=(inside,))
+        assert connection.remote == Address(inside, there.port)
+        with pytest.raises(LinkError, match="connection refused"):
+            await world.c.dial(there, 1.0, hosts=(inside,))
+        with pytest.raises(LinkError, match="connection refused"):
+            await world.a.dial(there, 1.0)
+
+    world.run_test(main())
