@@ -34,7 +34,7 @@ RECORD_BYTES_MIN = 1 << 10
 
 SLOW_RECORD_NS = NS_PER_S
 QUICK_RECORD_NS = NS_PER_S // 4
-QUICK_RECORDS = 16
+QUICK_RECORDS = 8
 """Records become half as long after a slow one, twice as long after so many quick ones."""
 
 RECORDS_PER_KEY = 1 << 20
