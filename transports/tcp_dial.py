@@ -138,7 +138,9 @@ class TcpDialler:
         finally:
             for loser in running:
                 loser.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            for late in await asyncio.gather(*running, return_exceptions=True):
+                if not isinstance(late, BaseException):
+                    late.abort()  # it was connected before the caller left
         return None
 
     async def punch(

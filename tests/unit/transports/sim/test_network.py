@@ -548,8 +548,7 @@ async def met(world: World, there: Address) -> tuple[Address, Address]:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_two_that_dial_each_other_meet_behind_translators(refuses: bool) -> None:
-    world = World()
+def test_two_that_dial_each_other_meet_behind_translators(world: World, refuses: bool) -> None:
     world.network.shut = {"a": refuses, "b": refuses}
 
     async def main() -> None:
@@ -558,8 +557,7 @@ def test_two_that_dial_each_other_meet_behind_translators(refuses: bool) -> None
     world.run_test(main())
 
 
-def test_who_dials_the_wrong_port_meets_nobody() -> None:
-    world = World()
+def test_who_dials_the_wrong_port_meets_nobody(world: World) -> None:
 
     async def main() -> None:
         with pytest.raises(LinkError, match="no answer in time"):
@@ -568,8 +566,7 @@ def test_who_dials_the_wrong_port_meets_nobody() -> None:
     world.run_test(main())
 
 
-def test_a_translator_that_changes_ports_keeps_two_apart() -> None:
-    world = World()
+def test_a_translator_that_changes_ports_keeps_two_apart(world: World) -> None:
     world.network.translated.add("b")
     seen_by_c = world.network.seen(Address("b", 2), Address("c", 80))
     assert seen_by_c != Address("b", 2)
@@ -581,8 +578,7 @@ def test_a_translator_that_changes_ports_keeps_two_apart() -> None:
     world.run_test(main())
 
 
-def test_hosts_of_one_network_reach_each_other_inside() -> None:
-    world = World()
+def test_hosts_of_one_network_reach_each_other_inside(world: World) -> None:
     world.network.shut = {"a": True, "b": True}
     world.network.local = {"a": 1, "b": 1}
     (inside,) = world.b.hosts(Address("::", 0))
