@@ -138,9 +138,9 @@ class TcpDialler:
         finally:
             for loser in running:
                 loser.cancel()
-            for late in await asyncio.gather(*running, return_exceptions=True):
-                if not isinstance(late, BaseException):
-                    late.abort()  # it was connected before the caller left
+            for result in await asyncio.gather(*running, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    result.abort()  # it was connected before the caller left
         return None
 
     async def punch(

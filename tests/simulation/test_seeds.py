@@ -77,7 +77,7 @@ CAUGHT_BY = {
     "gap_not_bridged": 171,
     "holdings_overstated": 3,
     "late_tick_judged": 130,
-    "lineage_ignored": 2060,
+    "lineage_ignored": 2138,
     "loss_told_to_one_launch": 7,
     "losses_while_away_untold": 81,
     "lost_lane_forgotten": 75,
