@@ -157,6 +157,8 @@ class TcpDialler:
         try:
             numeric = socket.AI_NUMERICHOST  # a relay names the address; it may start no lookup
             here, there = [(await self._resolve(one, numeric))[0] for one in (local, address)]
+            if here[0] != there[0]:
+                raise OSError("the two reach the relay by different versions of IP")
             host = to_address(there[4]).host
             # Inside one machine nothing translates, and nothing would make the two meet.
             is_allowed = may_dial(host) and not ip_address(host.partition("%")[0]).is_loopback

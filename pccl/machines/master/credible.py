@@ -18,7 +18,14 @@ from pccl.protocol.limits import (
     TERM_MAX,
 )
 from pccl.protocol.shared_state import Expected
-from pccl.protocol.types import HOST_CHARACTERS_MAX, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.types import (
+    ADDRESS_CHARACTERS_MAX,
+    HOST_CHARACTERS_MAX,
+    OperationId,
+    PeerId,
+    Roster,
+    RoundKind,
+)
 from pccl.telemetry.names import name_flaw
 
 
@@ -92,6 +99,7 @@ def check_roster(roster: Roster, peer: PeerId, key: bytes, group: int) -> None:
         and roster.term < TERM_MAX
         and max(numbers) < REPORTED_MAX
         and all(is_host(host) for one in roster.members for host in (one.host, *one.hosts))
+        and all(not one.hosts or len(one.host) <= ADDRESS_CHARACTERS_MAX for one in roster.members)
     )
     if not possible:
         raise RemoteProtocolError(reason="the reported roster has impossible fields")

@@ -301,7 +301,10 @@ class LinkKeeper:
                 where, may_dial = there, partial(self._may_dial, "")
                 patience_s = self._timing.dial_s
                 met = await self._transport.punch(relayed.local, there, patience_s, may_dial)
-                await self._greet_met(PunchedConnection(met), member)
+                if self._upkeep.meets(member.peer, punches=True):
+                    await self._greet_met(PunchedConnection(met), member)
+                else:
+                    met.abort()  # a direct dial has succeeded meanwhile
         except (LinkError, RemoteProtocolError) as error:
             _log.info("cannot reach peer %d (%s): %s", member.peer, where, error.reason)
 
