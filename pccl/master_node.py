@@ -33,7 +33,8 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import DirectoryStore
 from pccl.runtime.run_tokens import ensure_token, expel_key, make_token, revoke_token
 from pccl.telemetry.events import PeerReport
-from pccl.transports.pacing.transport import limited
+from pccl.transports.base import Connection
+from pccl.transports.pacing.transport import is_upload, limited
 
 __all__ = [
     "KEYS_FILE",
@@ -153,6 +154,10 @@ class MasterNode:
         """The address at which peers reach the master, with the actual port once it runs."""
         return str(self._server.address if self._server is not None else self._listen)
 
+    def _is_upload(self, connection: Connection) -> bool:
+        """Whether what a connection sends leaves this machine, perhaps through a proxy on it."""
+        return is_upload(connection) or is_named(connection.remote.host, self._proxies)
+
     def run(self) -> None:
         """Start serving, and return at once. The process does not end before the master does.
 
@@ -175,7 +180,7 @@ class MasterNode:
             standbys = tuple(MasterAddress(known.host, known.port) for known in self._standbys)
             server = MasterServer(
                 clock,
-                limited(io.transport, clock, self._upload),
+                limited(io.transport, clock, self._upload, self._is_upload),
                 self._timing,
                 os.urandom,
                 token=self._token,

@@ -21,8 +21,12 @@ from pccl.transports.tcp_socket import Resolved, reason_of, to_address
 ATTEMPT_PAUSE_S = 0.25
 """Pause before the next attempt of a race, as RFC 8305 recommends."""
 
-PUNCH_PAUSE_S = 0.1
-"""Pause before a refused attempt of a simultaneous open is repeated."""
+CANDIDATES_MAX = 8
+"""Addresses that one dial tries: a name may have thousands."""
+
+PUNCH_PAUSES_S = (0.07, 0.11)
+"""Pauses before a refused attempt of a simultaneous open is repeated. Those of the two sides
+differ, so that they do not miss each other again and again."""
 
 _ELSEWHERE = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
 """Addresses of no machine (RFC 3849, RFC 5737)."""
@@ -50,6 +54,12 @@ def in_turns(candidates: Sequence[Resolved]) -> list[Resolved]:
     firsts = [one for one in candidates if one[0] == candidates[0][0]]
     others = [one for one in candidates if one[0] != candidates[0][0]]
     return [one for pair in zip_longest(firsts, others) for one in pair if one is not None]
+
+
+def _abort(attempt: asyncio.Future[Connection]) -> None:
+    """End a connection that nobody waits for any more."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().abort()
 
 
 class _Connect(Protocol):
@@ -92,17 +102,18 @@ class TcpDialler:
         deadline, reasons = self._loop.time() + timeout_s, dict[str, None]()
         found: list[Resolved] = []
         for host in (address.host, *hosts):
+            flags = 0 if host == address.host else socket.AI_NUMERICHOST  # those are no names
             try:
                 async with asyncio.timeout_at(deadline):
-                    found += await self._resolve(Address(host, address.port), 0)
+                    found += await self._resolve(Address(host, address.port), flags)
             except TimeoutError:
                 reasons["the name lookup timed out"] = None
             except (OSError, ValueError, OverflowError) as error:
                 reasons[reason_of(error)] = None
-        allowed = [one for one in found if may_dial(to_address(one[4]).host)]
+        allowed = [one for one in dict.fromkeys(found) if may_dial(to_address(one[4]).host)]
         if found and not allowed:
             reasons["this address is valid only on its own machine or network"] = None
-        connection = await self._race(in_turns(allowed), deadline, reasons)
+        connection = await self._race(in_turns(allowed)[:CANDIDATES_MAX], deadline, reasons)
         if connection is None:
             reason = f"cannot reach {address}: {', '.join(reasons)}"
             raise LinkError(func="dial", reason=reason)
@@ -116,8 +127,9 @@ class TcpDialler:
         A further attempt begins after a pause, or when one has failed (RFC 8305, section 5).
         """
         waiting, running = deque(candidates), set[asyncio.Future[Connection]]()
+        connected: list[Connection] = []
         try:
-            while waiting or running:
+            while not connected and (waiting or running):
                 if waiting:
                     attempt = self._connect(waiting.popleft(), deadline - self._loop.time())
                     running.add(asyncio.ensure_future(attempt))
@@ -125,23 +137,22 @@ class TcpDialler:
                 ended, running = await asyncio.wait(
                     running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                connected: list[Connection] = []
                 for attempt in ended:
                     try:
                         connected.append(attempt.result())
                     except OSError as error:
                         reasons[reason_of(error)] = None
-                for late in connected[1:]:
-                    late.abort()
-                if connected:
-                    return connected[0]
+        except BaseException:
+            for one in connected:
+                one.abort()
+            raise
         finally:
             for loser in running:
+                loser.add_done_callback(_abort)
                 loser.cancel()
-            for result in await asyncio.gather(*running, return_exceptions=True):
-                if not isinstance(result, BaseException):
-                    result.abort()  # it was connected before the caller left
-        return None
+        for late in connected[1:]:
+            late.abort()
+        return connected[0] if connected else None
 
     async def punch(
         self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
@@ -167,7 +178,7 @@ class TcpDialler:
                     return await self._connect(there, left_s, here)
                 except OSError as error:
                     reason = reason_of(error)
-                await asyncio.sleep(min(left_s, PUNCH_PAUSE_S))
+                await asyncio.sleep(min(left_s, PUNCH_PAUSES_S[local.port < address.port]))
         except (OSError, ValueError, OverflowError) as error:
             reason = reason_of(error)
         raise LinkError(func="dial", reason=f"cannot reach {address} from {local}: {reason}")

@@ -101,10 +101,12 @@ class UpnpAnswered:
     Attributes:
         granted: what the router forwards; None: nothing.
         reason: why it forwards nothing.
+        lifetime_s: ``lifetime_s`` of the request; 0: a deletion.
     """
 
     granted: PortGranted | None
     reason: str = ""
+    lifetime_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,7 @@ class PortMapper:
                     self._granted_now(granted, granted.host, now_ns)
                 else:
                     self._protocol_failed(reason, now_ns)
-            case UpnpAnswered(), MapperPhase.CLOSING if not self.awaits_datagrams:
+            case UpnpAnswered(lifetime_s=0), MapperPhase.CLOSING if not self.awaits_datagrams:
                 self._closed()
             case MapperTick(), _ if self.due_ns is not None and now_ns >= self.due_ns:
                 self._timed_out(now_ns)
@@ -373,7 +375,8 @@ class PortMapper:
         if isinstance(answer, PortGranted | PortDenied | RouterAddress):
             self._note_epoch(answer.epoch_s, now_ns)
         if self.phase is MapperPhase.CLOSING:
-            if not isinstance(answer, RouterAddress | None):
+            is_renewal = isinstance(answer, PortGranted) and answer.lifetime_s > 0  # it comes late
+            if not (is_renewal or isinstance(answer, RouterAddress | None)):
                 self._closed()
             return
         match answer:

@@ -5,6 +5,7 @@
   fastest algorithms.
 * ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
+* ``lane_watch``: detects lanes that owe progress and make none.
 * ``tracer``: which process may read the memory of this one.
 * ``link_damage``: when a link that damages data counts as down.
 """

@@ -20,9 +20,8 @@ Pure: events go in, and steps come out in the order of execution.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX, Timing
@@ -89,6 +88,14 @@ def lanes_of(told: int, *, near: bool, sharers: int) -> int:
     return 1 if near else max(1, min(LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX // sharers))
 
 
+def _where(member: Member, mistaken: int) -> Member:
+    """Return where to dial a peer: at all of its hosts, or after mistakes at one after another."""
+    if not (mistaken and member.hosts):
+        return member
+    hosts = (member.host, *member.hosts)
+    return replace(member, host=hosts[mistaken % len(hosts)], hosts=())
+
+
 @dataclass(slots=True)
 class _LaneDial:
     """A lane that this side keeps up; it is up, is being dialled, or waits for a pause to end."""
@@ -97,6 +104,8 @@ class _LaneDial:
     up_since_ns: int = 0
     waits: bool = False
     is_dialled: bool = False
+    mistaken: int = 0
+    """How often another process than the peer has answered."""
 
 
 @dataclass(slots=True)
@@ -260,10 +269,17 @@ class LinkUpkeep:
             return peer != self._own
         return link is not None and (not link.up or (punches and link.relay is not None))
 
-    def failed(self, peer: PeerId, number: int, reason: str) -> list[LinkStep]:
-        """Record a failed dial: dial again later, unless the other side has dialled meanwhile."""
+    def failed(
+        self, peer: PeerId, number: int, reason: str, *, answered: bool = False
+    ) -> list[LinkStep]:
+        """Record a failed dial: dial again later, unless the other side has dialled meanwhile.
+
+        ``answered``: whether a process was connected, which may be another one than the peer: a
+        private address means another machine in each network.
+        """
         link = self._links[peer]
         link.dials[number].is_dialled = False
+        link.dials[number].mistaken += answered
         if self.gives_way(peer, number):
             return []
         return [*self._dial_later(link, number), *([] if link.up else [TellLink(peer, reason)])]
@@ -302,7 +318,7 @@ class LinkUpkeep:
             return []
         dial = link.dials[number]
         dial.waits, dial.is_dialled = False, True
-        return [DialLane(link.member, number)]
+        return [DialLane(_where(link.member, dial.mistaken), number)]
 
     def _dial_later(self, link: _WantedLink, number: int) -> list[LinkStep]:
         dial = link.dials[number]
@@ -429,60 +445,3 @@ class LinkUpkeep:
             dial.backoff_ns = self._first_ns
             steps += self._dial(link, number)
         return steps + news
-
-
-class LaneStep(enum.Enum):
-    """What to do with a lane after a look at it."""
-
-    REPLACE = enum.auto()
-    PING = enum.auto()
-    PONG = enum.auto()
-
-
-@dataclass(slots=True)
-class LaneWatch:
-    """Detects that a lane owes progress and makes none.
-
-    A lane owes progress while it has data to send, while a frame is arriving, or while a running
-    transfer needs its link. A lane with nothing to send may have handed all data to a dead
-    connection. So it first asks the other side for a sign of life. On a slow line this question
-    waits behind a long queue in the kernel, so a receiver also sends signs of life unasked.
-
-    Attributes:
-        stall_ns: how long the lane may make no progress.
-        since_ns: when the lane last moved data.
-        told_ns: when the other side last knew how much has arrived here.
-    """
-
-    stall_ns: int
-    since_ns: int
-    told_ns: int
-    moved_bytes: int = 0
-    pinged: bool = False
-    """Whether this side has asked for a sign of life since ``since_ns``."""
-    told_bytes: int = 0
-    """Payload bytes that the other side knows to have arrived."""
-
-    def look(
-        self, moved_bytes: int, payload_bytes: int, now_ns: int, *, owes: bool, may_judge: bool
-    ) -> list[LaneStep]:
-        """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
-
-        ``owes``: whether the lane owes progress, as seen while this process was awake;
-        ``may_judge``: whether this process has read all that arrived.
-        """
-        steps: list[LaneStep] = []
-        still_ns = now_ns - self.since_ns
-        if not owes or moved_bytes != self.moved_bytes:
-            self.moved_bytes, self.since_ns, self.pinged = moved_bytes, now_ns, False
-        elif may_judge and still_ns >= self.stall_ns:
-            steps.append(LaneStep.REPLACE)
-        elif still_ns >= self.stall_ns // 2 and not self.pinged:
-            self.pinged = True
-            steps.append(LaneStep.PING)
-        if payload_bytes == self.told_bytes:
-            self.told_ns = now_ns
-        elif now_ns - self.told_ns >= self.stall_ns // 4:
-            self.told_bytes, self.told_ns = payload_bytes, now_ns
-            steps.append(LaneStep.PONG)
-        return steps

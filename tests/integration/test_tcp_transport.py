@@ -21,7 +21,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PathMeasure
 from pccl.transports.tcp import TcpTransport
 from pccl.transports.tcp_dial import in_turns
-from pccl.transports.tcp_socket import Resolved, measure_path
+from pccl.transports.tcp_socket import Resolved, SocketAddress, measure_path
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -482,6 +482,30 @@ def test_nobody_meets_a_process_of_the_own_machine_halfway(tcp: Tcp) -> None:
         listener.close()
 
     tcp.run_test(main())
+
+
+async def test_a_name_with_many_addresses_is_dialled_at_a_few(
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def resolve(_: object, __: object, address: Address, flags: int) -> list[Resolved]:
+        hosts = [f"127.0.1.{n}" for n in range(1, 200)] if address.host == "name" else ["127.0.2.1"]
+        asked.append(f"{address.host} {flags}")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 1)) for host in hosts]
+
+    dialled: list[SocketAddress] = []
+
+    async def connect(_: object, __: object, to: SocketAddress, ___: float) -> None:
+        dialled.append(to)
+        raise ConnectionRefusedError("connection refused")
+
+    monkeypatch.setattr(tcp_module, "resolve", resolve)
+    monkeypatch.setattr(tcp_module, "connect", connect)
+    with pytest.raises(LinkError, match="connection refused"):
+        await tcp.transport.dial(Address("name", 1), 20.0, hosts=("127.0.2.1",))
+    assert asked == ["name 0", f"127.0.2.1 {int(socket.AI_NUMERICHOST)}"]
+    assert dialled == [(f"127.0.1.{n}", 1) for n in range(1, 9)]
 
 
 def test_the_families_of_addresses_take_turns() -> None:

@@ -34,9 +34,16 @@ def is_upload(connection: Connection) -> bool:
     return connection.local.host != connection.remote.host
 
 
-def limited(transport: Transport, clock: Timers, bytes_per_s: int | None) -> Transport:
+def limited(
+    transport: Transport,
+    clock: Timers,
+    bytes_per_s: int | None,
+    counts: Callable[[Connection], bool] = is_upload,
+) -> Transport:
     """Return a transport that keeps a limit; without a limit, ``transport`` itself."""
-    return transport if bytes_per_s is None else PacedTransport(transport, clock, bytes_per_s)
+    if bytes_per_s is None:
+        return transport
+    return PacedTransport(transport, clock, bytes_per_s, counts)
 
 
 class PacedTransport:

@@ -413,7 +413,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             echo_ns, held_ns = peer.pace.echo(now_ns)
             beat = msg.MasterHeartbeat(now_ns, settled, ratified, echo_ns, held_ns)
             self.outbox.add(SendTo(connection, beat))
-        self.links.beat()
+        self.registration.beat()
 
     def _judge(self) -> None:
         """Find newcomers to admit, peers to remove, and calls that cannot complete."""

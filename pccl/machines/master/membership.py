@@ -185,6 +185,8 @@ class Membership:
         self.updates = 0
         """Closed rounds of ``update_topology``, including one that closes with the next roster."""
         self._term = term
+        self._has_moved = False
+        """Whether a member has another address than in the newest roster."""
         self._groups: dict[int, _Group] = {}
         self.links = LinkStates()
         self._measures = LinkMeasures()
@@ -384,12 +386,17 @@ class Membership:
             self._publish()
         return had_left
 
-    def move(self, peer: RegisteredPeer, member: Member) -> bool:
-        """Record a peer's new address; return whether there are new rosters, which have it."""
+    def move(self, peer: RegisteredPeer, member: Member) -> None:
+        """Record a peer's new address; the next rosters have it."""
         peer.member = member
-        if peer.admitted:
+        self._has_moved |= peer.admitted
+
+    def publish_moves(self) -> bool:
+        """Make new rosters if the last ones have an old address; return whether there are any."""
+        has_moved = self._has_moved
+        if has_moved:
             self._publish()
-        return peer.admitted
+        return has_moved
 
     def admit(
         self, newcomers: list[RegisteredPeer], renew: set[int], busy: set[tuple[int, int]]
@@ -505,6 +512,7 @@ class Membership:
         return choose_algorithms(ring, self._measures.matrix, broken)
 
     def _publish(self) -> None:
+        self._has_moved = False
         self.version += 1
         sizes = {group: len(state.order) for group, state in self._groups.items()}
         self.size = sum(sizes.values())

@@ -137,7 +137,7 @@ class Registration:
         """Bind a new connection to a peer that lost its old one, and send what the peer missed.
 
         Raises:
-            RemoteProtocolError: the peer follows another master.
+            RemoteProtocolError: the peer follows another master, or names an invalid host.
         """
         peer = self.membership.peers.get(message.peer)
         key = self._connections.callers[connection].key
@@ -152,6 +152,8 @@ class Registration:
         if not self._finals.are_acknowledged_by(peer.id):
             self._connections.refuse(connection, "the peer has too many unacknowledged results")
             return
+        if not all(map(is_host, message.hosts)):
+            raise RemoteProtocolError(reason="an advertised host is invalid or too long")
         if message.incumbent != self._incarnation.incumbent:
             raise RemoteProtocolError(reason="the peer follows another master in this term")
         self._connections.bind(connection, peer)
@@ -164,19 +166,20 @@ class Registration:
             self._rounds.admit_into_empty_run()
 
     def _note_address(self, peer: RegisteredPeer, connection: int, hosts: tuple[str, ...]) -> None:
-        """Tell the others where to dial a peer that has resumed from another address."""
-        seen = self._connections.callers[connection].host
-        if not all(map(is_host, hosts)):
-            raise RemoteProtocolError(reason="an advertised host is invalid or too long")
-        host, more = dialled_at(peer.declared, hosts, seen)
-        peer.seen = seen
+        """Record where to dial a peer that has resumed, perhaps from another address."""
+        peer.seen = self._connections.callers[connection].host
+        host, more = dialled_at(peer.declared, hosts, peer.seen)
         if (host, more) == (peer.member.host, peer.member.hosts):
             return
-        member = replace(peer.member, host=host, hosts=more)
-        if self.membership.move(peer, member):
-            self._finals.tell_rosters(self.membership.members())
+        self.membership.move(peer, replace(peer.member, host=host, hosts=more))
         self._links.moved(peer)
-        self._outbox.announce("moved", peer, f"to {host}:{member.port}")
+        self._outbox.announce("moved", peer, f"to {host}:{peer.member.port}")
+
+    def beat(self) -> None:
+        """Tell the others, at a heartbeat, where to dial whom; all peers that moved, at once."""
+        if self.membership.publish_moves():
+            self._finals.tell_rosters(self.membership.members())
+        self._links.beat()
 
     def welcome_back(self, peer: RegisteredPeer, roster_version: int) -> None:
         """Send a peer what it has missed; ``roster_version`` is that of its newest roster."""

@@ -26,12 +26,11 @@ from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.relay import Relay
+from pccl.topology.lane_watch import LaneStep, LaneWatch
 from pccl.topology.link_upkeep import (
     DialLane,
     DropLink,
     GiveUpLane,
-    LaneStep,
-    LaneWatch,
     LinkStep,
     LinkUpkeep,
     TellLink,
@@ -273,7 +272,9 @@ class LinkKeeper:
                 self._frames.lane_failed(peer)
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
-            self._carry_out(self._upkeep.failed(peer, number, error.reason))
+            answered = connection is not None
+            steps = self._upkeep.failed(peer, number, error.reason, answered=answered)
+            self._carry_out(steps)
 
     # -- relays --------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class PortMapping:
     async def close(self) -> None:
         """Delete the mapping, as far as the router answers within a second; idempotent."""
         self._feed(StopMapping())
-        await self._closed
+        await asyncio.shield(self._closed)
         await self._tasks.cancel()
 
     def _feed(self, event: MapperEvent) -> None:

@@ -95,7 +95,7 @@ class BoundedRequester:
         if urlsplit(str(http_request.url)).hostname != self._host:
             raise UpnpRefusal("the router names an address that is not its own")
         async with (
-            self._library.aiohttp.ClientSession() as session,
+            self._library.aiohttp.ClientSession(auto_decompress=False) as session,
             session.request(
                 http_request.method,
                 http_request.url,
@@ -140,12 +140,12 @@ class UpnpRouter:
 
     async def ask(self, asked: AskUpnp) -> UpnpAnswered:
         """Ask a router to forward a port or to stop that; never raises, and takes ``limit_s``."""
-        library = await self._loop.run_in_executor(self._executor, self._load)
-        if library is None:
-            return UpnpAnswered(None, NOT_INSTALLED)
         try:
             async with asyncio.timeout(asked.limit_s):
-                return UpnpAnswered(await self._ask(library, asked))
+                library = await self._loop.run_in_executor(self._executor, self._load)
+                if library is None:
+                    return UpnpAnswered(None, NOT_INSTALLED, asked.lifetime_s)
+                return UpnpAnswered(await self._ask(library, asked), "", asked.lifetime_s)
         except TimeoutError:
             reason = "no answer"
         except UpnpRefusal as error:
@@ -153,7 +153,7 @@ class UpnpRouter:
         except Exception as error:  # noqa: BLE001 - what a device answers may break the library
             reason = _words(error)
         self._service = None
-        return UpnpAnswered(None, printable(reason)[:200])
+        return UpnpAnswered(None, printable(reason)[:200], asked.lifetime_s)
 
     async def _ask(self, library: UpnpLibrary, asked: AskUpnp) -> PortGranted | None:
         router, own = asked.path.router, asked.path.own_inside

@@ -451,6 +451,21 @@ def test_the_end_in_upnp() -> None:
     assert world.take() == [closed, MappingClosed()]
 
 
+def test_a_late_renewal_is_no_answer_to_the_deletion() -> None:
+    world = World(None)
+    granted = PortGranted("8.8.4.4", PORT, LIFETIME_S, 0)
+    world.upnp = UpnpAnswered(granted)
+    world.start()
+    world.run_until(2)
+    world.take()
+    world.upnp = UpnpAnswered(granted, "", LIFETIME_S)
+    world.feed(StopMapping())
+    closed = PortUnmapped(forwarded(MappingProtocol.UPNP), "this peer is closed")
+    assert world.take() == [closed], "it waits for the deletion"
+    world.feed(UpnpAnswered(None))
+    assert world.take() == [MappingClosed()]
+
+
 def test_the_end_without_a_mapping() -> None:
     mapper = PortMapper(lambda count: bytes(count))
     assert mapper.handle(StopMapping(), 0) == [MappingClosed()]

@@ -34,12 +34,14 @@ from pccl.protocol.types import Member, PeerId
 class _Changes:
     """The changes in one group since its peers last received a plan."""
 
-    came: list[Member] = field(default_factory=list[Member])
+    came: dict[PeerId, Member] = field(default_factory=dict[PeerId, Member])
     gone: set[PeerId] = field(default_factory=set[PeerId])
 
     def before(self, gone: Sequence[PeerId], peer: PeerId) -> msg.LinkPlan:
         """Return the changes among the elders of ``peer``. ``gone`` is in order of id."""
-        came = tuple(m for m in self.came if m.peer < peer and m.peer not in self.gone)
+        came = tuple(
+            one for elder, one in self.came.items() if elder < peer and elder not in self.gone
+        )
         return msg.LinkPlan(came, tuple(gone[: min(bisect_left(gone, peer), PEERS_MAX)]))
 
 
@@ -143,7 +145,11 @@ class DialPlans:
 
     def comes(self, peer: RegisteredPeer) -> None:
         """Make all younger peers of the group dial ``peer``, which returned or became proven."""
-        self._changes.setdefault(peer.group, _Changes()).came.append(peer.member)
+        self._changes.setdefault(peer.group, _Changes()).came[peer.id] = peer.member
+
+    def moves(self, peer: RegisteredPeer) -> None:
+        """Make the elders that dial ``peer`` dial it at its new address."""
+        self._untold.update(elder for elder, asked in self._asked.items() if peer.id in asked.all)
 
     def remove(self, gone: Sequence[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""

@@ -41,6 +41,8 @@ class PeerLinks:
         self._membership = membership
         self._outbox = outbox
         self._relays = relays
+        self._moved: dict[PeerId, RegisteredPeer] = {}
+        """Peers whose new addresses were not tested yet."""
         self._plans = DialPlans(membership, self._was_reached)
         self._meetings = self._no_meetings()
         self._reachability = Reachability(outbox.now_ns) if tests_addresses else None
@@ -52,6 +54,7 @@ class PeerLinks:
 
     def begin_anew(self) -> None:
         """Forget all plans and tests, because the ids of the next run name other peers."""
+        self._moved.clear()
         self._plans = DialPlans(self._membership, self._was_reached)
         self._meetings = self._no_meetings()
         if self._reachability is not None:
@@ -67,6 +70,7 @@ class PeerLinks:
 
     def beat(self) -> None:
         """Send each peer the changes of its plan since the last heartbeat."""
+        self._test_anew()
         for peer, plan in self._plans.beat():
             self._outbox.send(peer, plan)
         for peer, meeting in self._meetings.beat(self._outbox.now_ns):
@@ -77,15 +81,30 @@ class PeerLinks:
         self._plans.comes(peer)
 
     def moved(self, peer: RegisteredPeer) -> None:
-        """Make all younger peers of the group dial ``peer`` at its new address, and test that."""
-        self._plans.comes(peer)
-        if self._reachability is not None:
-            self._reachability.forget((peer.id,))
-            self.test_addresses(peer)
+        """Make others dial ``peer`` at its new address, and test that.
+
+        Not all of a crowd of newcomers are dialled before a test has reached them.
+        """
+        self._plans.moves(peer)
+        if peer.admitted or not self._plans.leaves_out:
+            self._plans.comes(peer)
+        self._moved[peer.id] = peer
+
+    def _test_anew(self) -> None:
+        """Test peers that have moved, once nobody tests their old addresses any more."""
+        known = self._reachability
+        for peer in list(self._moved.values()):
+            if known is None or not known.awaits(peer.id):
+                del self._moved[peer.id]
+                if known is not None:
+                    known.forget((peer.id,))
+                self.test_addresses(peer)
 
     def forget(self, peers: list[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)
+        for peer in peers:
+            self._moved.pop(peer.id, None)
         if self._reachability is not None:
             self._reachability.forget(peer.id for peer in peers)
 
@@ -133,7 +152,7 @@ class PeerLinks:
         if not self._reachability.tested(tested, by, host, reason):
             return False
         peer = self._membership.peers[tested]
-        why = self._reachability.news_of(tested)
+        why = "" if tested in self._moved else self._reachability.news_of(tested)
         if why:
             reason = f"at {peer.member.host}:{peer.member.port} ({why})"
             self._outbox.send(peer, msg.Undialable(reason))

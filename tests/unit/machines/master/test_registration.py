@@ -174,13 +174,18 @@ def where(told: msg.RosterChanged, peer: int) -> tuple[str, tuple[str, ...]]:
 def test_a_member_that_resumes_from_elsewhere_is_dialled_there() -> None:
     master = MasterStage().new(3)
     view = master.machine.membership.roster(0).view
+    effects = resume_from(master, "198.51.100.6")
+    assert told(effects, msg.RosterChanged) == [], "all that move are told at once"
+    master.do(ConnectionClosed(20, "reset"))
     effects = resume_from(master, "198.51.100.7", ("192.168.1.5",))
-    news = told(effects, msg.RosterChanged)
+    beat = master.wait(Timing().heartbeat_s, 1, 20, 3)
+    news = told(beat, msg.RosterChanged)
     assert [to for to, _ in news] == [1, 20, 3]
     assert {where(one, 2) for _, one in news} == {("198.51.100.7", ("192.168.1.5",))}
     assert {one.roster.view for _, one in news} == {view}, "operations go on"
     assert Announce("moved", PeerId(2), "", 0, "to 198.51.100.7:4002") in effects
-    plans = told(master.wait(Timing().heartbeat_s, 1, 20, 3), msg.LinkPlan)
+    plans = told(beat, msg.LinkPlan)
+    assert told(master.wait(5, 1, 20, 3), msg.RosterChanged) == []
     assert [(to, [one.host for one in plan.elders]) for to, plan in plans] == [
         (3, ["198.51.100.7"])
     ]

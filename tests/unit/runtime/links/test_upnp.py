@@ -34,7 +34,9 @@ async def test_without_the_library() -> None:
     with ThreadPoolExecutor(1) as executor:
         router = UpnpRouter(asyncio.get_running_loop(), executor, load=lambda: None)
         answer = await router.ask(ASKED)
-    assert answer == UpnpAnswered(None, "not installed (pip install 'pccl[upnp]')")
+    assert answer == UpnpAnswered(
+        None, "not installed (pip install 'pccl[upnp]')", ASKED.lifetime_s
+    )
 
 
 @installed
@@ -43,11 +45,11 @@ async def test_a_port_is_mapped_renewed_and_deleted() -> None:
     with ThreadPoolExecutor(1) as executor:
         async with box.serving() as search_port:
             router = UpnpRouter(asyncio.get_running_loop(), executor, search_port=search_port)
-            assert await router.ask(ASKED) == UpnpAnswered(GRANTED)
+            assert await router.ask(ASKED) == UpnpAnswered(GRANTED, "", ASKED.lifetime_s)
             assert box.ports == {48200: ("127.0.0.1", 48200, 1200)}
             found = ["/device.xml", "/scpd.xml", "/control", "/control"]
             assert box.paths == found
-            assert await router.ask(ASKED) == UpnpAnswered(GRANTED)
+            assert await router.ask(ASKED) == UpnpAnswered(GRANTED, "", ASKED.lifetime_s)
             assert box.paths == [*found, "/control", "/control"], "the service is known"
             assert await router.ask(replace(ASKED, lifetime_s=0)) == UpnpAnswered(None)
             assert box.ports == {}
@@ -57,7 +59,7 @@ async def test_a_port_is_mapped_renewed_and_deleted() -> None:
 @pytest.mark.parametrize("service", ["WANIPConnection:2", "WANPPPConnection:1"])
 async def test_other_services_forward_ports_too(service: str) -> None:
     box = UpnpBox(service=f"urn:schemas-upnp-org:service:{service}")
-    assert await ask(box) == UpnpAnswered(GRANTED)
+    assert await ask(box) == UpnpAnswered(GRANTED, "", ASKED.lifetime_s)
 
 
 @installed
@@ -94,11 +96,15 @@ async def test_a_refusal(box: UpnpBox, reason: str) -> None:
     ],
 )
 async def test_no_answer_of_the_router(box: UpnpBox) -> None:
-    assert await ask(box, replace(ASKED, limit_s=0.2)) == UpnpAnswered(None, "no answer")
+    assert await ask(box, replace(ASKED, limit_s=0.2)) == UpnpAnswered(
+        None, "no answer", ASKED.lifetime_s
+    )
     assert box.paths == []
 
 
 @installed
 @pytest.mark.parametrize("host", ["", "nonsense", "0.0.0.0.0"])
 async def test_an_address_that_is_none(host: str) -> None:
-    assert await ask(UpnpBox(host=host)) == UpnpAnswered(replace(GRANTED, host=""))
+    assert await ask(UpnpBox(host=host)) == UpnpAnswered(
+        replace(GRANTED, host=""), "", ASKED.lifetime_s
+    )
