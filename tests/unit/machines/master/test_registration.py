@@ -12,6 +12,7 @@ from pccl.machines.master.events import (
     MasterEffect,
     SendTo,
 )
+from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import is_certified
 from pccl.protocol.handshake.keys import CURVE25519
@@ -220,3 +221,35 @@ def test_a_resumed_peer_with_a_host_that_breaks_lines_is_closed() -> None:
     effects = resume_from(master, "h", ("a\nb",))
     reasons = [one.reason for one in effects if isinstance(one, CloseConnection)]
     assert reasons == ["an advertised host is invalid or too long"]
+
+
+def test_a_test_of_the_old_address_says_nothing_of_the_new_one() -> None:
+    master = MasterStage().begin(tests_addresses=True, relays=True)
+    master.register(1)
+    master.do(AddressTried(PeerId(1), "10.0.0.1", ""))
+    effects = master.register(2)
+    assert [one.hosts for one in effects if isinstance(one, TryAddress)] == [("10.0.0.2",)]
+    resume_from(master, "198.51.100.7")
+    effects = master.do(AddressTried(PeerId(2), "", "connection refused"))
+    effects += master.hear(1, msg.AddressProbed(PeerId(2), "connection refused"))
+    assert told(effects, msg.Undialable) == []
+    effects = master.wait(Timing().heartbeat_s, 1, 20)
+    assert [one.hosts for one in effects if isinstance(one, TryAddress)] == [("198.51.100.7",)]
+    effects = master.do(AddressTried(PeerId(2), "", "no answer"))
+    effects += master.hear(1, msg.AddressProbed(PeerId(2), "no answer"))
+    assert [(to, one.reason) for to, one in told(effects, msg.Undialable)] == [
+        (20, "at 198.51.100.7:4002 (peer 1: no answer)")
+    ]
+
+
+def test_a_tester_that_leaves_does_not_delay_the_test_of_the_new_address() -> None:
+    master = MasterStage().begin(tests_addresses=True, relays=True)
+    master.register(1)
+    master.do(AddressTried(PeerId(1), "10.0.0.1", ""))
+    master.register(2)
+    resume_from(master, "198.51.100.7")
+    master.do(AddressTried(PeerId(2), "", "connection refused"))
+    assert [one for one in master.wait(1, 1, 20) if isinstance(one, TryAddress)] == []
+    master.hear(1, msg.Goodbye())
+    tests = [one for one in master.wait(1, 20) if isinstance(one, TryAddress)]
+    assert [one.hosts for one in tests] == [("198.51.100.7",)]
