@@ -28,6 +28,7 @@ from pccl.errors import (
 )
 from pccl.machines.router_path import ForwardedPort
 from pccl.protocol.limits import SECONDS_MAX
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.run_messages import EvidenceKind, EvidenceRequest
 from pccl.protocol.status_report import (
     EndedStatus,
@@ -61,6 +62,7 @@ __all__ = [
     "Examination",
     "ForwardedPort",
     "GroupStatus",
+    "LinkPath",
     "LinkSpeed",
     "MasterStatus",
     "MemberDialled",

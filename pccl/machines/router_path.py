@@ -104,6 +104,14 @@ def why_not_asked(
     return ""
 
 
+def is_outside(host: str) -> bool:
+    """Whether a connection from ``host`` to this machine comes through the router, over IPv4."""
+    address = _address(host)
+    if not isinstance(address, IPv4Address) or address.is_loopback or address.is_link_local:
+        return False
+    return not any(address in network for network in (*PRIVATE, SHARED))
+
+
 def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         address = ip_address(host.partition("%")[0])

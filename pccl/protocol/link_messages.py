@@ -5,11 +5,28 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated
 
 from pccl.protocol.limits import LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
 from pccl.protocol.types import AtMost, Below, HostName, MeasuredLink, Member, PeerId
+
+
+class LinkPath(enum.IntEnum):
+    """How two peers are connected."""
+
+    DIRECT = 0
+    """The younger peer has dialled the elder, as a peer does first."""
+    DIALLED_BACK = 1
+    """The elder has dialled the younger, before a dial of the younger has succeeded."""
+    MAPPED = 2
+    """One has dialled a port that the router of the other forwards."""
+    PUNCHED = 3
+    """Both have dialled each other at the same time."""
+    RELAYED = 4
+    """A relay forwards their data."""
+
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -24,6 +41,8 @@ class LinkReport:
     """Why it is down; empty if it is up."""
     relay: PeerId | None = None
     """The relay that carries the link, if it is up; 0: the master. None: the link is direct."""
+    path: LinkPath = LinkPath.DIRECT
+    """How the two are connected, if the link is up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import (
     AbortCause,
     Loss,
@@ -170,6 +171,10 @@ class LinkSpeed:
         bytes_per_s: rate at which ``peer`` could send; 0: unknown.
         relay: what forwards the data of the link, because neither peer can dial the other: a peer,
             or 0, the master. None: the link is direct.
+        path: how the two peers are connected; None: they are not.
+        peer_dialable: whether others can dial ``peer``, as tests of its address say; None: no test
+            has ended.
+        other_dialable: whether others can dial ``other``.
     """
 
     peer: PeerId
@@ -177,6 +182,9 @@ class LinkSpeed:
     rtt_us: int
     bytes_per_s: int
     relay: PeerId | None = None
+    path: LinkPath | None = None
+    peer_dialable: bool | None = None
+    other_dialable: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

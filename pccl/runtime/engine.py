@@ -90,6 +90,7 @@ from pccl.telemetry.events import NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
+from pccl.topology.link_upkeep import TellLink
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 from pccl.transports.pacing.transport import limited
@@ -169,6 +170,7 @@ class PeerEngine:
         self._announced_port = 0
         """The port that other peers dial; the router may forward it."""
         self._port_mapping = port_mapping
+        self._has_mapped_port = False
         if port_mapping is not None:
             port_mapping.on_changed = lambda event: self.events.put(event, self.now_ns())
         self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
@@ -228,6 +230,7 @@ class PeerEngine:
             lambda: self._control.address,
             self.names.explain,
             self.recorder.segments,
+            lambda: self._has_mapped_port,
         )
 
     @property
@@ -330,7 +333,9 @@ class PeerEngine:
             wait_ns = FIRST_WAIT_NS
             if deadline is not None:
                 wait_ns = min(wait_ns, deadline.when_ns - self.now_ns())
-            if forwarded := await self._port_mapping.start(own_port, self.master, wait_ns):
+            forwarded = await self._port_mapping.start(own_port, self.master, wait_ns)
+            self._has_mapped_port = forwarded is not None
+            if forwarded is not None:
                 return forwarded.public_host, forwarded.port
         return self._options.advertise_host, self._options.advertise_port or own_port
 
@@ -654,13 +659,13 @@ class PeerEngine:
         progress = (*self.data_plane.progress(), *self.exchange.progress())
         self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step, self.loss))
 
-    def _on_link_change(self, peer: PeerId, reason: str | None, relay: PeerId | None) -> None:
-        if reason is not None:
-            self._meter.forget(peer)
-        elif measured := self._meter.look_at(self.links.to(peer)):
+    def _on_link_change(self, link: TellLink) -> None:
+        if link.reason is not None:
+            self._meter.forget(link.peer)
+        elif measured := self._meter.look_at(self.links.to(link.peer)):
             self.feed(LinkMeasurements(measured))  # first, for the view that the link may open
-        self.feed(LinkChanged(peer, reason, relay))
-        self._state.link_changed(peer, up=reason is None)
+        self.feed(LinkChanged(link.peer, link.reason, link.relay, link.path))
+        self._state.link_changed(link.peer, up=link.reason is None)
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.feed(ReduceDone(operation, digest))

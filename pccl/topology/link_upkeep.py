@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from pccl.protocol.guards.source_shares import SourceShares
 from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX, Timing
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.topology.link_damage import LinkDamage
 
@@ -70,6 +71,8 @@ class TellLink:
     reason: str | None
     relay: PeerId | None = None
     """The relay that carries the link, if it is up; 0: the master. None: it is direct."""
+    path: LinkPath = LinkPath.DIRECT
+    """How the two peers are connected, if the link is up."""
 
 
 LinkStep = DialLane | GiveUpLane | DropLink | TellLink
@@ -86,6 +89,18 @@ def lanes_of(told: int, *, near: bool, sharers: int) -> int:
     if told:
         return told
     return 1 if near else max(1, min(LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX // sharers))
+
+
+def _path(*, relayed: bool, punched: bool, mapped: bool, by_younger: bool) -> LinkPath:
+    match relayed, punched, mapped:
+        case True, _, _:
+            return LinkPath.RELAYED
+        case _, True, _:
+            return LinkPath.PUNCHED
+        case _, _, True:
+            return LinkPath.MAPPED
+        case _:
+            return LinkPath.DIRECT if by_younger else LinkPath.DIALLED_BACK
 
 
 def _where(member: Member, mistaken: int) -> Member:
@@ -126,8 +141,8 @@ class _WantedLink:
     """Whether the link has carried a collective, or is about to."""
     relay: PeerId | None = None
     """The relay that carries the link; None: the link is down, or direct."""
-    punched: bool = False
-    """Whether both sides have dialled its lane at the same time; it has no other lanes."""
+    path: LinkPath | None = None
+    """How its last lane has come up; None: before the link was wanted. Punched: it has one lane."""
     is_withheld: bool = False
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
@@ -234,7 +249,8 @@ class LinkUpkeep:
         link.damage.passed(intact_bytes)
         if link.is_withheld and not link.damage.is_down(now_ns):
             link.is_withheld = False
-            steps += [TellLink(peer, None, link.relay)] if link.up else []
+            path = link.path or LinkPath.DIRECT
+            steps += [TellLink(peer, None, link.relay, path)] if link.up else []
         return steps
 
     def close(self) -> list[LinkStep]:
@@ -296,7 +312,7 @@ class LinkUpkeep:
 
     def _width(self, link: _WantedLink) -> int:
         """Return how many lanes the link should have now."""
-        if not link.used or link.punched or link.relay is not None:
+        if not link.used or link.path is LinkPath.PUNCHED or link.relay is not None:
             return 1
         links = self._links.values()
         sharers = sum(other.used and not (other.near or other.told) for other in links)
@@ -383,21 +399,29 @@ class LinkUpkeep:
         more: bool,
         relay: PeerId | None = None,
         punched: bool = False,
+        mapped: bool = False,
     ) -> list[LinkStep]:
         """Record that a link has one more lane, which this side has dialled if it is ``ours``.
 
         ``told``: how many lanes the other side was configured with; ``near``: whether it is on
         this machine; ``more``: whether the link had a lane before; ``relay``: what carries it;
-        ``punched``: whether both sides have dialled it at the same time.
+        ``punched``: whether both sides have dialled it at the same time; ``mapped``: whether it has
+        come through a port that the router of this peer forwards.
         """
         link = self._links.get(peer)
-        is_news = not more or (link is not None and link.relay != relay)
-        news: list[LinkStep] = [TellLink(peer, None, relay)] if is_news else []
+        by_younger = ours == (self._own > peer)
+        path = _path(
+            relayed=relay is not None, punched=punched, mapped=mapped, by_younger=by_younger
+        )
+        is_news = not more or (
+            link is not None and (link.relay != relay or link.path not in (None, path))
+        )
+        news: list[LinkStep] = [TellLink(peer, None, relay, path)] if is_news else []
         if link is None:
             return news
         link.up = link.was_up = True
         link.near, link.told, link.relay = near, max(self._lanes, told), relay
-        link.punched = punched
+        link.path = path
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []
         if punched:

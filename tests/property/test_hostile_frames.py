@@ -145,7 +145,7 @@ class Port:
             Identity(),
             self.links,
             FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls),
-            lambda peer, reason, relay: None,
+            lambda link: None,
             typing.cast("Any", None),
             Credentials(None, lambda count: bytes(count), encrypts=in_the_clear),
             lanes=0,

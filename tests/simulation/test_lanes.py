@@ -22,6 +22,7 @@ from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, Reduc
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
+from pccl.topology.link_upkeep import TellLink
 from pccl.transports.link import Lane
 from pccl.transports.sim.connection import SimConnection
 from tests.support.virtual_runs import VirtualRun
@@ -78,9 +79,9 @@ class World(VirtualRun):
         keeper: Any = engine.keeper
         tell = keeper._on_change
 
-        def on_change(peer: PeerId, reason: str | None) -> None:
-            self.link_changes.append((engine.machine.peer, peer, reason))
-            tell(peer, reason)
+        def on_change(link: TellLink) -> None:
+            self.link_changes.append((engine.machine.peer, link.peer, link.reason))
+            tell(link)
 
         keeper._on_change = on_change
 

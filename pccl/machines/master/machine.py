@@ -209,6 +209,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             self.finals.ended,
             self.removals.recent,
             self.succession.waits_for(),
+            self.links.dialable,
         )
         return status_report(state, self._now_ns)
 

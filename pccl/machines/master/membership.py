@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pccl.machines.master.links.link_states import LinkStates
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
@@ -218,10 +219,11 @@ class Membership:
         why_down: str | None,
         now_ns: int,
         relay: PeerId | None = None,
+        path: LinkPath = LinkPath.DIRECT,
     ) -> None:
         """Record the link of ``reporter`` to ``other``; see ``LinkStates.report``."""
         if other in self.peers and other != reporter:
-            self.links.report(reporter, other, why_down, now_ns, relay)
+            self.links.report(reporter, other, why_down, now_ns, relay, path)
 
     @property
     def measures(self) -> LinkMatrix:

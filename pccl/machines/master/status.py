@@ -67,6 +67,7 @@ class RunState:
         ended: the rounds and operations that were decided last.
         removals: the latest removals by peer, the newest last.
         waits_for: what a master without a run waits for; empty if the master coordinates a run.
+        dialable: returns whether others can dial a peer; None: no test has shown it.
     """
 
     run: bytes
@@ -79,6 +80,7 @@ class RunState:
     ended: EndedCalls
     removals: dict[PeerId, Removal]
     waits_for: str
+    dialable: Callable[[PeerId], bool | None]
 
 
 def status_report(state: RunState, now_ns: int) -> StatusReport:
@@ -106,7 +108,7 @@ def status_report(state: RunState, now_ns: int) -> StatusReport:
         ended_count=state.ended.count,
         ended=tuple(_ended(call, now_ns) for call in reversed(state.ended.latest)),
         link_count=len(membership.measures),
-        links=_links(membership),
+        links=_links(membership, state.dialable),
         removal_count=len(state.removals),
         removals=tuple(
             _removal(removal, now_ns)
@@ -253,7 +255,9 @@ def _ended(call: EndedCall, now_ns: int) -> EndedStatus:
     )
 
 
-def _links(membership: Membership) -> tuple[LinkSpeed, ...]:
+def _links(
+    membership: Membership, dialable: Callable[[PeerId], bool | None]
+) -> tuple[LinkSpeed, ...]:
     """Return all links, or if there are too many, the slowest ones."""
     measures, links = membership.measures, membership.links
     return tuple(
@@ -263,6 +267,9 @@ def _links(membership: Membership) -> tuple[LinkSpeed, ...]:
             measures[peer, other].rtt_ns // NS_PER_US,
             measures[peer, other].bytes_per_s,
             links.relay(peer, other),
+            links.path(peer, other),
+            dialable(peer),
+            dialable(other),
         )
         for peer, other in sorted(_slowest(measures, LINKS_SHOWN_MAX))
     )

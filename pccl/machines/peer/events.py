@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.operation import Eager
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
@@ -155,6 +156,8 @@ class LinkChanged:
     reason: str | None
     relay: PeerId | None = None
     """The relay that carries the link, if it is up; 0: the master. None: it is direct."""
+    path: LinkPath = LinkPath.DIRECT
+    """How the two peers are connected, if the link is up."""
 
 
 @dataclass(frozen=True, slots=True)

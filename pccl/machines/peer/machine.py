@@ -209,8 +209,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._hear(message)
             case ev.ControlClosed(reason):
                 self._lose_if(self.control.closed(reason, self._now_ns))
-            case ev.LinkChanged(peer, reason, relay):
-                self.links.changed(peer, reason, relay)
+            case ev.LinkChanged():
+                self.links.changed(event)
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
             case ev.ReduceDone(operation, digest):

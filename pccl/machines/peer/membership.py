@@ -214,8 +214,8 @@ class OwnLinks:
         self._wanted: tuple[Member, ...] = ()
         self._awaits_plan = False
         """Whether the master is about to resend all plans; until then the links do not change."""
-        self._links: dict[PeerId, tuple[str | None, PeerId | None]] = {}
-        """Peer -> None and the relay if its link is up, otherwise why it is down, and None."""
+        self._links: dict[PeerId, ev.LinkChanged] = {}
+        """Peer -> how its link is."""
         self._measures = ToldMeasures()
 
     def plan(
@@ -270,16 +270,16 @@ class OwnLinks:
             self._measures.keep(wanted)
             self._out.add(ev.SetLinks(peers))
 
-    def changed(self, peer: PeerId, why: str | None, relay: PeerId | None) -> None:
-        """Record that a link is up (``why`` is None) or down; report a change to the master."""
+    def changed(self, link: ev.LinkChanged) -> None:
+        """Record that a link is up or down; report a change to the master."""
         registered = self._own.standing in (Standing.PENDING, Standing.MEMBER)
-        if not registered or self._links.get(peer) == (why, relay):
+        if not registered or self._links.get(link.peer) == link:
             return
-        if why is None or any(member.peer == peer for member in self._wanted):
-            self._links[peer] = why, relay
+        if link.reason is None or any(member.peer == link.peer for member in self._wanted):
+            self._links[link.peer] = link
         else:
-            self._links.pop(peer, None)  # a newcomer that never became a member
-        self._report(peer, why, relay)
+            self._links.pop(link.peer, None)  # a newcomer that never became a member
+        self._report(link)
 
     def measured(self, event: ev.LinkMeasurements | AddressTried) -> None:
         """Report new measurements of links, or the result of an address test, to the master."""
@@ -293,11 +293,12 @@ class OwnLinks:
     def repeat(self) -> None:
         """Report all links and measurements again, to a master with a new connection."""
         self._tell_measured(tuple(self._measures.all()))
-        for peer, (why, relay) in self._links.items():
-            self._report(peer, why, relay)
+        for link in self._links.values():
+            self._report(link)
 
-    def _report(self, peer: PeerId, why: str | None, relay: PeerId | None) -> None:
-        self._out.send(msg.LinkReport(peer, why is None, why or "", relay))
+    def _report(self, link: ev.LinkChanged) -> None:
+        why = link.reason
+        self._out.send(msg.LinkReport(link.peer, why is None, why or "", link.relay, link.path))
 
     def _tell_measured(self, links: tuple[MeasuredLink, ...]) -> None:
         for start in range(0, len(links), LINKS_BATCH_MAX):

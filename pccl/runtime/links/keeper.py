@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from pccl.machines.router_path import is_outside
 from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
@@ -59,8 +60,7 @@ class LinkKeeper:
         identity: identity of this peer.
         links: links to keep; the collectives and the exchange of shared state send on them.
         frames: handler of received frames.
-        on_change: called with a peer, None and the relay of its link when it is up, or with the
-            reason and None when it is down or cannot be made.
+        on_change: called when a link is up, or with the reason when it is down or cannot be made.
         create_task: runs a dial as a task.
         credentials: makes the handshakes of this peer.
         lanes: lanes per link; 0: the setting of the other side, or else the default.
@@ -69,6 +69,7 @@ class LinkKeeper:
         master: returns the address of the master, which may be a relay.
         explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
+        has_mapped_port: whether the router of this machine forwards the port of this peer.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class LinkKeeper:
         identity: Identity,
         links: Links,
         frames: FrameRouter,
-        on_change: Callable[[PeerId, str | None, PeerId | None], None],
+        on_change: Callable[[TellLink], None],
         create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         credentials: Credentials,
         lanes: int,
@@ -88,6 +89,7 @@ class LinkKeeper:
         master: Callable[[], Address] = lambda: Address("", 0),
         explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
+        has_mapped_port: Callable[[], bool] = bool,
     ) -> None:
         self._clock = clock
         self._transport = transport
@@ -98,6 +100,7 @@ class LinkKeeper:
         self._credentials = credentials
         self._lanes = lanes
         self._moved = moved
+        self._has_mapped_port = has_mapped_port
         self._has_left = has_left
         self._may_dial = may_dial
         self._master = master
@@ -234,8 +237,8 @@ class LinkKeeper:
                     self.relay.forget(peer)
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
-                case TellLink(peer, reason, relay):
-                    self._on_change(peer, reason, relay)
+                case TellLink():
+                    self._on_change(step)
 
     # -- dialling ------------------------------------------------------------------------------
 
@@ -427,6 +430,8 @@ class LinkKeeper:
         )
         if (relay := relay_of(connection)) is not None:
             _log.info("%s", self._explain(f"reached {behind(peer, relay)}"))
+        host = connection.remote.host
+        mapped = not ours and self._has_mapped_port() and is_outside(host)
         if punched := is_punched(connection):
             _log.info("%s", self._explain(f"reached peer {peer}: both dialled at the same time"))
         if superseded is not None:
@@ -445,6 +450,7 @@ class LinkKeeper:
             more=more,
             relay=relay,
             punched=punched,
+            mapped=mapped,
         )
         self._carry_out(steps)
 

@@ -10,6 +10,7 @@ from pccl.machines.router_path import (
     ForwardedPort,
     MappingProtocol,
     RouterPath,
+    is_outside,
     why_not_asked,
 )
 
@@ -79,3 +80,22 @@ def test_settings_count_first() -> None:
 )
 def test_the_host_to_announce(host: str, public: str) -> None:
     assert ForwardedPort(MappingProtocol.PCP, host, 48200).public_host == public
+
+
+@pytest.mark.parametrize(
+    ("host", "outside"),
+    [
+        ("8.8.4.4", True),
+        ("203.0.113.7", True),
+        ("::ffff:8.8.4.4", True),
+        ("192.168.1.9", False),
+        ("100.72.0.4", False),  # perhaps a VPN
+        ("127.0.0.1", False),
+        ("169.254.3.3", False),
+        ("2001:db8::7", False),  # not translated
+        ("peer 3 through peer 4", False),
+        ("", False),
+    ],
+)
+def test_what_comes_through_the_router(host: str, outside: bool) -> None:
+    assert is_outside(host) is outside

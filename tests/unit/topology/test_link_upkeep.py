@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol.limits import Timing
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import KEY_BYTES, NS_PER_S, Member, PeerId
 from pccl.topology.link_upkeep import (
     DialLane,
@@ -212,7 +213,7 @@ def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
     ) == [
         GiveUpLane(ELDER.peer, 0),
         DialLane(ELDER, 0, 5 * NS_PER_S),
-        TellLink(ELDER.peer, None, PeerId(1)),
+        TellLink(ELDER.peer, None, PeerId(1), LinkPath.RELAYED),
     ]
     assert not links.meets(ELDER.peer)
     assert links.use([ELDER.peer]) == []
@@ -234,13 +235,48 @@ def test_two_that_have_dialled_each_other_dial_no_more() -> None:
         links.attached(peer, 0, 0, 0, near=False, ours=ours, more=False, relay=PeerId(1))
         assert links.meets(peer, punches=True)
         steps = links.attached(peer, 0, 0, 0, near=False, ours=ours, more=True, punched=True)
-        assert steps == [GiveUpLane(peer, 0), TellLink(peer, None)], "it is direct now"
+        assert steps == [GiveUpLane(peer, 0), TellLink(peer, None, None, LinkPath.PUNCHED)]
         assert links.meets(peer, punches=True) is (member is YOUNGER), "who cannot tell"
         assert links.look(peer, (), 0, 9000 * MS) == []
         assert links.use([peer]) == [], "further lanes are not possible"
     told = [TellLink(ELDER.peer, "reset")]
     assert lose(links, ELDER, 0, 60_000 * MS, up=False) == [SOON, *told]
     assert dial(links) == lanes([1, 2, 3]), "a direct link has them"
+
+
+@pytest.mark.parametrize(
+    ("member", "ours", "mapped", "path"),
+    [
+        (ELDER, True, False, LinkPath.DIRECT),
+        (ELDER, False, False, LinkPath.DIALLED_BACK),
+        (ELDER, False, True, LinkPath.MAPPED),
+        (YOUNGER, True, False, LinkPath.DIALLED_BACK),
+        (YOUNGER, False, False, LinkPath.DIRECT),
+        (YOUNGER, False, True, LinkPath.MAPPED),
+    ],
+)
+def test_the_path_says_which_side_has_dialled_and_where(
+    member: Member, ours: bool, mapped: bool, path: LinkPath
+) -> None:
+    peer = member.peer
+    links = upkeep(member)
+    steps = links.attached(peer, 0, 0, 0, near=False, ours=ours, more=False, mapped=mapped)
+    assert steps == [TellLink(peer, None, None, path)]
+    again = links.attached(peer, 0, 0, 0, near=False, ours=ours, more=True, mapped=mapped)
+    assert again == []
+    other = links.attached(peer, 0, 0, 0, near=False, ours=False, more=True, mapped=not mapped)
+    accepted = LinkPath.DIALLED_BACK if member is ELDER else LinkPath.DIRECT
+    assert other == [TellLink(peer, None, None, accepted if mapped else LinkPath.MAPPED)]
+
+
+def test_a_new_path_of_a_link_that_was_up_before_it_was_wanted_is_not_told() -> None:
+    links = LinkUpkeep(TIMING, 4, newcomers_max=2)
+    links.want(OWN, [], {})
+    links.greeted(YOUNGER.peer, key(7), 0, "b")
+    told = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=False, more=False)
+    assert told == [TellLink(YOUNGER.peer, None, None, LinkPath.DIRECT)]
+    assert links.want(OWN, [YOUNGER], {YOUNGER.peer: (0, False, None)}) == []
+    assert links.attached(YOUNGER.peer, 1, 0, 0, near=False, ours=False, more=True) == []
 
 
 def test_a_link_is_dialled_where_its_peer_is_now() -> None:
@@ -283,12 +319,12 @@ def test_the_side_that_was_met_tries_direct_dials_too_a_little_later() -> None:
     )
     assert steps[-2:] == [
         DialLane(YOUNGER, 0, 7_500 * MS),
-        TellLink(YOUNGER.peer, None, PeerId(1)),
+        TellLink(YOUNGER.peer, None, PeerId(1), LinkPath.RELAYED),
     ]
     assert links.due(YOUNGER.peer, 0) == [DialLane(YOUNGER, 0)]
     assert not links.gives_way(YOUNGER.peer, 0)
     direct = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=True, more=True)
-    assert direct == [TellLink(YOUNGER.peer, None)]
+    assert direct == [TellLink(YOUNGER.peer, None, None, LinkPath.DIALLED_BACK)]
 
 
 def test_an_elder_meets_whom_its_master_names_and_a_younger_one_whom_it_lacks() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import PeerId
 from pccl.topology.ring_order import Pair
 
@@ -22,6 +23,8 @@ class _Link:
     since_ns: int
     relay: PeerId | None = None
     """The relay that carries it, or carried it before it was lost; None: it is direct."""
+    path: LinkPath = LinkPath.DIRECT
+    """How the two are connected, if it is up."""
 
 
 class LinkStates:
@@ -40,10 +43,12 @@ class LinkStates:
         why_down: str | None,
         now_ns: int,
         relay: PeerId | None = None,
+        path: LinkPath = LinkPath.DIRECT,
     ) -> None:
         """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down.
 
-        ``relay``: the relay that carries the link, if it is up; None: it is direct.
+        ``relay``: the relay that carries the link, if it is up; None: it is direct. ``path``: how
+        the two are connected, if it is up.
         """
         links = self._links.setdefault(reporter, {})
         known = links.get(other)
@@ -52,7 +57,7 @@ class LinkStates:
         if why_down is not None and known is not None:
             relay = known.relay
         self._count(reporter, other, -1)
-        links[other] = _Link(why_down, since_ns, relay)
+        links[other] = _Link(why_down, since_ns, relay, path)
         self._count(reporter, other, 1)
 
     def _count(self, reporter: PeerId, other: PeerId, change: int) -> None:
@@ -74,6 +79,21 @@ class LinkStates:
         """Return what carries the link as ``reporter`` knows it; None: it is direct, or down."""
         link = self._links.get(reporter, {}).get(other)
         return link.relay if link is not None and link.why_down is None else None
+
+    def path(self, reporter: PeerId, other: PeerId) -> LinkPath | None:
+        """Return how the two are connected, as ``reporter`` knows it; None: their link is down.
+
+        Only the peer behind a router knows that its port is mapped.
+        """
+        here = self._links.get(reporter, {}).get(other)
+        there = self._links.get(other, {}).get(reporter)
+        if here is None or here.why_down is not None:
+            return None
+        if here.relay is not None:
+            return LinkPath.RELAYED
+        was_dialled = here.path in (LinkPath.DIRECT, LinkPath.DIALLED_BACK)
+        is_mapped = there is not None and (there.why_down, there.path) == (None, LinkPath.MAPPED)
+        return LinkPath.MAPPED if was_dialled and is_mapped else here.path
 
     def carried_by(self, relay: PeerId) -> int:
         """Return how many links a relay carries."""

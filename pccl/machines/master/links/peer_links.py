@@ -198,6 +198,10 @@ class PeerLinks:
             return False
         return self._was_reached(peer) or None
 
+    def dialable(self, peer: PeerId) -> bool | None:
+        """Return whether tests say that others can dial ``peer``; None: no test has ended."""
+        return None if self._reachability is None else self._is_dialable(peer)
+
     # -- links ---------------------------------------------------------------------------------
 
     def demand(self, pairs: Iterable[Pair]) -> None:
@@ -214,7 +218,8 @@ class PeerLinks:
         If a newcomer cannot dial an elder, the elder shall dial.
         """
         other, why = link.peer, None if link.up else link.reason
-        self._membership.report_link(peer.id, other, why, self._outbox.now_ns, link.relay)
+        now_ns = self._outbox.now_ns
+        self._membership.report_link(peer.id, other, why, now_ns, link.relay, link.path)
         there = self._membership.peers.get(other)
         if why is None:
             self._plans.linked(peer.id, other)

@@ -9,6 +9,7 @@ import pytest
 
 from pccl.machines.master import status
 from pccl.machines.master.events import CloseConnection, ConnectionClosed, ConnectionOpened, SendTo
+from pccl.machines.reachability import AddressTried
 from pccl.protocol import messages as msg
 from pccl.protocol.codec import PREFIX_BYTES, decode, encode
 from pccl.protocol.handshake.keys import fingerprint_of
@@ -17,6 +18,7 @@ from pccl.protocol.limits import (
     CONTROL_MESSAGE_BYTES_MAX,
     RTT_NS_MAX,
 )
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.status_report import (
     EndedStatus,
     GroupStatus,
@@ -208,6 +210,36 @@ def test_links_are_shown_by_peers_and_the_slowest_if_there_are_too_many(
     assert ask(master).links == ()
 
 
+def test_a_link_shows_its_path_and_which_ends_can_be_dialled() -> None:
+    master = MasterStage().begin(tests_addresses=True, relays=True)
+    for peer, reason in ((1, ""), (2, "connection refused")):
+        master.register(peer)
+        master.do(AddressTried(PeerId(peer), "" if reason else f"10.0.0.{peer}", reason))
+    master.register(3)
+    for peer, other in ((1, 2), (2, 1), (3, 1), (2, 3)):
+        measured = MeasuredLink(PeerId(other), LinkMeasure(1, 1))
+        master.hear(peer, msg.LinksMeasured((measured,)))
+    master.hear(1, msg.LinkReport(TWO, True, "", None, LinkPath.DIALLED_BACK))
+    master.hear(2, msg.LinkReport(THREE, True, "", ONE, LinkPath.RELAYED))
+    links = {(link.peer, link.other): link for link in ask(master).links}
+    assert {pair: (link.path, link.relay) for pair, link in links.items()} == {
+        (1, 2): (LinkPath.DIALLED_BACK, None),
+        (2, 1): (None, None),
+        (2, 3): (LinkPath.RELAYED, ONE),
+        (3, 1): (None, None),
+    }
+    assert {pair: (link.peer_dialable, link.other_dialable) for pair, link in links.items()} == {
+        (1, 2): (True, False),
+        (2, 1): (False, True),
+        (2, 3): (False, None),
+        (3, 1): (None, True),
+    }
+    untested = new(2)
+    untested.hear(1, msg.LinksMeasured((MeasuredLink(TWO, LinkMeasure(1, 1)),)))
+    (link,) = ask(untested).links
+    assert (link.path, link.peer_dialable, link.other_dialable) == (None, None, None)
+
+
 @pytest.mark.parametrize("known", [0, 3, 20, 132])
 @pytest.mark.parametrize("sampled", [1, 5, 4096])
 def test_of_many_links_the_slowest_are_shown_whatever_the_sample_says(
@@ -364,7 +396,8 @@ def _largest_bytes() -> int:
     rounds = RoundStatus(RoundId(RoundKind.UPDATE_TOPOLOGY, most), most, u32, missing, u32)
     operations = OperationStatus(operation, text, False, most, most, u32, missing, u32, most, most)
     ended = EndedStatus(text, u32, most, most, peer, most, most, AbortCause.LOCKSTEP)
-    links = LinkSpeed(peer, peer, RTT_NS_MAX // 1000, BYTES_PER_S_MAX)
+    path = (peer, LinkPath.RELAYED, False, False)
+    links = LinkSpeed(peer, peer, RTT_NS_MAX // 1000, BYTES_PER_S_MAX, *path)
     reason = "x" * status.REASON_CHARACTERS_MAX
     removals = RemovalStatus(peer, name, u32, RemovalCause.SILENT, reason, most)
     largest = StatusReport(

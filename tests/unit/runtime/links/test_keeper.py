@@ -16,12 +16,14 @@ from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, ce
 from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import Timing
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
+from pccl.topology.link_upkeep import TellLink
 from pccl.transports.base import Address, Connection
 from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
@@ -99,6 +101,7 @@ class Change:
 
     when_ns: int
     reason: str | None
+    path: LinkPath
 
 
 class Side:
@@ -124,6 +127,7 @@ class Side:
             world.loop.create_task,
             self.credentials,
             lanes,
+            has_mapped_port=lambda: world.maps_ports,
         )
         self.address = Address(host.name, PORTS[peer])
         self.member = Member(peer, host.name, PORTS[peer], key=self.credentials.signer.key)
@@ -149,10 +153,10 @@ class Side:
         if self.world.now_ns >= self._wakes_ns:
             self.keeper.look(busy_ns)
 
-    def _on_change(self, peer: PeerId, reason: str | None, relay: PeerId | None) -> None:
-        assert peer in (self.other, *NOT_THERE)
-        if peer == self.other:
-            self.changes.append(Change(self.world.loop.now_ns(), reason))
+    def _on_change(self, link: TellLink) -> None:
+        assert link.peer in (self.other, *NOT_THERE)
+        if link.peer == self.other:
+            self.changes.append(Change(self.world.loop.now_ns(), link.reason, link.path))
 
     async def listen(self) -> None:
         await self.host.listen(self.address, self.keeper.accept)
@@ -193,6 +197,9 @@ class World:
     elder_listens: bool = True
     young_listens: bool = True
     token: bytes | None = None
+    maps_ports: bool = False
+    """Whether the routers of both forward their ports."""
+    young_host: str = "here"
     dials_ns: list[int] = field(default_factory=list[int])
     """When somebody dialled."""
 
@@ -202,7 +209,7 @@ class World:
             self.loop, Random(0), self._note, latency_ns=LATENCY, ragged=False
         )
         there = self.network.host("there")
-        here = there if self.near else self.network.host("here")
+        here = there if self.near else self.network.host(self.young_host)
         self.elder = Side(self, there, ELDER, self.elder_lanes)
         self.young = Side(self, here, YOUNG, self.young_lanes)
         self.sides = (self.elder, self.young)
@@ -911,3 +918,32 @@ async def test_a_process_that_slept_gives_its_lanes_time(world: World) -> None:
     assert [side.lanes[1] for side in world.sides] == old
     await world.sleep(3 * NS_PER_S)
     assert all(side.lanes[1] is not lane for side, lane in zip(world.sides, old, strict=True))
+
+
+# -- how they are connected ------------------------------------------------------------------------
+
+
+def paths(world: World) -> list[list[LinkPath]]:
+    """The paths that the elder and the younger peer were told."""
+    return [[change.path for change in side.changes] for side in world.sides]
+
+
+@between(steady=True)
+async def test_the_younger_has_dialled(world: World) -> None:
+    assert paths(world) == [[LinkPath.DIRECT]] * 2
+
+
+@between(maps_ports=True, young_host="203.0.113.7", steady=True)
+async def test_a_mapped_port_was_dialled_as_its_owner_knows(world: World) -> None:
+    assert paths(world) == [[LinkPath.MAPPED], [LinkPath.DIRECT]]
+
+
+@between(maps_ports=True, young_host="192.168.1.7", steady=True)
+async def test_inside_a_mapped_port_means_nothing(world: World) -> None:
+    assert paths(world) == [[LinkPath.DIRECT]] * 2
+
+
+@between(elder_listens=False)
+async def test_the_elder_has_dialled(world: World) -> None:
+    await world.sleep(GRACE_NS)
+    assert [told[-1] for told in paths(world)] == [LinkPath.DIALLED_BACK] * 2

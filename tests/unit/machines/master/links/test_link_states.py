@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pccl.machines.master.links.link_states import LinkStates
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, PeerId
 
 A, B, C, D, E = (PeerId(n) for n in range(1, 6))
@@ -151,3 +152,32 @@ def test_the_loss_of_a_relayed_link_says_nothing_of_its_ends() -> None:
     links.report(A, B, None, 30)
     links.report(A, B, "reset", 40)
     assert links.trouble(B, [A], since_ns=0) == trouble, "this one was direct"
+
+
+def test_each_end_reports_its_path() -> None:
+    links = LinkStates()
+    assert links.path(A, B) is None
+    links.report(A, B, None, 0, path=LinkPath.DIALLED_BACK)
+    assert (links.path(A, B), links.path(B, A)) == (LinkPath.DIALLED_BACK, None)
+    links.report(A, B, None, 0, C, LinkPath.RELAYED)
+    assert links.path(A, B) is LinkPath.RELAYED
+    links.report(A, B, None, 0, path=LinkPath.PUNCHED)
+    assert links.path(A, B) is LinkPath.PUNCHED
+    links.report(A, B, "reset", 0)
+    assert links.path(A, B) is None
+    links.report(A, B, None, 0, C)
+    assert links.path(A, B) is LinkPath.RELAYED, "the relay shows it"
+
+
+def test_the_other_end_may_know_that_its_port_is_mapped() -> None:
+    links = LinkStates()
+    links.report(A, B, None, 0, path=LinkPath.MAPPED)
+    for path in (LinkPath.DIRECT, LinkPath.DIALLED_BACK):
+        links.report(B, A, None, 0, path=path)
+        assert links.path(A, B) is links.path(B, A) is LinkPath.MAPPED
+    for path, relay in ((LinkPath.PUNCHED, None), (LinkPath.RELAYED, C)):
+        links.report(B, A, None, 0, relay, path)
+        assert links.path(B, A) is path, "it has changed since"
+    links.report(B, A, None, 0)
+    links.report(A, B, "reset", 0, path=LinkPath.MAPPED)
+    assert links.path(B, A) is LinkPath.DIRECT
