@@ -209,7 +209,7 @@ def _ended(call: EndedStatus, names: Names) -> Row:
 def _link(link: LinkSpeed, names: Names) -> Row:
     rtt = f"round trip {duration(link.rtt_us)}" if link.rtt_us else "round trip unknown"
     speed = f"{summary.size(link.bytes_per_s)}/s" if link.bytes_per_s else "speed unknown"
-    return summary.pair(link, names), rtt, speed
+    return summary.pair(link, names), rtt, speed, str(summary.path(link, names))
 
 
 def _known_speed(link: LinkSpeed) -> float:
@@ -312,8 +312,8 @@ KINDS = (
     Kind(
         "link",
         "links",
-        ("link", "round trip", "speed"),
-        "link {}: {}, {}",
+        ("link", "round trip", "speed", "path"),
+        "link {}: {}, {}, {}",
         _link,
         order=_known_speed,
         shown_max=8,

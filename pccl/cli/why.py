@@ -31,6 +31,9 @@ from pccl.observe.blame import (
 from pccl.observe.process import inspect_process
 from pccl.progress import counted
 
+LINKS_SHOWN_MAX = 8
+"""Links whose paths the command explains."""
+
 ASKED_AT_ONCE = 8
 
 ASKED_MAX = 256
@@ -72,6 +75,13 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
             found = {
                 "waits": [names.explain(line) for line in waits],
                 "no_evidence": [names.explain(line) for line in absent],
+                "links": [
+                    {
+                        "peers": [link.peer, link.other],
+                        **summary.path(link, names)._asdict(),
+                    }
+                    for link in summary.indirect_links(status)
+                ],
                 "blame": [
                     {
                         "cause": one.cause.name,
@@ -107,6 +117,11 @@ def lines(
         yield f"   to do: {one.remedy}"
     if waits and count and not findings:
         yield f"the evidence names no member{': perhaps all compute' * (not absent)}"
+    indirect = summary.indirect_links(status)
+    for link in indirect[:LINKS_SHOWN_MAX]:
+        yield f"link of peers {link.peer}, {link.other}: {summary.path_in_words(link)}"
+    if len(indirect) > LINKS_SHOWN_MAX:
+        yield f"... and {len(indirect) - LINKS_SHOWN_MAX} more such links"
 
 
 def without_evidence(status: MasterStatus, clues: Mapping[Any, Clues]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pccl.protocol.status_report import (
     StatusReport,
 )
 from pccl.protocol.types import AbortCause
+from pccl.telemetry.link_paths import PathWords, path_in_words
 from pccl.telemetry.names import Names, with_name
 
 __all__ = [
@@ -24,8 +25,12 @@ __all__ = [
     "Slowest",
     "Throughput",
     "duration",
+    "indirect_links",
     "names_of",
     "outcome",
+    "pair",
+    "path",
+    "path_in_words",
     "progress",
     "size",
     "slowest",
@@ -86,14 +91,22 @@ def who(names: Names, peer: int) -> str:
 
 
 def pair(link: LinkSpeed, names: Names) -> str:
-    """Return ``1 (alice) to 2 (bob)``, and ``through 3 (carol)`` if that peer is the relay."""
-    ends = f"{who(names, link.peer)} to {who(names, link.other)}"
-    return ends if link.relay is None else f"{ends} through {relay_name(link.relay, names)}"
+    """Return ``1 (alice) to 2 (bob)``."""
+    return f"{who(names, link.peer)} to {who(names, link.other)}"
 
 
-def relay_name(relay: int, names: Names) -> str:
-    """Return the name of the relay of a link."""
-    return who(names, relay) if relay else "the master"
+def path(link: LinkSpeed, names: Names) -> PathWords:
+    """Return how the two ends of a link are connected, and why that is not better."""
+    return PathWords(*map(names.explain, path_in_words(link)))
+
+
+def indirect_links(status: StatusReport) -> list[LinkSpeed]:
+    """Return one direction of each link whose path could be better, the relayed links first."""
+    found: dict[frozenset[int], LinkSpeed] = {}
+    for link in status.links:
+        if link.path is not None and path_in_words(link).why:
+            found.setdefault(frozenset((link.peer, link.other)), link)
+    return sorted(found.values(), key=lambda link: link.relay is None)
 
 
 def state(member: MemberStatus) -> str:

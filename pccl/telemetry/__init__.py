@@ -5,6 +5,7 @@
 * ``names``: names of peers, and texts in which they stand beside the ids.
 * ``pace``: the latest call and the steps of one peer.
 * ``ended``: the calls of a run that ended last.
+* ``link_paths``: how two peers are connected, and why that is not better.
 * ``blame``: who holds up a run, and why.
 * ``clocks``: the clock of the master, as a peer knows it.
 * ``evidence``: the form of what peers tell people who ask.

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.status_report import MemberStatus, OperationStatus, RoundStatus, StatusReport
 from pccl.protocol.types import PeerId, RoundKind
+from pccl.telemetry.link_paths import path_in_words
 
 DEAD_ACK_MS = 2000
 """A system that has acknowledged nothing for this long, though data is on the way, is cut off."""
@@ -330,6 +332,10 @@ class _Situation:
                 f"median of all links is {median / 1e6:.2f} MB/s; {what} waits for its data"
             )
             remedy = "quantize, average less often, or run without one of the two"
+            for link in self._status.links:
+                if (link.peer, link.other, link.path) == (one, other, LinkPath.RELAYED):
+                    path, why, better = path_in_words(link)
+                    text, remedy = f"{text}; it is {path}: {why}", f"{better}; or {remedy}"
             yield BlameFinding(Cause.SLOW_LINK, (one, other), text, remedy)
 
 

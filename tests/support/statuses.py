@@ -8,6 +8,7 @@ from typing import Any
 from pccl.inquiry import (
     EndedStatus,
     GroupStatus,
+    LinkPath,
     LinkSpeed,
     MasterStatus,
     MemberStatus,
@@ -71,6 +72,9 @@ MEMBERS = (
 
 SPEEDS = {(1, 2): 98_100_000, (2, 1): 12_400_000, (1, 3): 1_130_000_000, (3, 1): 1_090_000_000}
 
+RELAYED = (PeerId(3), LinkPath.RELAYED, False, False)
+"""How alice and bob are connected: through carol, because nobody can dial them."""
+
 SAMPLE = MasterStatus(
     run=bytes(range(16)),
     term=2,
@@ -108,7 +112,10 @@ SAMPLE = MasterStatus(
     ),
     link_count=4,
     links=tuple(
-        LinkSpeed(PeerId(peer), PeerId(other), 900 * peer, speed)
+        LinkSpeed(
+            PeerId(peer), PeerId(other), 900 * peer, speed,
+            *(RELAYED if peer + other == 3 else (None, LinkPath.DIRECT)),
+        )
         for (peer, other), speed in sorted(SPEEDS.items())
     ),
     removal_count=1,
@@ -135,7 +142,12 @@ def with_long_ids(status: MasterStatus) -> MasterStatus:
         operations=tuple(replace(one, missing=(PeerId(gap + 2),)) for one in status.operations),
         ended=tuple(replace(one, last=PeerId(one.last + gap)) for one in status.ended),
         links=tuple(
-            replace(one, peer=PeerId(one.peer + gap), other=PeerId(one.other + gap))
+            replace(
+                one,
+                peer=PeerId(one.peer + gap),
+                other=PeerId(one.other + gap),
+                relay=one.relay and PeerId(one.relay + gap),
+            )
             for one in status.links
         ),
         removals=tuple(replace(one, peer=PeerId(one.peer + gap)) for one in status.removals),

@@ -206,7 +206,13 @@ def _slow_first(status: MasterStatus) -> list[LinkSpeed]:
 def _link(link: LinkSpeed, names: Names) -> Text:
     speed = f"{size(link.bytes_per_s)}/s" if link.bytes_per_s else "unknown"
     rtt = duration(link.rtt_us) if link.rtt_us else "unknown"
-    return Text(f"  {speed:>11}  round trip {rtt:>7}  {summary.pair(link, names)}")
+    ends, path = summary.pair(link, names), summary.path(link, names).path
+    return Text(f"  {speed:>11}  round trip {rtt:>7}  {ends}, {path}")
+
+
+def _why_not_better(link: LinkSpeed, names: Names) -> list[Text]:
+    _, why, remedy = summary.path(link, names)
+    return [Text(f"      {text}", style="dim") for text in (why, remedy) if text]
 
 
 # -- one member ------------------------------------------------------------------------------------
@@ -241,8 +247,15 @@ def _details(model: Model, status: MasterStatus) -> list[Text]:
     links = [link for link in _slow_first(status) if member.peer in (link.peer, link.other)]
     late = [call for call in status.ended if call.last == member.peer]
     for title, found in (
-        ("LAST TO CALL IN", [_ended(call, names) for call in late]),
-        ("LINKS, THE SLOWEST FIRST", [_link(link, names) for link in links]),
+        ("LAST TO CALL IN", [_ended(call, names) for call in late[:SECTION_LINES_MAX]]),
+        (
+            "LINKS, THE SLOWEST FIRST",
+            [
+                line
+                for link in links[:SECTION_LINES_MAX]
+                for line in (_link(link, names), *_why_not_better(link, names))
+            ],
+        ),
     ):
-        shown += [Text(title, style="bold"), *(found[:SECTION_LINES_MAX] or [Text("  none")])]
+        shown += [Text(title, style="bold"), *(found or [Text("  none")])]
     return shown

@@ -74,13 +74,16 @@ function showLinks(links) {
     const head = made("th", links.heads[place]);
     head.title = links.who[place];
     const cells = links.peers.map((to) => {
-      const [speed, rtt, relay] = speeds.get(`${from} ${to}`) || [0, 0, ""];
+      const [speed, rtt, path, why, remedy] = speeds.get(`${from} ${to}`) || [0, 0, "", "", ""];
       const cell = made("td", speed ? mega(speed) : "");
+      const isPlain = !path || path === "direct";
+      if (!isPlain) cell.append(made("div", path, "faint"));
       if (speed) {
         const hue = 120 * (Math.log(speed + 1) / Math.log(top + 1));
         cell.style.backgroundColor = `hsl(${hue} 60% 50% / 35%)`;
-        cell.title = `round trip ${(rtt / 1000).toFixed(1)} ms${relay && `, through ${relay}`}`;
       }
+      const trip = rtt && `round trip ${(rtt / 1000).toFixed(1)} ms`;
+      cell.title = [trip, path, why, remedy].filter(Boolean).join("\n");
       return cell;
     });
     return row(head, ...cells);

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from pccl.observe import summary
-from pccl.observe.summary import Names, duration, relay_name, who
-from pccl.protocol.status_report import LinkSpeed, MemberStatus, StatusReport
+from pccl.observe.summary import Names, duration, who
+from pccl.protocol.status_report import MemberStatus, StatusReport
 from pccl.telemetry.names import is_long
 
 US_PER_MS = 1000
@@ -103,11 +103,6 @@ def _waits(status: StatusReport, names: Names) -> list[dict[str, str]]:
     return found[:ROWS_MAX]
 
 
-def _through(link: LinkSpeed, names: Names) -> str:
-    """Return the name of the relay of a link; empty: it is direct."""
-    return "" if link.relay is None else relay_name(link.relay, names)
-
-
 def _links(status: StatusReport, names: Names) -> dict[str, Any]:
     """Return the matrix of links: the peers, their headings, and the measured pairs among them."""
     peers = sorted({peer for link in status.links for peer in (link.peer, link.other)})[:ROWS_MAX]
@@ -116,7 +111,7 @@ def _links(status: StatusReport, names: Names) -> dict[str, Any]:
         "heads": [who(names, peer) if is_long(peer) else str(peer) for peer in peers],
         "who": [who(names, peer) for peer in peers],
         "pairs": [
-            [link.peer, link.other, link.bytes_per_s, link.rtt_us, _through(link, names)]
+            [link.peer, link.other, link.bytes_per_s, link.rtt_us, *summary.path(link, names)]
             for link in status.links
             if link.peer in peers and link.other in peers
         ],

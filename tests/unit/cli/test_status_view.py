@@ -28,7 +28,10 @@ def test_each_line_names_peers_and_what_they_do() -> None:
         "round update_topology #3: 2 of 4 have called, peers 2 (bob), 4 (dave) missing for 3.2 s",
         f"ended {REDUCE} of group 0: 2.1 s ago, MEMBER_LOST, took 250 ms, 2 (bob) came last, "
         "31.0 ms after the first",
-        "link 2 (bob) to 1 (alice): round trip 1.80 ms, 12.4 MB/s",
+        "link 2 (bob) to 1 (alice): round trip 1.80 ms, 12.4 MB/s, relayed by peer 3 (carol): "
+        "neither peer 1 (alice) nor peer 2 (bob) can be dialled, and simultaneous open has not "
+        "succeeded; open a port of one of them, or switch on port mapping: docs/two-machines.md",
+        "link 3 (carol) to 1 (alice): round trip 2.70 ms, 1.09 GB/s, direct",
         "removed peer 9 (ivan) of group 0 65.0 s ago: SILENT, silent for 10.0 s",
     ):
         assert line in told
@@ -48,6 +51,6 @@ def test_the_slowest_links_and_the_newest_calls_are_shown() -> None:
     many = replace(SAMPLE, links=links, link_count=200, ended=(ended(),) * 32)
     by_name = {kind.name: kind for kind in KINDS}
     first, *_ = by_name["link"].rows(many)
-    assert first == ("1 (alice) to 1 (alice)", "round trip unknown", "1 B/s")
+    assert first == ("1 (alice) to 1 (alice)", "round trip unknown", "1 B/s", "no link")
     assert len(by_name["link"].rows(many)) + by_name["link"].left_out(many) == 200
     assert len(by_name["ended call"].rows(many)) < 32

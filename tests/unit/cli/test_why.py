@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 import pccl
 from pccl.cli import why
 from pccl.errors import LinkError, NotAdmitted, PCCLError, PeerSilent, RemoteProtocolError
-from pccl.inquiry import EvidenceKind, MasterStatus
+from pccl.inquiry import EvidenceKind, LinkPath, MasterStatus
+from pccl.protocol.types import PeerId
 from tests.support.statuses import SAMPLE, member
 
 CALM = replace(
@@ -23,8 +24,9 @@ CALM = replace(
     rounds=(),
     operation_count=0,
     operations=(),
+    links=(),
 )
-WAITS = replace(SAMPLE, member_count=3, members=SAMPLE.members[:3], operations=(), rounds=())
+WAITS = replace(CALM, member_count=3, members=SAMPLE.members[:3])
 NOTHING: dict[EvidenceKind, Any] = {EvidenceKind.STATE: {}, EvidenceKind.STACKS: []}
 
 
@@ -157,3 +159,32 @@ def test_no_status_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     done = run.why()
     assert done.exit_code == 1
     assert "no status from 127.0.0.1:1: connection refused" in done.output
+
+
+def test_links_that_could_be_better_and_how(run: Run) -> None:
+    members = (*CALM.members, member(3, "carol"))
+    run.status = replace(CALM, member_count=3, members=members, links=SAMPLE.links)
+    done = run.why()
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[2:] == [
+        "link of peers 1 (alice), 2 (bob): relayed by peer 3 (carol): neither peer 1 (alice) nor "
+        "peer 2 (bob) can be dialled, and simultaneous open has not succeeded; open a port of one "
+        "of them, or switch on port mapping: docs/two-machines.md",
+    ]
+    (link,) = json.loads(run.why("--json").stdout)["links"]
+    assert link["peers"] == [1, 2]
+    assert link["path"] == "relayed by peer 3 (carol)"
+    assert link["why"].startswith("neither peer 1 (alice) nor")
+    assert link["remedy"].startswith("open a port of one of them")
+
+
+def test_of_many_such_links_the_relayed_ones_are_named(run: Run) -> None:
+    relayed = SAMPLE.links[0]
+    punched = [
+        replace(relayed, peer=PeerId(n), relay=None, path=LinkPath.PUNCHED) for n in range(10, 19)
+    ]
+    run.status = replace(CALM, links=(*punched, relayed))
+    lines = run.why().stdout.splitlines()[2:]
+    assert len(lines) == why.LINKS_SHOWN_MAX + 1
+    assert lines[0].startswith("link of peers 1 (alice), 2 (bob): relayed by peer 3")
+    assert lines[-1] == "... and 2 more such links"

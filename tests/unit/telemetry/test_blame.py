@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.observe import summary
-from pccl.protocol.status_report import GroupStatus, MemberStatus, OperationStatus, RoundStatus
+from pccl.protocol.link_messages import LinkPath
+from pccl.protocol.status_report import (
+    GroupStatus,
+    LinkSpeed,
+    MemberStatus,
+    OperationStatus,
+    RoundStatus,
+)
 from pccl.protocol.status_report import StatusReport as Status
 from pccl.protocol.types import OperationId, PeerId, RoundId, RoundKind
 from pccl.telemetry.blame import Cause, Clues, find_blame, waits_in_words
@@ -189,6 +196,17 @@ def test_a_link_that_takes_nothing_is_dead_and_one_that_takes_little_is_slow() -
     assert "carries 0.90 MB/s, the median of all links is 100.00 MB/s" in slow.text
     (dead,) = find_blame(STILL, clues)
     assert (dead.cause, dead.peers) == (Cause.DEAD_LINK, (1, 3))
+
+
+def test_a_relayed_link_that_is_slow_may_become_better() -> None:
+    full = {"paths": [path(1, backlog_bytes=9, bytes_per_s=900_000), path(2)]}
+    clues = {THREE: Clues(state=full), TWO: Clues(state={"paths": [path(1), path(3)]})}
+    link = LinkSpeed(THREE, ONE, 1, 900_000, TWO, LinkPath.RELAYED, False, False)
+    (slow,) = find_blame(replace(MOVING, links=(link, replace(link, peer=TWO))), clues)
+    assert slow.cause is Cause.SLOW_LINK
+    assert "; it is relayed by peer 2: neither peer 1 nor peer 3 can be dialled" in slow.text
+    assert slow.remedy.startswith("open a port of one of them")
+    assert slow.remedy.endswith("; or quantize, average less often, or run without one of the two")
 
 
 def test_links_are_not_blamed_for_a_member_that_is_stopped() -> None:

@@ -63,13 +63,15 @@ def test_the_chosen_member_is_on_the_screen_of_a_large_run() -> None:
 
 
 def test_details_of_a_member_and_of_one_that_is_gone() -> None:
-    text = shown(press(MODEL, "2"))
+    text = shown(press(MODEL, "2"), width=100)
     for part in (
         "peer        2 (bob)",
         "awaited     for 3.20 s",
         "progress    step 1196, loss 2.5, 1.92 steps/s",
         "last call   tag 7 (AVG of 1048576 x float32), 3.60 s ago",
-        "12.4 MB/s",
+        "12.4 MB/s  round trip 1.80 ms  2 (bob) to 1 (alice), relayed by peer 3 (carol)",
+        "      neither peer 1 (alice) nor peer 2 (bob) can be dialled, and simultaneous open has",
+        "      open a port of one of them, or switch on port mapping: docs/two-machines.md",
     ):
         assert part in text
     assert "1.13 GB/s" not in text

@@ -30,6 +30,13 @@ def test_members_waits_calls_and_links() -> None:
     assert shown["links"]["who"] == ["1 (alice)", "2 (bob)", "3 (carol)"]
     pairs = {(peer, other): speed for peer, other, speed, *_ in shown["links"]["pairs"]}
     assert pairs == SPEEDS
+    paths = {(peer, other): path for peer, other, _, _, *path in shown["links"]["pairs"]}
+    assert paths[1, 3] == ["direct", "", ""]
+    assert paths[1, 2] == paths[2, 1]
+    path, why, remedy = paths[1, 2]
+    assert path == "relayed by peer 3 (carol)"
+    assert why.startswith("neither peer 1 (alice) nor peer 2 (bob) can be dialled, and ")
+    assert remedy.startswith("open a port of one of them")
 
 
 def test_a_peer_with_a_long_id_is_shown_by_its_name() -> None:
