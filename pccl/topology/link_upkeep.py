@@ -413,8 +413,11 @@ class LinkUpkeep:
         path = _path(
             relayed=relay is not None, punched=punched, mapped=mapped, by_younger=by_younger
         )
-        is_news = not more or (
-            link is not None and (link.relay != relay or link.path not in (None, path))
+        is_news = (
+            not more
+            or link is None  # a newcomer has one lane: another one has replaced it
+            or link.relay != relay
+            or link.path not in (None, path)
         )
         news: list[LinkStep] = [TellLink(peer, None, relay, path)] if is_news else []
         if link is None:

@@ -269,6 +269,16 @@ def test_the_path_says_which_side_has_dialled_and_where(
     assert other == [TellLink(peer, None, None, accepted if mapped else LinkPath.MAPPED)]
 
 
+def test_a_newcomer_that_was_relayed_is_reached_without_the_relay() -> None:
+    links = LinkUpkeep(TIMING, 4, newcomers_max=2)
+    links.want(OWN, [], {})
+    peer, relay = YOUNGER.peer, PeerId(1)
+    relayed = links.attached(peer, 0, 0, 0, near=False, ours=False, more=False, relay=relay)
+    assert relayed == [TellLink(peer, None, relay, LinkPath.RELAYED)]
+    punched = links.attached(peer, 0, 0, 0, near=False, ours=False, more=True, punched=True)
+    assert punched == [TellLink(peer, None, None, LinkPath.PUNCHED)]
+
+
 def test_a_new_path_of_a_link_that_was_up_before_it_was_wanted_is_not_told() -> None:
     links = LinkUpkeep(TIMING, 4, newcomers_max=2)
     links.want(OWN, [], {})
