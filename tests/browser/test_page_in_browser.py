@@ -79,7 +79,9 @@ def test_the_page_shows_the_run(browser: Browser, serve: Serve) -> None:
         "slowest: 2 (bob), last in 3 of 4 calls",
         "update_topology waits for 2 (bob), 4 (dave)",
         '<td class="bad">MEMBER_LOST</td>',
-        'title="round trip 1.8 ms"',
+        'title="round trip 1.8 ms\nrelayed by peer 3 (carol)\nneither peer 1 (alice) nor peer 2',
+        "98.1<br><small>relayed</small>",
+        'title="round trip 2.7 ms\ndirect"',
     ):
         assert part in text
     page.put(RunChanged(what="removed", peer_id=4, name="dave", group=0, cause="", reason="silent"))

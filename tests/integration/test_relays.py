@@ -11,6 +11,7 @@ import pccl
 from pccl.protocol.errors import NotAdmitted
 from pccl.protocol.limits import Timing
 from pccl.stress.emulator import LinkSpec, ProxyThread
+from pccl.telemetry.link_paths import path_in_words
 from pccl.transports import relay as relays
 from pccl.transports.relay import SplicedEnd, relay_of
 from tests.integration.conftest import Run
@@ -22,12 +23,22 @@ QUICK_DIALS = Timing(
     heartbeat_s=0.1, tick_s=0.05, connect_retry_s=0.01, dial_s=1.0, redial_max_s=0.02
 )
 TOKEN = "a secret that all members know"
+RELAYED = (
+    "relayed by {}: neither peer 2 nor peer 3 can be dialled, and simultaneous open has not "
+    "succeeded; open a port of one of them, or switch on port mapping: docs/two-machines.md"
+)
 
 
 def relay_between(one: pccl.Communicator, other: pccl.Communicator) -> int | None:
     """What carries the link of two members, as ``one`` knows it; None: nothing, or it is down."""
     link = engine_of(one).links.find(engine_of(other).machine.peer)
     return relay_of(link.lanes[0].connection) if link is not None else None
+
+
+def path_between(run: Run, one: int, other: int) -> str:
+    """What the status says of the path of a link, without names; empty: nothing yet."""
+    links = [link for link in run.master.status().links if (link.peer, link.other) == (one, other)]
+    return str(path_in_words(links[0])) if links else ""
 
 
 def carried(member: pccl.Communicator) -> int:
@@ -44,6 +55,10 @@ def test_a_member_forwards_for_two_that_nobody_can_dial(new_run: Callable[..., R
     first, second, third = run.members
     assert relay_between(second, third) == relay_between(third, second) == first.peer_id
     assert relay_between(first, second) is None
+    run.until(
+        lambda: path_between(run, 2, 3) == path_between(run, 3, 2) == RELAYED.format("peer 1")
+    )
+    assert path_between(run, 1, 2) == path_between(run, 3, 1) == "direct"
     assert carried(first) > 0
     assert carried(second) == carried(third) == 0
 
@@ -59,6 +74,7 @@ def test_the_master_forwards_where_no_member_can(
         check(run, algorithm)
     for one in run.members:
         assert {relay_between(one, other) for other in run.members if other is not one} == {0}
+    run.until(lambda: path_between(run, 3, 2) == RELAYED.format("the master"))
     relay = server_of(run.master).relay
     assert relay is not None
     assert relay.pairs == 3
@@ -137,6 +153,7 @@ def test_a_link_becomes_direct_when_a_port_is_opened(new_run: Callable[..., Run]
     with ProxyThread(listen, LinkSpec(), listen=advertised):
         run.until(lambda: relay_between(one, other) is relay_between(other, one) is None)
         check(run, "ring")
+        run.until(lambda: {path_between(run, *pair) for pair in ((1, 2), (2, 1))} == {"direct"})
 
 
 def test_a_newcomer_reads_what_could_forward_for_it(new_run: Callable[..., Run]) -> None:

@@ -76,8 +76,8 @@ function showLinks(links) {
     const cells = links.peers.map((to) => {
       const [speed, rtt, path, why, remedy] = speeds.get(`${from} ${to}`) || [0, 0, "", "", ""];
       const cell = made("td", speed ? mega(speed) : "");
-      const isPlain = !path || path === "direct";
-      if (!isPlain) cell.append(made("div", path, "faint"));
+      const kind = path.split(" by ")[0];
+      if (kind && kind !== "direct") cell.append(made("br"), made("small", kind));
       if (speed) {
         const hue = 120 * (Math.log(speed + 1) / Math.log(top + 1));
         cell.style.backgroundColor = `hsl(${hue} 60% 50% / 35%)`;
