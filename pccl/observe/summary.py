@@ -104,9 +104,9 @@ def indirect_links(status: StatusReport) -> list[LinkSpeed]:
     """Return one direction of each link whose path could be better, the relayed links first."""
     found: dict[frozenset[int], LinkSpeed] = {}
     for link in status.links:
-        if link.path is not None and path_in_words(link).why:
+        if path_in_words(link).remedy:
             found.setdefault(frozenset((link.peer, link.other)), link)
-    return sorted(found.values(), key=lambda link: link.relay is None)
+    return sorted(found.values(), key=lambda link: -(link.path or 0))
 
 
 def state(member: MemberStatus) -> str:

@@ -197,15 +197,14 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
 
     def status(self) -> StatusReport:
         """Return a report about the present run, and change nothing."""
-        idle = self.recovering
         state = RunState(
             self.run,
             self.term,
             self._began_ns,
-            Membership(self.term) if idle else self.membership,
-            [] if idle else self.waits.all(),
+            Membership(self.term) if self.recovering else self.membership,
+            [] if self.recovering else self.waits.all(),
             self.waits.lockstep.since_ns,
-            {} if idle else self.ballots.open,
+            {} if self.recovering else self.ballots.open,
             self.finals.ended,
             self.removals.recent,
             self.succession.waits_for(),

@@ -150,14 +150,12 @@ class ControlClosed:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """The link to ``peer`` is up (``reason`` is None) or down."""
+    """The link to ``peer`` is up (``reason`` is None) or down; see ``messages.LinkReport``."""
 
     peer: PeerId
     reason: str | None
     relay: PeerId | None = None
-    """The relay that carries the link, if it is up; 0: the master. None: it is direct."""
     path: LinkPath = LinkPath.DIRECT
-    """How the two peers are connected, if the link is up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pccl.inquiry import LinkPath, LinkSpeed
 from pccl.observe import summary
 from pccl.protocol.types import AbortCause, PeerId
 from tests.support.statuses import SAMPLE, ended, member
@@ -81,3 +82,21 @@ def test_durations(time_us: int, text: str) -> None:
 )
 def test_sizes(nbytes: float, text: str) -> None:
     assert summary.size(nbytes) == text
+
+
+def test_the_links_that_could_be_better_the_relayed_ones_first() -> None:
+    paths = {
+        (1, 2): LinkPath.DIALLED_BACK,
+        (2, 1): LinkPath.DIALLED_BACK,
+        (2, 3): LinkPath.DIALLED_BACK,  # the elder can be dialled
+        (3, 4): LinkPath.PUNCHED,
+        (4, 5): LinkPath.DIRECT,
+        (5, 6): None,
+        (7, 6): LinkPath.RELAYED,
+    }
+    links = tuple(
+        LinkSpeed(PeerId(peer), PeerId(other), 0, 0, None, path, peer != 1, other != 1)
+        for (peer, other), path in paths.items()
+    )
+    found = summary.indirect_links(replace(SAMPLE, links=links))
+    assert [(link.peer, link.other) for link in found] == [(7, 6), (3, 4), (1, 2)]
