@@ -72,8 +72,15 @@ MEMBERS = (
 
 SPEEDS = {(1, 2): 98_100_000, (2, 1): 12_400_000, (1, 3): 1_130_000_000, (3, 1): 1_090_000_000}
 
-RELAYED = (PeerId(3), LinkPath.RELAYED, False, False)
-"""How alice and bob are connected: through carol, because nobody can dial them."""
+
+def link(peer: int, other: int, bytes_per_s: int) -> LinkSpeed:
+    """A direct link; that of alice and bob leads through carol, because nobody can dial them."""
+    known = LinkSpeed(PeerId(peer), PeerId(other), 900 * peer, bytes_per_s, None, LinkPath.DIRECT)
+    if {peer, other} != {1, 2}:
+        return known
+    path = LinkPath.RELAYED
+    return replace(known, relay=PeerId(3), path=path, peer_dialable=False, other_dialable=False)
+
 
 SAMPLE = MasterStatus(
     run=bytes(range(16)),
@@ -111,13 +118,7 @@ SAMPLE = MasterStatus(
         ended(ago_ms=2500, what="update_topology", group=None, tensor_bytes=0),
     ),
     link_count=4,
-    links=tuple(
-        LinkSpeed(
-            PeerId(peer), PeerId(other), 900 * peer, speed,
-            *(RELAYED if peer + other == 3 else (None, LinkPath.DIRECT)),
-        )
-        for (peer, other), speed in sorted(SPEEDS.items())
-    ),
+    links=tuple(link(*pair, speed) for pair, speed in sorted(SPEEDS.items())),
     removal_count=1,
     removals=(
         RemovalStatus(
