@@ -17,6 +17,7 @@ from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
 from pccl.transports.relay import relay_of
 from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.nat import NatKind
 from tests.support.virtual_runs import VirtualRun
 
 
@@ -53,7 +54,7 @@ class World(VirtualRun):
         """Their connections are reset, and new ones come to nothing; for good: also to relays."""
         if for_good:
             for index in range(len(self.engines)):
-                self.network.shut[f"p{index}"] = True
+                self.network.translate(NatKind(refuses=True), f"p{index}")
         a, b = f"p{one}", f"p{other}"
         for end in list(self.network.ends):
             if {end.local.host, end.remote.host} == {a, b}:

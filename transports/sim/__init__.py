@@ -7,5 +7,6 @@
 * ``pipe``: one direction of a connection.
 * ``connection``: one end of a connection, as its process sees it.
 * ``memory``: processes of one machine that pull segments from each other's memory.
+* ``nat``: address translators: which address a connection gets outside, and what comes in. Pure.
 * ``network``: many hosts in one process; one seed determines all that happens.
 """

@@ -21,7 +21,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from zlib import crc32
 
 from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
@@ -29,12 +28,12 @@ from pccl.transports.base import Address, Connection, Listener, PortLimits
 from pccl.transports.sim.connection import SimConnection, Wires, report_bug
 from pccl.transports.sim.events import Action, Events, Trace, VirtualClock
 from pccl.transports.sim.memory import SimMemories
+from pccl.transports.sim.nat import Nat, NatKind
 from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
 
 _FIRST_PORT = 49152
 _PORTS_PER_PROCESS = 64
-_PORTS = 1 << 16
 _LOCAL = ".local"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
@@ -76,7 +75,8 @@ class _SimListener:
 class _Dial:
     """A connection attempt. Its request travels to the other host, and the answer back.
 
-    ``origin``: the port that it comes from, for a simultaneous open.
+    ``name``: the host, or the NAT before it; ``origin``: the port that it comes from, for a
+    simultaneous open.
     """
 
     def __init__(
@@ -87,58 +87,76 @@ class _Dial:
         self._name = name
         self._remote = remote
         self._origin = origin
+        self._port = origin or 0
         self._connection: SimConnection | None = None
 
     def arrive(self) -> None:
-        """Answer the request, which has arrived at the other host."""
+        """Answer the request, which has arrived at the other host, or at the NAT before it."""
         network = self._host.network
-        target = network.hosts[self._name]
-        here, there = self._host.name, self._name
-        if self.answer.done() or not self._host.alive or there in network.wires.off:
+        if self.answer.done() or not self._host.alive or self._name in network.wires.off:
             return
-        back = network.route(there, here)
+        back = network.route(self._name, self._host.name)
+        nat, there = self._nat(), Address(self._name, self._remote.port)
+        if nat is not None:
+            inside = nat.inbound(there.port, self._seen(), network.events.now_ns())
+            there = inside or Address("", 0)
+        target = network.hosts.get(there.host)
         if self._origin is not None:
-            self._cross(target, back)
+            self._cross(target, there.port)
             return
-        is_shut = there in network.shut and not network.are_inside(here, self._remote.host)
-        listener = None if is_shut else target.listeners.get(self._remote.port)
-        if listener is None:
-            if network.shut.get(there, True):
+        listener = None if target is None else target.listeners.get(there.port)
+        if target is None or listener is None:
+            if nat is None or nat.kind.refuses:
                 back.carry(partial(self.fail, "connection refused"))
             return
-        other = self._join(target, Address(here, self._host.take_port()), self._remote.port, back)
+        other = self._join(target, there.port)
         target.run(partial(self._hand_over, listener, other))
 
-    def _join(self, target: SimHost, mine: Address, port: int, back: HostRoute) -> SimConnection:
+    def _nat(self) -> Nat | None:
+        """Return the NAT that the request passes last, if there is one."""
+        network = self._host.network
+        if network.are_inside(self._host.name, self._remote.host):
+            return None
+        return network.nats.get(self._name)
+
+    def _seen(self) -> Address:
+        """Return where the request comes from, as the other host sees it."""
+        if self._origin is None:
+            self._port = self._port or self._host.take_port()
+        return self._host.network.seen(Address(self._host.name, self._port), self._remote)
+
+    def _join(self, target: SimHost, port: int) -> SimConnection:
         """Make both ends of a connection; return that of the other host."""
         network, here, there = self._host.network, self._host.name, target.name
-        seen = network.seen(mine, self._remote)
+        seen, mine = self._seen(), Address(here, self._port)
         end = SimConnection(network.wires, self._host.run_queue, mine, self._remote)
         other = SimConnection(network.wires, target.run_queue, Address(there, port), seen)
+        back = network.route(there, here)
         end.join(other, network.route(here, there), back)
         self._connection = end
         network.events.note("accept", other)
         back.carry(partial(self._host.run, self._established))
         return other
 
-    def _cross(self, target: SimHost, back: HostRoute) -> None:
+    def leave(self) -> None:
+        """Let the NAT of this host note the request; that of a usual dial is noted on arrival."""
+        if self._origin is not None:
+            self._seen()
+
+    def _cross(self, target: SimHost | None, port: int) -> None:
         """Connect with a dial of the other host to this one; if there is none, try again later."""
-        network, mine = self._host.network, Address(self._host.name, self._origin or 0)
-        theirs = next((dial for dial in target.dials if dial.meets(self)), None)
-        if theirs is None or theirs._connection is not None:
+        network, seen = self._host.network, self._seen()
+        dials = target.dials if target is not None else ()
+        theirs = next((dial for dial in dials if dial._meets(port, seen, self._remote)), None)
+        if target is None or theirs is None or theirs._connection is not None:
             network.events.at(network.events.now_ns() + NS_PER_S, self.arrive)
             return
-        theirs._connection = self._join(target, mine, theirs._origin or 0, back)
+        theirs._connection = self._join(target, port)
         target.run(theirs._established)
 
-    def meets(self, other: _Dial) -> bool:
-        """Whether two dials cross: each goes where the other comes from, as seen from outside."""
-        return self._goes_to(other) and other._goes_to(self)
-
-    def _goes_to(self, other: _Dial) -> bool:
-        host = other._host
-        mine = Address(host.name, other._origin or 0)
-        return host.network.seen(mine, other._remote) == self._remote
+    def _meets(self, port: int, there: Address, seen: Address) -> bool:
+        """Whether it goes from this port to this address, and is seen there as it is expected."""
+        return self._origin == port and self._remote == there and self._seen() == seen
 
     def _hand_over(self, listener: _SimListener, theirs: SimConnection) -> None:
         if listener.is_closed:
@@ -273,9 +291,15 @@ class SimHost:
         events = self.network.events
         if not may_dial(address.host):
             dial.fail("this address is valid only on its own machine or network")
-        elif name not in self.network.hosts:
+        elif name not in self.network.hosts and name not in self.network.nats:
             dial.fail("name or service not known")
+        elif self.network.are_apart(self.name, name):
+            dial.fail("network is unreachable")
+        elif not self.network.may_leave(self.name, address):
+            if self.network.nats[self.name].kind.refuses:
+                dial.fail("connection refused")
         else:
+            dial.leave()
             self.network.route(self.name, name).carry(dial.arrive)
         deadline_ns = events.now_ns() + round(timeout_s * NS_PER_S)
         timer = events.at(deadline_ns, partial(dial.fail, "no answer in time"))
@@ -351,9 +375,9 @@ class SimNetwork:
         ends: ends of open connections, from which fault plans choose.
         noises: applied to all arriving data, in order.
         memories: machines on which several hosts share memory; fill it before booting hosts.
-        shut: undialable hosts, by name; True: they refuse connections, False: they do not answer.
+        nats: the NAT of each host that is behind one, by its name, and by the NAT's own address.
         local: local network of each host that is in one, by name.
-        translated: hosts to which a translator gives another port for each destination.
+        versions: the only version of IP that a host has, by name; the others have both.
     """
 
     def __init__(
@@ -372,9 +396,9 @@ class SimNetwork:
         self.wires = Wires(self.events, window_bytes)
         self.ends, self.noises = self.wires.ends, self.wires.noises
         self.memories = SimMemories()
-        self.shut: dict[str, bool] = {}
+        self.nats: dict[str, Nat] = {}
         self.local: dict[str, int] = {}
-        self.translated: set[str] = set()
+        self.versions: dict[str, int] = {}
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], HostRoute] = {}
@@ -396,11 +420,30 @@ class SimNetwork:
         local = self.local.get(name)
         return address != _outside(address) and local == self.local.get(_outside(address), -1)
 
+    def translate(self, kind: NatKind, *names: str, outside: str = "") -> None:
+        """Put hosts behind one NAT; ``outside``: its address, or else the first host's name."""
+        nat = Nat(kind, outside or names[0], self._has_connection)
+        self.nats |= dict.fromkeys((*names, nat.host), nat)
+
+    def _has_connection(self, local: Address, remote: Address) -> bool:
+        return any((end.local, end.remote) == (local, remote) for end in self.ends)
+
+    def may_leave(self, name: str, remote: Address) -> bool:
+        """Whether the NAT of a host lets its dial of ``remote`` out."""
+        nat = self.nats.get(name)
+        return nat is None or self.are_inside(name, remote.host) or nat.lets_out(remote)
+
     def seen(self, local: Address, remote: Address) -> Address:
         """Return the address that ``remote`` sees of a connection from ``local``."""
-        if local.host not in self.translated:
+        nat = self.nats.get(local.host)
+        if nat is None or self.are_inside(local.host, remote.host):
             return local
-        return Address(local.host, (local.port + crc32(str(remote).encode())) % _PORTS)
+        return nat.outbound(local, remote, self.events.now_ns())
+
+    def are_apart(self, one: str, other: str) -> bool:
+        """Whether two hosts have no version of IP in common."""
+        versions = {self.versions[name] for name in (one, other) if name in self.versions}
+        return len(versions) > 1
 
     def route(self, source: str, target: str) -> HostRoute:
         """Return the route from one host to another; its attributes may be set at any time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -16,6 +16,7 @@ from pccl.stress.sim.faults.base import (
     TimedFault,
     chance,
 )
+from pccl.transports.sim.nat import PORT_RESTRICTED, SYMMETRIC
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -132,11 +133,10 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     def plant(self, stage: Stage) -> None:
         """Shut the ports of the processes."""
         stage.struck(self)
+        kind = replace(SYMMETRIC if self.is_symmetric else PORT_RESTRICTED, refuses=self.refuses)
         for index in self.peers:
             name = stage.name(index)
-            stage.network.shut[name] = self.refuses
-            if self.is_symmetric:
-                stage.network.translated.add(name)
+            stage.network.translate(kind, name)
             if self.together:
                 stage.network.local[name] = 1
             stage.excuses.shut(name, is_local=self.together)

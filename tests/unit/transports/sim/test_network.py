@@ -18,6 +18,7 @@ from pccl.protocol.errors import LinkError
 from pccl.stress.sim.loop import Deadlock, VirtualLoop
 from pccl.transports.base import Address, Connection, PathMeasure
 from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.nat import SYMMETRIC, NatKind
 from pccl.transports.sim.network import SimHost, SimNetwork
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
@@ -549,7 +550,8 @@ async def met(world: World, there: Address) -> tuple[Address, Address]:
 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_two_that_dial_each_other_meet_behind_translators(world: World, refuses: bool) -> None:
-    world.network.shut = {"a": refuses, "b": refuses}
+    for name in "ab":
+        world.network.translate(NatKind(refuses=refuses), name)
 
     async def main() -> None:
         assert await met(world, Address("b", 2)) == (Address("b", 2), Address("a", 1))
@@ -567,7 +569,7 @@ def test_who_dials_the_wrong_port_meets_nobody(world: World) -> None:
 
 
 def test_a_translator_that_changes_ports_keeps_two_apart(world: World) -> None:
-    world.network.translated.add("b")
+    world.network.translate(SYMMETRIC, "b")
     seen_by_c = world.network.seen(Address("b", 2), Address("c", 80))
     assert seen_by_c != Address("b", 2)
 
@@ -579,7 +581,8 @@ def test_a_translator_that_changes_ports_keeps_two_apart(world: World) -> None:
 
 
 def test_hosts_of_one_network_reach_each_other_inside(world: World) -> None:
-    world.network.shut = {"a": True, "b": True}
+    for name in "ab":
+        world.network.translate(NatKind(refuses=True), name)
     world.network.local = {"a": 1, "b": 1}
     (inside,) = world.b.hosts(Address("::", 0))
     assert world.c.hosts(Address("::", 0)) == ()
@@ -593,5 +596,56 @@ def test_hosts_of_one_network_reach_each_other_inside(world: World) -> None:
             await world.c.dial(there, 1.0, hosts=(inside,))
         with pytest.raises(LinkError, match="connection refused"):
             await world.a.dial(there, 1.0)
+
+    world.run_test(main())
+
+
+def test_two_behind_one_translator_meet_if_it_hairpins(world: World) -> None:
+    world.network.translate(NatKind(hairpins=True), "a", "b", outside="home")
+
+    async def main() -> None:
+        addresses = [Address("home", port) for port in (1, 2)]
+        one = world.a.punch(Address("a", 1), addresses[1], 9.0, lambda host: True)
+        other = world.b.punch(Address("b", 2), addresses[0], 9.0, lambda host: True)
+        met = await asyncio.gather(one, other)
+        assert [connection.remote for connection in met] == addresses[::-1]
+
+    world.run_test(main())
+
+
+def test_two_behind_one_translator_that_does_not_hairpin_meet_not(world: World) -> None:
+    world.network.translate(NatKind(), "a", "b", outside="home")
+
+    async def main() -> None:
+        one = world.a.punch(Address("a", 1), Address("home", 2), 9.0, lambda host: True)
+        other = world.b.punch(Address("b", 2), Address("home", 1), 9.0, lambda host: True)
+        for met in await asyncio.gather(one, other, return_exceptions=True):
+            assert isinstance(met, LinkError)
+
+    world.run_test(main())
+
+
+def test_what_a_firewall_does_not_let_out(world: World) -> None:
+    world.network.translate(NatKind(ports=(443,), refuses=True), "a")
+
+    async def main() -> None:
+        for port in (443, 444):
+            await world.b.listen(Address("b", port), lambda connection: connection.close())
+        connection = await world.a.dial(Address("b", 443), 1.0)
+        assert connection.remote == Address("b", 443)
+        with pytest.raises(LinkError, match="connection refused"):
+            await world.a.dial(Address("b", 444), 1.0)
+
+    world.run_test(main())
+
+
+def test_hosts_with_different_versions_of_ip(world: World) -> None:
+    world.network.versions = {"a": 4, "b": 6}
+
+    async def main() -> None:
+        listener = await world.b.listen(Address("b", 0), lambda connection: connection.close())
+        with pytest.raises(LinkError, match="network is unreachable"):
+            await world.a.dial(listener.address, 1.0)
+        await world.c.dial(listener.address, 1.0)
 
     world.run_test(main())
