@@ -205,7 +205,8 @@ class MasterProcess:
                 self._checkers.was_interrupted(InRun(machine.run, effect.message.operation))
             elif isinstance(effect, Announce) and effect.what == "registered":
                 member = machine.membership.peers[effect.peer].member
-                self._checkers.registered(machine.run, effect.peer, member.host, member.port)
+                host = self.host.network.process_at(member.host, member.hosts)
+                self._checkers.registered(machine.run, effect.peer, host, member.port)
             elif isinstance(effect, Announce) and effect.what == "admitted":
                 size = len(machine.membership.members())
                 self._checkers.admitted(machine.run, effect.peer, size)

@@ -232,7 +232,7 @@ class Stage:
         return [
             end
             for end in self.network.ends
-            if not {*MASTERS, "stranger"} & {end.local.host, end.remote.host}
+            if not {*MASTERS, "stranger"} & {end.local.host, end.other.local.host}
         ]
 
     # -- what faults do ------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class VirtualRun:
         on_event: what to do at whatever the network notes.
         token: of the run.
         encrypts: which connections the master and the peers want to be encrypted.
+        relays: whether the master forwards for peers that cannot dial each other.
         options: of every peer.
     """
 
@@ -107,13 +108,20 @@ class VirtualRun:
         on_event: Callable[[int, str], None] | None = None,
         token: bytes | None = None,
         encrypts: Callable[[Connection], bool] = in_the_clear,
+        relays: bool = False,
         **options: Any,
     ) -> None:
         self.loop = VirtualLoop(limit_ns=limit_s * NS_PER_S)
         self.network = SimNetwork(self.loop, Random(1), on_event, **network)
         master = self.network.host("master")
         self.master = MasterServer(
-            self.loop, master, Timing(), Random(2).randbytes, token=token, encrypts=encrypts
+            self.loop,
+            master,
+            Timing(),
+            Random(2).randbytes,
+            token=token,
+            encrypts=encrypts,
+            relays=relays,
         )
         listen, nonces = Address("", 0), Random(3).randbytes
         told = PeerOptions(

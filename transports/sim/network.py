@@ -415,6 +415,10 @@ class SimNetwork:
         self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
 
+    def process_at(self, host: str, hosts: Sequence[str]) -> str:
+        """Return the name of the host that others see at ``host``, and inside at ``hosts``."""
+        return _outside(hosts[0]) if hosts else host
+
     def are_inside(self, name: str, address: str) -> bool:
         """Whether ``address`` is that of a host in its local network, which ``name`` is in, too."""
         local = self.local.get(name)

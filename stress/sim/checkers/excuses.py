@@ -66,7 +66,9 @@ class Excuses:
         self._narrow_ns: dict[str, int] = {}
         """Host -> longest time for which one fault made its links slow."""
         self._shut: set[str] = set()
-        self._local: set[str] = set()
+        self._barred: set[str] = set()
+        self._homes: dict[str, int] = {}
+        self._versions: dict[str, int] = {}
         self.master_relays = False
         """Whether the master forwards what peers send that cannot dial each other."""
         self.is_master_gone = False
@@ -89,12 +91,12 @@ class Excuses:
 
     def broken(self, end: SimConnection) -> None:
         """Record that a fault ended the connection of ``end``."""
-        self._note(end.local.host, end.remote.host, 0)
+        self._note(end.local.host, end.other.local.host, 0)
 
     def deadened(self, end: SimConnection) -> None:
         """Record that a connection stays open without delivering data; other connections work."""
         patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
-        self._note(end.local.host, end.remote.host, round(patience_s * NS_PER_S))
+        self._note(end.local.host, end.other.local.host, round(patience_s * NS_PER_S))
 
     def silenced(self, a: str, b: str, duration_ns: int) -> None:
         """Record that no data moves between two hosts, at least in one direction."""
@@ -112,18 +114,34 @@ class Excuses:
         """Record that the process on ``host`` sleeps again and again, which extends its waits."""
         self._dozed_ns[host] += duration_ns
 
-    def shut(self, host: str, *, is_local: bool = False) -> None:
+    def shut(self, host: str, home: int | None = None, *, is_barred: bool = False) -> None:
         """Record that no host can dial ``host``; two such hosts have a link only by a relay.
 
-        ``is_local``: whether it is in the local network, whose hosts can dial each other.
+        ``home``: its local network, whose hosts can dial each other; ``is_barred``: whether it can
+        dial only masters.
         """
         self._shut.add(host)
-        if is_local:
-            self._local.add(host)
+        if is_barred:
+            self._barred.add(host)
+        if home is not None:
+            self._homes[host] = home
+
+    def has_version(self, host: str, version: int) -> None:
+        """Record that ``host`` has only this version of IP."""
+        self._versions[host] = version
 
     def need_relay(self, *hosts: str | None) -> bool:
         """Whether neither of two ``hosts`` can dial the other."""
-        return self._shut.issuperset(hosts) and not self._local.issuperset(hosts)
+        one, other = hosts
+        return not self._can_dial(one, other) and not self._can_dial(other, one)
+
+    def _can_dial(self, one: str | None, other: str | None) -> bool:
+        if one is None or other is None:
+            return True
+        if one in self._homes and self._homes[one] == self._homes.get(other):
+            return True
+        versions = {self._versions[host] for host in (one, other) if host in self._versions}
+        return len(versions) < 2 and other not in self._shut and one not in self._barred
 
     def are_apart(self, *hosts: str | None) -> bool:
         """Whether two ``hosts`` may never have a link; a member may forward, but may also die."""
@@ -132,7 +150,7 @@ class Excuses:
     def flipped(self, end: SimConnection) -> None:
         """Record damaged data at ``end``: the connection closes, and a peer dials it again."""
         since_ns = self._now_ns()
-        self._flips.append(_Trouble(end.local.host, end.remote.host, since_ns, since_ns))
+        self._flips.append(_Trouble(end.local.host, end.other.local.host, since_ns, since_ns))
 
     def garbled(self, a: str, b: str, duration_ns: int) -> None:
         """Record that data between two hosts is damaged repeatedly.
@@ -260,7 +278,7 @@ class Excuses:
     def undialable(self, host: str) -> bool:
         """Whether faults explain that dials of ``host`` failed."""
         troubled = self._troubles or self._flips or self._lags_ns or self._narrow_ns
-        return host in self._shut or bool(troubled)
+        return host in self._shut or host in self._versions or bool(troubled)
 
     @property
     def was_master_restarted(self) -> bool:

@@ -136,7 +136,7 @@ class PairFault(BetweenFault):
         stage.struck(self)
         name, others = stage.name(self.peer), stage.others(self.peer, self.other)
         for end in list(stage.network.ends):
-            if end.local.host == name and end.remote.host in others:
+            if end.local.host == name and end.other.local.host in others:
                 self._befall(stage, end)
 
     @abstractmethod
@@ -158,7 +158,7 @@ class PairStall(PairFault, kind="pair_stall"):
     """The connections stall in both directions for a while."""
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
-        stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
+        stage.excuses.silenced(end.local.host, end.other.local.host, self.duration_ns)
         end.stall(self.duration_ns)
         end.other.stall(self.duration_ns)
 

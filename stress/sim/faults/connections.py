@@ -16,7 +16,7 @@ from pccl.stress.sim.faults.base import (
     TimedFault,
     chance,
 )
-from pccl.transports.sim.nat import PORT_RESTRICTED, SYMMETRIC
+from pccl.transports.sim.nat import PORT_RESTRICTED, SYMMETRIC, Dependence
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -104,7 +104,7 @@ class StreamStall(ConnectionFault, kind="stall"):
     duration_ns: Duration
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
-        stage.excuses.silenced(end.local.host, end.remote.host, self.duration_ns)
+        stage.excuses.silenced(end.local.host, end.other.local.host, self.duration_ns)
         end.stall(self.duration_ns)
 
 
@@ -129,14 +129,48 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     each other at the same time do not meet."""
     together: Annotated[bool, chance(0.25)]
     """Whether these processes are in one local network."""
+    filtering: Dependence = Dependence.ADDRESS_AND_PORT
+    """What the NAT compares to tell an answer from a dial."""
+    shares_address: bool = False
+    """Whether the others see all these processes at one address."""
+    hairpins: bool = False
+    """Whether processes behind one NAT reach each other at its address."""
+    ports: tuple[int, ...] = ()
+    """The only ports that the processes can dial; empty: all."""
 
     def plant(self, stage: Stage) -> None:
-        """Shut the ports of the processes."""
+        """Put the processes behind their NATs."""
         stage.struck(self)
-        kind = replace(SYMMETRIC if self.is_symmetric else PORT_RESTRICTED, refuses=self.refuses)
-        for index in self.peers:
-            name = stage.name(index)
-            stage.network.translate(kind, name)
-            if self.together:
-                stage.network.local[name] = 1
-            stage.excuses.shut(name, is_local=self.together)
+        kind = replace(
+            SYMMETRIC if self.is_symmetric else PORT_RESTRICTED,
+            filtering=self.filtering,
+            refuses=self.refuses,
+            hairpins=self.hairpins,
+            ports=self.ports,
+        )
+        names = [stage.name(index) for index in self.peers]
+        first = self.peers[0]
+        if self.shares_address:
+            stage.network.translate(kind, *names, outside=f"nat{first}")
+        for index, name in zip(self.peers, names, strict=True):
+            if not self.shares_address:
+                stage.network.translate(kind, name)
+            home = first if self.together else index if self.shares_address else None
+            if home is not None:
+                stage.network.local[name] = home
+            stage.excuses.shut(name, home, is_barred=bool(self.ports))
+
+
+@dataclass(frozen=True)
+class OneIpVersion(Fault, kind="ip_version", calm=True, keeps_majority=True):
+    """Processes that have one version of IP only; the masters have both. No seed draws it."""
+
+    peers: Annotated[tuple[int, ...], Drawn(names=True)]
+    version: int
+
+    def plant(self, stage: Stage) -> None:
+        """Take the other version from the processes."""
+        stage.struck(self)
+        for name in map(stage.name, self.peers):
+            stage.network.versions[name] = self.version
+            stage.excuses.has_version(name, self.version)

@@ -168,7 +168,7 @@ class CorruptLine(BetweenFault, kind="corrupt_line"):
             stage.excuses.garbled(one, other, self.duration_ns)
 
         def hits(end: SimConnection, where: OnWire, nbytes: int, rng: Random) -> bool:
-            concerned = nbytes >= self.bytes_min and (end.local.host, end.remote.host) in pairs
+            concerned = nbytes >= self.bytes_min and (end.local.host, end.other.local.host) in pairs
             return concerned and rng.random() < self.share
 
         until_ns = self.when_ns + self.duration_ns

@@ -132,7 +132,7 @@ class MasterHalfOpen(Divide, kind="master_half_open"):
 
     def _cut(self, stage: Stage, name: str) -> None:
         for end in list(stage.network.ends):
-            if (end.local.host, end.remote.host) == (name, MASTER_NAME):
+            if (end.local.host, end.other.local.host) == (name, MASTER_NAME):
                 stage.excuses.broken(end)
                 end.forget()
 

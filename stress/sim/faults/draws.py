@@ -76,8 +76,11 @@ OF_BITS: Draws = {
 }
 """Faults that damage data in transit; each run has at least one."""
 
+UNDRAWN: Draws = {connections.OneIpVersion: (0,)}
+"""Faults of scenarios that a test or a file writes."""
+
 KINDS: dict[str, type[Fault]] = {
-    fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS)
+    fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS, *UNDRAWN)
 }
 
 
