@@ -7,6 +7,7 @@
 * ``connection``: one proxied connection: two sockets, and a flow in each direction between them.
 * ``sorting``: finds the link of a connection by the first bytes that its dialler sends.
 * ``proxy``: the proxy, which forwards each connection to a target over an emulated link.
+* ``nat``: hosts behind NATs, whose connections have the addresses that a model decides.
 * ``thread``: threads with an event loop, and a proxy on such a thread, for tests and benchmarks.
 * ``command_line``: the commands ``python -m pccl.stress proxy`` and ``verify-link``.
 * ``verify``: measures plain TCP streams through a proxy, to verify the emulator.
