@@ -14,7 +14,7 @@ import pytest
 import pccl
 from pccl.runtime.io_thread import IOThread
 from pccl.stress.emulator.nat import V6_HOST, LoopbackNetwork, NatTransport
-from tests.support.diloco_work import reduce, train
+from tests.support.diloco_work import reduce, share, train
 from tests.support.insides import engine_of, machine_of
 from tests.support.nat_table import TABLE, Place, paths_of, places_of
 from tests.support.patience import LIMIT_S
@@ -109,6 +109,7 @@ def test_four_peers_reduce_synchronize_and_train(
         until(lambda: peers.paths() == paths, LIMIT_S, 0.01)
         assert peers.each(reduce) == [8.0] * 4
         assert peers.paths() == paths
+        assert len(set(peers.each(share))) == 1
         assert len(set(peers.each(train))) == 1
     finally:
         peers.close()

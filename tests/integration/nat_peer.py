@@ -1,12 +1,14 @@
 """A peer in a network namespace: reduces and synchronizes, and prints what is said of its links.
 
-Usage: nat_peer.py MASTER SIZE PLACE PATH. It joins when as many peers as PLACE are there, and goes
-on until the master's status has this path, in words, for all links.
+Usage: nat_peer.py MASTER SIZE PLACE PATHS [train]. It joins when as many peers as PLACE are there,
+and goes on until the master's status has these paths, in words: one for each end of each link,
+sorted, with ``|`` between them. With ``train`` four of them train, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 
 import numpy as np
@@ -17,11 +19,11 @@ from pccl.observe import summary
 from tests.support.waiting import until
 
 
-def paths(master: str) -> list[str]:
+def paths(master: str) -> str:
     """What ``pccl status`` says of the path of each link, in both directions."""
     status = pccl.master_status(master)
     names = summary.names_of(status)
-    return [str(summary.path(link, names)) for link in status.links]
+    return "|".join(sorted(str(summary.path(link, names)) for link in status.links))
 
 
 def are_there(master: str, count: int) -> bool:
@@ -32,23 +34,26 @@ def are_there(master: str, count: int) -> bool:
     return False
 
 
-def main(master: str, size: int, place: int, wanted: str) -> None:
+def main(master: str, size: int, place: int, wanted: str, then: str = "") -> None:
     until(lambda: are_there(master, place), pause_s=0.05)
     with pccl.Communicator(master, map_port=False) as comm:
         comm.connect(min_peers=size)
         weights = np.full(1000, comm.rank, np.float32)
         comm.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(weights, "weights")]))
-        is_over, told = np.zeros(1, np.int64), list[str]()
+        told, is_over = "", np.zeros(1, np.int64)
         while not is_over[0]:
             total = np.empty(1000, np.float32)
             comm.all_reduce(np.ones(1000, np.float32), total, op="sum", retry=True)
             assert (total == size).all()
             if told != (told := paths(master)):
                 print(told, flush=True)  # noqa: T201
-            has_all = told == [wanted] * (size * (size - 1))
-            comm.all_reduce(np.array([has_all], np.int64), is_over, op="min", retry=True)
+            comm.all_reduce(np.array([told == wanted], np.int64), is_over, op="min", retry=True)
+        if then == "train":
+            from tests.support.diloco_work import train
+
+            print(f"trained {hashlib.sha256(train(comm)).hexdigest()}", flush=True)  # noqa: T201
         print(f"the state is that of rank {int(weights[0])}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

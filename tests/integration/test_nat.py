@@ -44,17 +44,25 @@ def younger_public(nets: NatNetworks) -> Sequence[str]:
     return nets.inside(nets.home(is_symmetric=True)), nets.public()[0]
 
 
-NAMES = ("alice", "bob")
+NAMES = ("alice", "bob", "carol", "dave")
 OPEN_A_PORT = "open a port of one of them, or switch on port mapping: docs/two-machines.md"
-NEITHER = "neither peer 1 (alice) nor peer 2 (bob) can be dialled"
 DIALLED_BACK = (
     "dialled back: peer 1 (alice) cannot be dialled, so it has dialled peer 2 (bob); "
     "open a port of peer 1 (alice): then peers that cannot be dialled reach it, too"
 )
-PUNCHED = f"punched: {NEITHER}; for several connections, {OPEN_A_PORT}"
-RELAYED = (
-    f"relayed by the master: {NEITHER}, and simultaneous open has not succeeded; {OPEN_A_PORT}"
-)
+
+
+def neither(one: int, other: int) -> str:
+    first, second = (f"peer {peer} ({NAMES[peer - 1]})" for peer in (one, other))
+    return f"neither {first} nor {second} can be dialled"
+
+
+def relayed(one: int, other: int) -> str:
+    why = f"{neither(one, other)}, and simultaneous open has not succeeded"
+    return f"relayed by the master: {why}; {OPEN_A_PORT}"
+
+
+PUNCHED = f"punched: {neither(1, 2)}; for several connections, {OPEN_A_PORT}"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +72,34 @@ RELAYED = (
         (younger_public, DIALLED_BACK),
         (one_home, "direct"),
         (two_homes, PUNCHED),
-        (one_symmetric, RELAYED),
-        (two_symmetric, RELAYED),
+        (one_symmetric, relayed(1, 2)),
+        (two_symmetric, relayed(1, 2)),
     ],
 )
 def test_two_peers_work_together(where: Callable[[NatNetworks], Sequence[str]], path: str) -> None:
+    for text in outputs_of(where, [path] * 2):
+        assert text.splitlines()[-1:] == ["the state is that of rank 0"], text
+
+
+def two_homes_and_two_symmetric(nets: NatNetworks) -> Sequence[str]:
+    return *two_homes(nets), *two_symmetric(nets)
+
+
+def test_four_peers_train() -> None:
+    """The hardest mix: one pair meets, and the master forwards for the other five."""
+    pairs = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)]
+    paths = [PUNCHED, *(relayed(*pair) for pair in pairs[1:])]
+    outputs = outputs_of(two_homes_and_two_symmetric, paths * 2, "train")
+    ends = [text.splitlines()[-2:] for text in outputs]
+    assert {end[-1] for end in ends} == {"the state is that of rank 0"}, outputs
+    assert ends[0][0].startswith("trained "), outputs
+    assert {end[0] for end in ends} == {ends[0][0]}, outputs
+
+
+def outputs_of(
+    where: Callable[[NatNetworks], Sequence[str]], paths: Sequence[str], *more: str
+) -> list[str]:
+    """Run a master and peers until the links have these paths; return what the peers print."""
     with NatNetworks() as nets:
         host, address = nets.public()
         master, peers = f"{address}:48148", where(nets)
@@ -76,15 +107,14 @@ def test_two_peers_work_together(where: Callable[[NatNetworks], Sequence[str]], 
         started = [spawn(host, command)]
         try:
             for place, peer in enumerate(peers):
-                command = [sys.executable, str(PEER), master, str(len(peers)), str(place), path]
+                wanted = [str(len(peers)), str(place), "|".join(sorted(paths)), *more]
+                command = [sys.executable, str(PEER), master, *wanted]
                 started.append(spawn(peer, command, PCCL_NAME=NAMES[place]))
-            outputs = [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
+            return [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
         finally:
             for one in started:
                 one.kill()
                 one.communicate()
-    ends = [text.splitlines()[-1:] for text in outputs]
-    assert ends == [["the state is that of rank 0"]] * len(outputs), outputs
 
 
 def spawn(namespace: str, command: Sequence[str], **settings: str) -> subprocess.Popen[str]:

@@ -18,10 +18,15 @@ def reduce(comm: pccl.Communicator) -> float:
     return float(total.min() + total.max())
 
 
-def train(comm: pccl.Communicator) -> bytes:
-    """Share a state, and train for some rounds; return all values, which members have alike."""
+def share(comm: pccl.Communicator) -> float:
+    """Return the value that all members have after a synchronization."""
     weights = np.full(1000, comm.peer_id, np.float32)
     comm.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(weights, "weights")]))
+    return float(weights.min() + weights.max())
+
+
+def train(comm: pccl.Communicator) -> bytes:
+    """Train for some rounds; return all parameters, which members have alike."""
     model = torch.nn.Linear(8, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with DiLoCo(
@@ -33,5 +38,4 @@ def train(comm: pccl.Communicator) -> bytes:
             torch.autograd.backward(model(torch.full((2, 8), float(comm.rank))).square().mean())
             optimizer.step()
         optimizer.finish()
-    parts = [one.detach().numpy().tobytes() for one in model.parameters()]
-    return b"".join([weights.tobytes(), *parts])
+    return b"".join(one.detach().numpy().tobytes() for one in model.parameters())
