@@ -8,6 +8,7 @@
 | ``PCCL_MIN_PEERS`` | ``min_peers`` of ``connect`` |
 | ``PCCL_ADVERTISE`` | ``advertise`` |
 | ``PCCL_LISTEN`` | ``listen`` |
+| ``PCCL_INTERFACE`` | ``interface`` |
 | ``PCCL_MAP_PORT`` | ``map_port``, 0 or 1 |
 | ``PCCL_TOKEN`` | ``token``: the secret itself |
 | ``PCCL_TOKEN_FILE`` | a file that contains the token; ``PCCL_TOKEN`` takes precedence |
@@ -48,6 +49,7 @@ from pccl.protocol.handshake.token import TOKEN_PREFIX, parse_token
 from pccl.protocol.types import NAME_BYTES_MAX
 from pccl.telemetry.names import name_flaw
 from pccl.transports.base import Address
+from pccl.transports.datagrams import interface_names
 
 MASTER = "PCCL_MASTER"
 GROUP = "PCCL_GROUP"
@@ -55,6 +57,7 @@ LANES = "PCCL_LANES"
 MIN_PEERS = "PCCL_MIN_PEERS"
 ADVERTISE = "PCCL_ADVERTISE"
 LISTEN = "PCCL_LISTEN"
+INTERFACE = "PCCL_INTERFACE"
 MAP_PORT = "PCCL_MAP_PORT"
 TOKEN = "PCCL_TOKEN"
 TOKEN_FILE = "PCCL_TOKEN_FILE"
@@ -71,7 +74,7 @@ STACKS_DIR = "PCCL_STACKS_DIR"
 
 OF_A_PEER = (
     *(MASTER, GROUP, LANES, MIN_PEERS, ADVERTISE, LISTEN, TOKEN, TOKEN_FILE),
-    *(NAME, RECORD, METRICS, STACKS_DIR),
+    *(INTERFACE, NAME, RECORD, METRICS, STACKS_DIR),
 )
 """Variables that describe a peer and its run. The others are settings, for any run."""
 
@@ -135,6 +138,31 @@ def resolve_listen(listen: str | None) -> Advertised | None:
         return parse_advertised(listen, "listen")
     text = os.environ.get(LISTEN)
     return parse_advertised(text, LISTEN) if text else None
+
+
+def resolve_interface(interface: str | None = None) -> str:
+    """Return the network interface that this process listens at and dials from; empty: any.
+
+    Raises:
+        TypeError: ``interface`` is no str.
+        ValueError: this machine has no such interface, or the system binds no socket to one.
+    """
+    if interface is not None and not isinstance(interface, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"interface must be a str, not {type(interface).__name__}")
+    name = os.environ.get(INTERFACE, "") if interface is None else interface
+    if not name:
+        return ""
+    argument = INTERFACE if interface is None else "interface"
+    try:
+        names = interface_names()
+    except OSError as error:
+        raise ValueError(f"{argument}: {error}; set the address with listen instead") from None
+    if name not in names:
+        raise ValueError(
+            f"{argument}: this machine has no network interface {name[:64]!r}; "
+            f"it has {', '.join(names)}"
+        )
+    return name
 
 
 def resolve_map_port(map_port: bool | None = None) -> bool:

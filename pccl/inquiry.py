@@ -13,6 +13,7 @@ from pccl.addresses import parse_address
 from pccl.checks import check_timeout
 from pccl.config import (
     resolve_advertise,
+    resolve_interface,
     resolve_listen,
     resolve_map_port,
     resolve_masters,
@@ -55,6 +56,8 @@ from pccl.runtime.links.port_mapping import (
 )
 from pccl.telemetry.evidence import unpack_evidence
 from pccl.transports.base import Address
+from pccl.transports.datagrams import interface_hosts as interface_hosts
+from pccl.transports.datagrams import interface_of as interface_of
 
 __all__ = [
     "EndedStatus",
@@ -183,7 +186,7 @@ def examine_master(
     """Examine the path between this machine and the run of a master. Blocks; changes nothing there.
 
     The master dials a port of this process for a moment, and this process dials some members.
-    ``PCCL_LISTEN`` and ``PCCL_ADVERTISE`` count as for a peer.
+    ``PCCL_LISTEN``, ``PCCL_INTERFACE`` and ``PCCL_ADVERTISE`` count as for a peer.
 
     Args:
         address: address of one master, ``"host:port"``.
@@ -196,7 +199,8 @@ def examine_master(
     """
     master, secret = parse_address(address), resolve_token(token)
     advertised, bound = resolve_advertise(None), resolve_listen(None)
-    options = reachable_at(master, advertised, bound)
+    interface = resolve_interface()
+    options = reachable_at(master, advertised, bound, interface)
     unmapped = why_unmapped(advertised, bound, switched_on=resolve_map_port())
     limit_s = check_timeout(timeout_s) or SECONDS_MAX
     user = object()
@@ -206,10 +210,9 @@ def examine_master(
         async def work() -> Examination:
             credentials = Credentials(secret, os.urandom)
             clock = LoopClock(io.loop)
-            mapping = None if unmapped else _port_mapping(io)
-            made = await examine(
-                clock, io.transport, master, credentials, options, limit_s, mapping
-            )
+            mapping = None if unmapped else _port_mapping(io, interface)
+            transport = io.transport.through(interface)
+            made = await examine(clock, transport, master, credentials, options, limit_s, mapping)
             router = made.router or RouterReport(reason=unmapped)
             return dataclasses.replace(made, router=router)
 
@@ -223,13 +226,15 @@ def examine_master(
 def examine_router() -> RouterReport:
     """Ask the router of this machine for a port, and give the port back. Blocks for some seconds.
 
-    ``PCCL_MAP_PORT``, ``PCCL_LISTEN`` and ``PCCL_ADVERTISE`` count as for a peer.
+    ``PCCL_MAP_PORT``, ``PCCL_LISTEN``, ``PCCL_ADVERTISE`` and ``PCCL_INTERFACE`` count as they do
+    for a peer.
 
     Raises:
         LinkError: this process cannot open a port.
         TypeError, ValueError: a variable is malformed.
     """
     advertised, bound = resolve_advertise(None), resolve_listen(None)
+    interface = resolve_interface()
     if unmapped := why_unmapped(advertised, bound, switched_on=resolve_map_port()):
         return RouterReport(reason=unmapped)
     user = object()
@@ -237,7 +242,7 @@ def examine_router() -> RouterReport:
     async def work() -> RouterReport:
         # Others cannot connect to it, even while the router forwards it.
         listener = await io.transport.listen(Address("127.0.0.1", 0), lambda one: one.abort())
-        mapping = _port_mapping(io)
+        mapping = _port_mapping(io, interface)
         try:
             await mapping.start(listener.address.port, None, PATIENT_WAIT_NS)
         finally:
@@ -254,8 +259,27 @@ def examine_router() -> RouterReport:
         IOThread.give_up(user)
 
 
-def _port_mapping(io: IOThread) -> PortMapping:
-    return PortMapping(io.loop, LoopClock(io.loop), router_access(io.loop), os.urandom)
+def knock(address: str, interface: str, timeout_s: float) -> None:
+    """Connect to a master through a network interface, and send nothing. Blocks.
+
+    Raises:
+        LinkError: no process listens there, or none answered within ``timeout_s``.
+        TypeError, ValueError: the address is malformed.
+    """
+    master, user = parse_address(address), object()
+
+    async def work() -> None:
+        (await io.transport.through(interface).dial(master, timeout_s)).close()
+
+    try:
+        io = IOThread.acquire(user)
+        io.submit(work).wait()
+    finally:
+        IOThread.give_up(user)
+
+
+def _port_mapping(io: IOThread, interface: str) -> PortMapping:
+    return PortMapping(io.loop, LoopClock(io.loop), router_access(io.loop, interface), os.urandom)
 
 
 async def _ask_in_turn(

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import itertools
 import logging
 import os
 import socket
@@ -42,7 +44,7 @@ from pccl.transports.base import (
     receiver_failure,
 )
 from pccl.transports.open_files import claim_descriptors
-from pccl.transports.tcp_dial import TcpDialler, own_hosts
+from pccl.transports.tcp_dial import TcpDialler, leave_through, own_hosts
 from pccl.transports.tcp_socket import (
     ACCEPTED_INHERIT,
     RESET_ON_CLOSE,
@@ -374,8 +376,21 @@ class TcpTransport:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lingering: weakref.WeakValueDictionary[int, Lingering] = weakref.WeakValueDictionary()
         self._lingering_shares: SourceShares[int] = SourceShares(self.port_limits.lingering)
-        self._last_lingering = 0
+        self._numbers = itertools.count(1)
         self._dialler = TcpDialler(loop, self._resolve, self._connect)
+        self._interface = ""
+
+    def through(self, interface: str) -> TcpTransport:
+        """Return this transport, limited to a network interface of this machine; empty: to none.
+
+        Both are one transport otherwise: :meth:`abandon` of this one is that of both.
+        """
+        if not interface:
+            return self
+        limited = copy.copy(self)
+        limited._interface = interface
+        limited._dialler = TcpDialler(self.loop, limited._resolve, limited._connect)
+        return limited
 
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
@@ -391,7 +406,7 @@ class TcpTransport:
         try:
             for resolved in await resolve(self.loop, self.executor, address, socket.AI_PASSIVE):
                 try:
-                    sock = listening_socket(resolved)
+                    sock = listening_socket(resolved, self._interface)
                 except OSError as error:
                     reason = reason_of(error)
                     continue
@@ -403,7 +418,7 @@ class TcpTransport:
 
     def hosts(self, address: Address) -> tuple[str, ...]:
         """Return the addresses at which others may reach a port; see ``own_hosts``."""
-        return own_hosts(address.host)
+        return own_hosts(address.host, self._interface)
 
     async def dial(
         self,
@@ -444,8 +459,7 @@ class TcpTransport:
         if self.loop.is_closed():
             sock.close()
             return
-        self._last_lingering += 1
-        number, shares = self._last_lingering, self._lingering_shares
+        number, shares = next(self._numbers), self._lingering_shares
         goes = shares.add(number, remote.host)
         if goes is not None:
             self._lingering[goes].reset()
@@ -461,9 +475,12 @@ class TcpTransport:
         sock = socket.socket(resolved[0], socket.SOCK_STREAM)
         self._sockets.add(sock)
         try:
+            source = leave_through(sock, resolved, self._interface)
             if origin is not None:
+                source = origin[4]
+            if source is not None:
                 share_port(sock)
-                sock.bind(origin[4])
+                sock.bind(source)
             await connect(self.loop, sock, resolved[4], timeout_s)
             local, remote = to_address(sock.getsockname()), to_address(resolved[4])
             if local == remote:

@@ -16,7 +16,16 @@ from typing import Protocol
 
 from pccl.protocol.errors import LinkError
 from pccl.transports.base import Address, Connection
-from pccl.transports.tcp_socket import Resolved, reason_of, to_address
+from pccl.transports.datagrams import interface_hosts
+from pccl.transports.tcp_socket import (
+    ELSEWHERE,
+    Resolved,
+    SocketAddress,
+    bind_to_interface,
+    is_own,
+    reason_of,
+    to_address,
+)
 
 ATTEMPT_PAUSE_S = 0.25
 """Pause before the next attempt of a race, as RFC 8305 recommends."""
@@ -28,25 +37,45 @@ PUNCH_PAUSES_S = (0.07, 0.11)
 """Pauses before a refused attempt of a simultaneous open is repeated. Those of the two sides
 differ, so that they do not miss each other again and again."""
 
-_ELSEWHERE = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
-"""Addresses of no machine (RFC 3849, RFC 5737)."""
-
 _WILDCARDS = {"::": (socket.AF_INET6, socket.AF_INET), "0.0.0.0": (socket.AF_INET,)}
 """Host of a listening port -> the families of the addresses at which it accepts."""
 
 
-def own_hosts(bound: str) -> tuple[str, ...]:
+def own_hosts(bound: str, interface: str = "") -> tuple[str, ...]:
     """Return the addresses that packets of this machine to other networks would have.
 
     Args:
         bound: the host that a port listens on; unless it is a wildcard, it says all.
+        interface: the interface through which the packets leave; empty: the system chooses.
     """
+    families = _WILDCARDS.get(bound, ())
+    if interface and families:
+        is_v4_only = socket.AF_INET6 not in families
+        return tuple(one for one in interface_hosts(interface) if not (is_v4_only and ":" in one))
     found: list[str] = []
-    for family in _WILDCARDS.get(bound, ()):
+    for family in families:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((_ELSEWHERE[family], 9))  # this sends nothing
+            probe.connect((ELSEWHERE[family], 9))  # this sends nothing
             found.append(probe.getsockname()[0])
     return tuple(found)
+
+
+def leave_through(sock: socket.socket, to: Resolved, interface: str) -> SocketAddress | None:
+    """Let a new socket dial through an interface; empty: the system chooses.
+
+    Returns the address of the interface, if the other side is on this machine, which no interface
+    leads to: the caller binds it.
+
+    Raises:
+        OSError: the interface cannot be used.
+    """
+    if not interface:
+        return None
+    if not is_own(to[0], to[4]):
+        bind_to_interface(sock, interface)
+        return None
+    hosts = interface_hosts(interface)
+    return next(((one, 0) for one in hosts if (":" in one) == (to[0] == socket.AF_INET6)), None)
 
 
 def in_turns(candidates: Sequence[Resolved]) -> list[Resolved]:

@@ -39,6 +39,9 @@ LOCAL_SEND_BUFFER_BYTES = 512 << 10
 """Send buffer between processes of one machine; the kernel doubles it. Measured: with a smaller
 buffer, readers wait; a larger buffer is a tenth slower."""
 
+ELSEWHERE = {socket.AF_INET6: "2001:db8::1", socket.AF_INET: "192.0.2.1"}
+"""Addresses of no machine (RFC 3849, RFC 5737)."""
+
 _PACED = "bbr"
 """Prefix of the congestion controls that pace by a clock: BBR in all its versions."""
 
@@ -137,7 +140,7 @@ def _system_congestion() -> str:
         return congestion_of(sock)
 
 
-def _is_own(family: int, to: SocketAddress) -> bool:
+def is_own(family: int, to: SocketAddress) -> bool:
     """Whether an address belongs to this machine, which then sends from the same address."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect(to)
@@ -232,6 +235,21 @@ async def resolve(
     return await loop.run_in_executor(executor, look_up)
 
 
+def bind_to_interface(sock: socket.socket, name: str) -> None:
+    """Let a socket send and accept through one network interface only.
+
+    Raises:
+        OSError: there is no such interface, or the system does not allow this.
+    """
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode())
+    except PermissionError:
+        text = "needs Linux 5.7 or newer, or the capability CAP_NET_RAW"
+        raise OSError(f"to use the interface {name} {text}") from None
+    except OSError as error:
+        raise OSError(f"cannot use the interface {name}: {reason_of(error)}") from error
+
+
 def share_port(sock: socket.socket) -> None:
     """Let several sockets that dial have one local port."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -239,8 +257,10 @@ def share_port(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
-def listening_socket(resolved: Resolved) -> socket.socket:
+def listening_socket(resolved: Resolved, interface: str = "") -> socket.socket:
     """Return a non-blocking socket that listens on an address.
+
+    ``interface``: accept what arrives through it only; empty: through any.
 
     Raises:
         OSError: the address cannot be used.
@@ -250,6 +270,8 @@ def listening_socket(resolved: Resolved) -> socket.socket:
         sock.setblocking(False)
         set_options(sock, listener=True)
         _unpace(sock)
+        if interface:
+            bind_to_interface(sock, interface)
         sock.bind(resolved[4])
         sock.listen(BACKLOG)
     except BaseException:
@@ -269,7 +291,7 @@ async def connect(
     sock.setblocking(False)
     set_options(sock)
     share_port(sock)  # a simultaneous open may need it
-    if _is_own(sock.family, to):
+    if is_own(sock.family, to):
         _unpace(sock)
     try:
         sock.connect(to)

@@ -22,6 +22,7 @@ from pccl.config import (
     resolve_drain,
     resolve_encrypt,
     resolve_group,
+    resolve_interface,
     resolve_lanes,
     resolve_listen,
     resolve_local,
@@ -63,6 +64,9 @@ class CommunicatorBase:
         listen: address that this peer binds, in the same forms, if it differs from ``advertise``,
             as behind a port mapping or a proxy. None: ``PCCL_LISTEN``, otherwise the port of
             ``advertise``.
+        interface: name of the network interface at which this peer listens, whose addresses it
+            announces, and through which it dials; Linux only. None: ``PCCL_INTERFACE``, otherwise
+            the system chooses.
         map_port: whether to ask the router of a home network to forward the port of this peer, so
             that others can dial it. Without effect if ``advertise`` or ``listen`` is set, or if the
             peer needs no such port. None: ``PCCL_MAP_PORT``, otherwise True.
@@ -89,6 +93,7 @@ class CommunicatorBase:
         token: str | bytes | None = None,
         advertise: str | None = None,
         listen: str | None = None,
+        interface: str | None = None,
         map_port: bool | None = None,
         lanes: int | None = None,
         name: str | None = None,
@@ -98,7 +103,7 @@ class CommunicatorBase:
         master, *others = resolve_masters(address)
         group = resolve_group(peer_group)
         advertised, bound = resolve_advertise(advertise), resolve_listen(listen)
-        reachable = reachable_at(master, advertised, bound)
+        reachable = reachable_at(master, advertised, bound, resolve_interface(interface))
         unmapped = why_unmapped(advertised, bound, switched_on=resolve_map_port(map_port))
         local = resolve_local()
         options = replace(

@@ -13,7 +13,9 @@ from pccl.runtime.requests import PeerOptions
 from pccl.transports.base import Address
 
 
-def reachable_at(master: Address, advertised: Advertised, bound: Advertised | None) -> PeerOptions:
+def reachable_at(
+    master: Address, advertised: Advertised, bound: Advertised | None, interface: str = ""
+) -> PeerOptions:
     """Return the address at which a peer listens, and the address that it announces.
 
     With a master on this machine, only this machine can reach the peer, unless an argument says
@@ -23,24 +25,31 @@ def reachable_at(master: Address, advertised: Advertised, bound: Advertised | No
         master: address of the master.
         advertised: announced address; the peer also listens there, unless ``bound`` is given.
         bound: address to listen at.
+        interface: network interface to listen at; empty: any.
 
     Raises:
         ValueError: ``bound`` is given, and ``advertised`` has a range of ports.
     """
+    # An interface tells by itself who can reach the peer.
+    anywhere = Address("::", 0) if interface else _any_port(advertised.host or master.host)
     if bound is None:
-        listen = _any_port(advertised.host or master.host)
-        return PeerOptions(listen=listen, ports=advertised.ports, advertise_host=advertised.host)
+        return PeerOptions(
+            listen=anywhere,
+            ports=advertised.ports,
+            advertise_host=advertised.host,
+            interface=interface,
+        )
     first, last = advertised.ports or (0, 0)
     if first != last:
         raise ValueError(
             f"advertise: with listen, give one port for other peers to dial, not {first}-{last}"
         )
-    listen = Address(bound.host, 0) if bound.host else _any_port(advertised.host or master.host)
     return PeerOptions(
-        listen=listen,
+        listen=Address(bound.host, 0) if bound.host else anywhere,
         ports=bound.ports or advertised.ports,
         advertise_host=advertised.host,
         advertise_port=first,
+        interface=interface,
     )
 
 

@@ -6,6 +6,7 @@ session when the communicator is collected or the interpreter ends, so ``close``
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,8 +31,13 @@ from pccl.runtime.hashing import PooledHasher
 from pccl.runtime.io_thread import IOThread, Submission
 from pccl.runtime.links.port_mapping import PortMapping, router_access
 from pccl.runtime.requests import PeerOptions, ReduceInfo, ReduceRequest
+from pccl.telemetry.events import Joined
 from pccl.telemetry.names import with_name
+from pccl.telemetry.stream import Stamped
 from pccl.transports.base import Address
+from pccl.transports.datagrams import interface_of
+
+_log = logging.getLogger("pccl.peer")
 
 _Request = TypeVar("_Request")
 _T = TypeVar("_T")
@@ -59,6 +65,14 @@ async def _stop_recording(
 ) -> None:
     recording.stop()
     await close()
+
+
+def _say_where(engine: PeerEngine, stamped: Stamped) -> None:
+    """Log the interface and the address of a peer that has joined."""
+    if isinstance(stamped.event, Joined) and (host := engine.own_host):
+        name = interface_of(host)
+        through = f" (interface {name})" if name else ""
+        _log.info("reaches the master %s from %s%s", engine.master, host, through)
 
 
 class Session:
@@ -98,9 +112,11 @@ class Session:
             clock, hasher = LoopClock(io.loop), PooledHasher(io.loop)
             mapping: PortMapping | None = None
             if maps_port:
-                mapping = PortMapping(io.loop, clock, router_access(io.loop), told.random_bytes)
+                access = router_access(io.loop, told.interface)
+                mapping = PortMapping(io.loop, clock, access, told.random_bytes)
+            transport = io.transport.through(told.interface)
             return PeerEngine(
-                io.loop, clock, io.transport, master, group, told, hasher=hasher,
+                io.loop, clock, transport, master, group, told, hasher=hasher,
                 port_mapping=mapping,
             )  # fmt: skip
 
@@ -108,6 +124,7 @@ class Session:
             self._io = IOThread.acquire(user)
             self.engine = self._io.call(make_engine)
             log_events(self.engine.events, lambda: options.name)
+            self.engine.events.listen(partial(_say_where, self.engine))
             self.engine.evidence = Evidence(self.engine, options, self.callers).give
             if metrics is not None:
                 values = self._io.call(lambda: PeerMetrics(self.engine))

@@ -239,6 +239,16 @@ def read_secret(file: str | None) -> bytes | None:
         raise click.BadParameter(str(error), param_hint=hint) from error
 
 
+def check_interface(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a network interface that this machine does not have."""
+    if value is not None:
+        try:
+            config.resolve_interface(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
 def check_own_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Refuse an invalid address of this peer."""
     if value is not None:

@@ -244,6 +244,11 @@ class PeerEngine:
         return self._control.address
 
     @property
+    def own_host(self) -> str:
+        """Address of this machine toward the last master; empty: it has connected to none yet."""
+        return self._control.met_from
+
+    @property
     def control_traffic(self) -> Traffic:
         """Bytes of all connections to masters."""
         return self._control.traffic

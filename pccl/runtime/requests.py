@@ -32,6 +32,8 @@ class PeerOptions:
     """Host that other peers dial; empty: the address from which the master sees the peer."""
     advertise_port: int = 0
     """Port that other peers dial; 0: the port that the peer listens on."""
+    interface: str = ""
+    """Network interface at which the peer listens and from which it dials; empty: any."""
     name: str = ""
     """Name of the peer, for people."""
     token: bytes | None = None

@@ -16,6 +16,7 @@ import numpy as np
 import pccl
 from pccl.errors import PCCLError
 from pccl.observe import summary
+from tests.support.insides import engine_of
 from tests.support.waiting import until
 
 
@@ -52,6 +53,9 @@ def main(master: str, size: int, place: int, wanted: str, then: str = "") -> Non
             from tests.support.diloco_work import train
 
             print(f"trained {hashlib.sha256(train(comm)).hexdigest()}", flush=True)  # noqa: T201
+        for one in engine_of(comm).links.all():
+            ends = one.lanes[0].connection
+            print(f"links lead from {ends.local.host} to {ends.remote.host}")  # noqa: T201
         print(f"the state is that of rank {int(weights[0])}", flush=True)  # noqa: T201
 
 

@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 
 PEER = ROOT / "tests/integration/nat_peer.py"
+PCCL = [sys.executable, "-m", "pccl.cli.main"]
 TOKEN = {"PCCL_TOKEN": "a secret that all members know"}
 
 
@@ -103,8 +104,7 @@ def outputs_of(
     with NatNetworks() as nets:
         host, address = nets.public()
         master, peers = f"{address}:48148", where(nets)
-        command = [sys.executable, "-m", "pccl.cli.main", "master", "--listen", master, "--relay"]
-        started = [spawn(host, command)]
+        started = [spawn(host, [*PCCL, "master", "--listen", master, "--relay"])]
         try:
             for place, peer in enumerate(peers):
                 wanted = [str(len(peers)), str(place), "|".join(sorted(paths)), *more]
@@ -115,6 +115,42 @@ def outputs_of(
             for one in started:
                 one.kill()
                 one.communicate()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "interface", "hosts"),
+    [([], "up0", "203.0.113"), (["--interface", "vpn0"], "vpn0", "10.9.0")],
+)
+def test_two_peers_use_the_interface_that_is_named(
+    chosen: list[str], interface: str, hosts: str
+) -> None:
+    """Both interfaces lead to the master. The system prefers ``up0``."""
+    with NatNetworks() as nets:
+        server, address = nets.two_ways()
+        master, peers = f"{address}:48148", (nets.public()[0], nets.public()[0])
+        started = [spawn(server, [*PCCL, "master", "--listen", master])]
+        try:
+            command = [*PCCL, "join", master, *chosen, "--"]
+            command += [sys.executable, str(PEER), master, "2", "0", "direct|direct"]
+            started += [spawn(peer, command) for peer in peers]
+            outputs = [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
+        finally:
+            for one in started:
+                one.kill()
+                one.communicate()
+    for own, output in enumerate(outputs, 1):
+        said = f"reaches the master {master} from {hosts}.{own} (interface {interface})"
+        assert said in output, output
+        assert f"links lead from {hosts}.{own} to {hosts}.{3 - own}\n" in output, output
+        assert output.splitlines()[-1] == "the state is that of rank 0", output
+
+
+def test_an_interface_that_does_not_exist() -> None:
+    command = [*PCCL, "join", "127.0.0.1:1", "--interface", "eth99", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 2
+    assert "'--interface': interface: this machine has no network interface 'eth99'" in done.stderr
+    assert "lo" in done.stderr.rpartition("; it has ")[2]
 
 
 def spawn(namespace: str, command: Sequence[str], **settings: str) -> subprocess.Popen[str]:

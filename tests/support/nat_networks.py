@@ -27,6 +27,7 @@ class NatNetworks:
         self._internet = f"pi{os.getpid()}"
         self._made: list[str] = []
         self._links = self._homes = self._hosts = 0
+        self._has_two_ways = False
 
     def __enter__(self) -> Self:
         if not sys.platform.startswith("linux") or os.geteuid():
@@ -51,6 +52,20 @@ class NatNetworks:
         """Add a host on the internet; return its namespace and its address."""
         name, address = self._on_the_internet()
         return name, address
+
+    def two_ways(self) -> tuple[str, str]:
+        """Let each later host on the internet reach it through ``vpn0``, too, but prefer ``up0``.
+
+        Returns the namespace of a host that both ways lead to, and its address.
+        """
+        router, inside = self._internet, "198.51.100.1"
+        self._run("ip", "-n", router, "link", "add", "br1", "type", "bridge")
+        for bridge, address in ("br0", "203.0.113.254/24"), ("br1", "10.9.0.254/24"):
+            self._run("ip", "-n", router, "addr", "add", address, "dev", bridge)
+            self._run("ip", "-n", router, "link", "set", bridge, "up")
+        self._run("ip", "-n", router, "addr", "add", f"{inside}/32", "dev", "lo")
+        self._has_two_ways = True
+        return router, inside
 
     def home(self, *, is_symmetric: bool = False) -> str:
         """Add a home network; return the namespace of its router.
@@ -101,18 +116,27 @@ class NatNetworks:
         self._hosts += 1
         name, address = f"pp{self._hosts}-{os.getpid()}", f"203.0.113.{self._hosts}"
         self._join(name, self._internet, address)
+        if self._has_two_ways:
+            self._plug("vpn0", name, self._internet, "br1", f"10.9.0.{self._hosts}")
+            for metric, router, way in (1, "203.0.113.254", "up0"), (2, "10.9.0.254", "vpn0"):
+                route = ("default", "via", router, "dev", way, "metric", str(metric))
+                self._run("ip", "-n", name, "route", "add", *route)
         return name, address
 
     def _join(self, name: str, bridged: str, address: str) -> None:
         """Make a namespace whose interface ``up0`` is at the bridge of another one."""
+        self._namespace(name)
+        self._plug("up0", name, bridged, "br0", address)
+
+    def _plug(self, interface: str, name: str, bridged: str, bridge: str, address: str) -> None:
+        """Connect an interface of a namespace to the bridge of another one."""
         self._links += 1
         there = f"v{self._links}"
-        self._namespace(name)
         peer = ("peer", "name", there, "netns", bridged)
-        self._run("ip", "-n", name, "link", "add", "up0", "type", "veth", *peer)
-        self._run("ip", "-n", bridged, "link", "set", there, "master", "br0", "up")
-        self._run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "up0")
-        self._run("ip", "-n", name, "link", "set", "up0", "up")
+        self._run("ip", "-n", name, "link", "add", interface, "type", "veth", *peer)
+        self._run("ip", "-n", bridged, "link", "set", there, "master", bridge, "up")
+        self._run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", interface)
+        self._run("ip", "-n", name, "link", "set", interface, "up")
 
     def _namespace(self, name: str) -> None:
         self._run("ip", "netns", "add", name)

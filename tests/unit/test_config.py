@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from pccl.config import (
     resolve_drain,
     resolve_encrypt,
     resolve_group,
+    resolve_interface,
     resolve_lanes,
     resolve_listen,
     resolve_local,
@@ -33,7 +35,7 @@ from tests.support.secret_files import keep
 
 SECRET = "correct horse battery staple cloud"
 PLAIN = ("MASTER", "GROUP", "LANES", "MIN_PEERS", "ADVERTISE", "LISTEN", "LOCAL", "MAP_PORT")
-VARIABLES = (*PLAIN, "TOKEN", "TOKEN_FILE", "NAME", "STACKS", "UPLOAD_MAX")
+VARIABLES = (*PLAIN, "INTERFACE", "TOKEN", "TOKEN_FILE", "NAME", "STACKS", "UPLOAD_MAX")
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +193,30 @@ def test_each_variable_is_of_a_peer_or_a_setting() -> None:
     texts = {value for value in known if isinstance(value, str)}
     assert texts - set(config.OF_A_PEER) == settings
     assert all(f"| ``{name}`` |" in (config.__doc__ or "") for name in texts)
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="interfaces have names on Linux")
+def test_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_interface() == resolve_interface("") == ""
+    assert resolve_interface("lo") == "lo"
+    monkeypatch.setenv("PCCL_INTERFACE", "lo")
+    assert resolve_interface() == "lo"
+    assert resolve_interface("") == ""
+    with pytest.raises(
+        ValueError, match=r"^interface: .* no network interface 'eth99'; it has .*lo"
+    ):
+        resolve_interface("eth99")
+    monkeypatch.setenv("PCCL_INTERFACE", "l\to")
+    with pytest.raises(ValueError, match=r"^PCCL_INTERFACE: this machine has no network interface"):
+        resolve_interface()
+    with pytest.raises(TypeError, match="interface must be a str, not int"):
+        resolve_interface(1)  # type: ignore[arg-type]
+
+
+def test_an_interface_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "SO_BINDTODEVICE", raising=False)
+    with pytest.raises(ValueError, match=r"^interface: only Linux .* set the address with"):
+        resolve_interface("en0")
 
 
 def test_lanes_have_two_names() -> None:

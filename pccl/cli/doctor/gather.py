@@ -24,11 +24,19 @@ UNLIMITED = 1 << 20
 """What counts as the limit of descriptors if there is none."""
 
 
+def interface() -> str:
+    """Return the network interface in ``PCCL_INTERFACE``; empty: any, or it is not usable."""
+    try:
+        return config.resolve_interface()
+    except ValueError:
+        return ""
+
+
 def machine_facts() -> MachineFacts:
     """Look at this machine; takes up to two seconds on a slow one."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    outward = network.outward()
-    interface = network.interface_of(outward) if outward else ""
+    outward = network.outward(interface())
+    name = interface() or (inquiry.interface_of(outward) if outward else "")
     return MachineFacts(
         implementation=platform.python_implementation(),
         python=platform.python_version(),
@@ -39,13 +47,13 @@ def machine_facts() -> MachineFacts:
         congestion_choices=_choices(),
         loopback_bytes_per_s=network.loopback_bytes_per_s(),
         outward=outward,
-        interface=interface,
-        interface_mtu=network.mtu_of(interface),
+        interface=name,
+        interface_mtu=network.mtu_of(name),
     )
 
 
 def address_facts(timeout_s: float) -> Iterator[AddressFacts]:
-    """Look at ``PCCL_LISTEN`` and ``PCCL_ADVERTISE``, if they are set.
+    """Look at ``PCCL_LISTEN``, ``PCCL_ADVERTISE`` and ``PCCL_INTERFACE``, if they are set.
 
     Args:
         timeout_s: longest look-up of a name.
@@ -67,6 +75,14 @@ def address_facts(timeout_s: float) -> Iterator[AddressFacts]:
         except OSError as error:
             flaw = f"{text!r}: {_reason(error)}"
         yield AddressFacts(variable, text, flaw)
+    if text := os.environ.get(config.INTERFACE):
+        try:
+            config.resolve_interface()
+        except ValueError as error:
+            yield AddressFacts(config.INTERFACE, text, str(error))
+        else:
+            shown = ", ".join(inquiry.interface_hosts(text)) or "without an address"
+            yield AddressFacts(config.INTERFACE, f"{text} ({shown})")
 
 
 def path_facts(master: str, timeout_s: float) -> PathFacts:
@@ -84,18 +100,18 @@ def path_facts(master: str, timeout_s: float) -> PathFacts:
         return PathFacts(master, f"{given.host} has no address: {_reason(error)}")
     for host in hosts:
         try:
-            found = network.connect(host, given.port, timeout_s)
+            found = network.connect(host, given.port, timeout_s, interface())
         except OSError as error:
             reasons.append(f"{host}: {_reason(error)}" if len(hosts) > 1 else _reason(error))
             continue
-        interface = network.interface_of(found.local)
+        name = inquiry.interface_of(found.local)
         return PathFacts(
             master,
             address=f"[{host}]:{given.port}" if ":" in host else f"{host}:{given.port}",
             host=host,
             local=found.local,
-            interface=interface,
-            interface_mtu=network.mtu_of(interface),
+            interface=name,
+            interface_mtu=network.mtu_of(name),
             path_mtu=found.path_mtu,
             segment_bytes=found.segment_bytes,
             congestion=found.congestion,

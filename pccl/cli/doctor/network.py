@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import sys
 import threading
 import time
@@ -13,9 +12,6 @@ from pathlib import Path
 
 IP_MTU, IPV6_MTU = 14, 24
 """Socket options of Linux for the packet size of a connected socket's path; see ip(7), ipv6(7)."""
-
-SIOCGIFADDR = 0x8915
-"""Request of Linux for the IPv4 address of an interface; see netdevice(7)."""
 
 SOMEWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))
 """Addresses for documentation: the default route leads there, and no packet is sent."""
@@ -87,8 +83,10 @@ def check_own(host: str) -> None:
         probe.bind((host, 0))
 
 
-def connect(host: str, port: int, timeout_s: float) -> Connected:
+def connect(host: str, port: int, timeout_s: float, interface: str = "") -> Connected:
     """Connect several times to a numeric address, send nothing, and return what the kernel knows.
+
+    ``interface``: the network interface to connect through; empty: the system chooses.
 
     Raises:
         OSError: the connection failed.
@@ -96,7 +94,11 @@ def connect(host: str, port: int, timeout_s: float) -> Connected:
     durations_s: list[float] = []
     while True:
         began_s = time.perf_counter()
-        with socket.create_connection((host, port), timeout_s) as connection:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            _bind(connection, interface, host)
+            connection.connect((host, port))
             durations_s.append(time.perf_counter() - began_s)
             if len(durations_s) == CONNECTS:
                 is_v6 = connection.family == socket.AF_INET6
@@ -112,26 +114,32 @@ def connect(host: str, port: int, timeout_s: float) -> Connected:
                 )
 
 
-def outward() -> str:
-    """Return the address of this machine on its default route; empty: it has none."""
+def outward(interface: str = "") -> str:
+    """Return the address of this machine on its default route; empty: it has none.
+
+    ``interface``: the network interface of the route; empty: any.
+    """
     for address in SOMEWHERE:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with (
             contextlib.suppress(OSError),
             socket.socket(family, socket.SOCK_DGRAM) as probe,
         ):
+            _bind(probe, interface)
             probe.connect(address)  # of a datagram socket: only looks up the route
             return str(probe.getsockname()[0])
     return ""
 
 
-def interface_of(host: str) -> str:
-    """Return the name of the interface with a numeric address; empty: unknown."""
-    if "%" in host:
-        return host.partition("%")[2]
-    if sys.platform != "linux":
-        return ""
-    return _interface_v6(host) if ":" in host else _interface_v4(host)
+def _bind(sock: socket.socket, interface: str, host: str = "") -> None:
+    """Bind a socket to an interface, unless ``host`` is this machine, where none leads to."""
+    if not interface:
+        return
+    with socket.socket(sock.family, socket.SOCK_DGRAM) as probe:
+        if host:
+            probe.connect((host, 9))  # this sends nothing
+        if not host or probe.getsockname()[0] != host:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
 
 
 def mtu_of(interface: str) -> int | None:
@@ -199,29 +207,4 @@ def _congestion(connection: socket.socket) -> str:
     with contextlib.suppress(OSError):
         name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         return name.rstrip(b"\0").decode("ascii", "replace")
-    return ""
-
-
-def _interface_v4(host: str) -> str:
-    import fcntl
-
-    if host.startswith("127."):
-        host = "127.0.0.1"
-    wanted = socket.inet_aton(host)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # it has no IPv4 address
-                if fcntl.ioctl(asker, SIOCGIFADDR, request)[20:24] == wanted:
-                    return name
-    return ""
-
-
-def _interface_v6(host: str) -> str:
-    wanted = socket.inet_pton(socket.AF_INET6, host).hex()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text("ascii").splitlines():
-            fields = line.split()
-            if fields[0] == wanted:
-                return fields[-1]
     return ""

@@ -21,6 +21,7 @@ from pccl.cli.command_line import (
     Seconds,
     Wrapper,
     check_address,
+    check_interface,
     check_name,
     check_own_address,
     check_switches,
@@ -35,6 +36,7 @@ from pccl.cli.processes.guard import become
 from pccl.cli.processes.programs import find_program
 from pccl.cli.runs.run_file import Unusable
 from pccl.cli.runs.stacks import joined_folder
+from pccl.errors import PCCLError
 from pccl.observe.logs import LEVEL
 
 FIRST_PAUSE_S = 0.1
@@ -48,13 +50,16 @@ DIAL_S_MIN = 0.5
 """Shortest limit of an attempt, in seconds, even if less of ``--timeout`` is left."""
 
 
-async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl join") -> None:
+async def wait_for_master(
+    master: str, timeout_s: float | None, who: str = "pccl join", *, interface: str = ""
+) -> None:
     """Dial a master until it answers, with growing pauses; report the wait once on stderr.
 
     Args:
         master: address of the master, and of its standbys.
         timeout_s: longest wait in seconds; None: no limit.
         who: name of the command, for its messages.
+        interface: network interface to dial through; empty: the system chooses.
 
     Raises:
         click.ClickException: no master answered within ``timeout_s`` seconds.
@@ -68,7 +73,10 @@ async def wait_for_master(master: str, timeout_s: float | None, who: str = "pccl
         dial_s = min(DIAL_S_MAX, max(DIAL_S_MIN, left_s))
         reason = ""
         for address in addresses:
-            reason = await _dial(address.host, address.port, dial_s)
+            if interface:
+                reason = _knock(str(address), dial_s, interface)
+            else:
+                reason = await _dial(address.host, address.port, dial_s)
             if not reason:
                 break
         if not reason:
@@ -100,6 +108,17 @@ async def _dial(host: str, port: int, timeout_s: float) -> str:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+    return ""
+
+
+def _knock(address: str, timeout_s: float, interface: str) -> str:
+    """Do the same through an interface."""
+    from pccl import inquiry  # loads the library, which is not needed otherwise
+
+    try:
+        inquiry.knock(address, interface, timeout_s)
+    except PCCLError as error:
+        return error.reason.removeprefix(f"cannot reach {address}: ")
     return ""
 
 
@@ -149,6 +168,12 @@ class JoinCommand(Wrapper):
     help="Address that this peer binds, if it differs from --advertise (PCCL_LISTEN).",
 )
 @click.option(
+    "--interface",
+    metavar="NAME",
+    callback=check_interface,
+    help="Network interface to listen at, announce and dial from (PCCL_INTERFACE).",
+)
+@click.option(
     "--no-map-port",
     is_flag=True,
     help="Do not ask the router to forward the peer's port (PCCL_MAP_PORT=0).",
@@ -179,6 +204,7 @@ def join(
     group: int | None,
     advertise: str | None,
     listen: str | None,
+    interface: str | None,
     no_map_port: bool,
     lanes: int | None,
     upload_bytes_per_s_max: int | None,
@@ -200,6 +226,7 @@ def join(
     environment[LEVEL] = environment.get(LEVEL) or "info"
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
+    given[config.INTERFACE] = interface
     given[config.MAP_PORT] = 0 if no_map_port else None
     given[config.UPLOAD_MAX] = upload_bytes_per_s_max
     environment |= {name: str(value) for name, value in given.items() if value is not None}
@@ -216,7 +243,11 @@ def join(
     else:
         read_secret(None)  # a mistake in the environment is one line, and not the program's error
     try:
-        asyncio.run(wait_for_master(master, timeout_s))
+        through = config.resolve_interface(interface)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    try:
+        asyncio.run(wait_for_master(master, timeout_s, interface=through))
     except KeyboardInterrupt:
         raise click.Abort from None
     sys.stdout.flush()

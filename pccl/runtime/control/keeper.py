@@ -70,6 +70,8 @@ class ControlKeeper:
         """Bytes of all connections to masters, without the handshakes."""
         self.met_at = ""
         """Host of the last master that this peer connected to; empty: none yet."""
+        self.met_from = ""
+        """Host of this end of that connection."""
 
     @property
     def address(self) -> Address:
@@ -172,7 +174,7 @@ class ControlKeeper:
                 self._turns.lost()
                 self._feed(ControlClosed(reason))
 
-        self.met_at = connection.remote.host
+        self.met_at, self.met_from = connection.remote.host, connection.local.host
         self._stream = stream = ControlStream(
             connection,
             on_message,

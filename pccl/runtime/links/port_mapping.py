@@ -89,22 +89,32 @@ class RouterReport:
     was_asked: bool = False
 
 
-def router_access(loop: asyncio.AbstractEventLoop) -> RouterAccess:
-    """Return the access to the router of this machine."""
+def router_access(loop: asyncio.AbstractEventLoop, interface: str = "") -> RouterAccess:
+    """Return the access to the router of this machine.
+
+    ``interface``: the interface that leads there; empty: the system chooses.
+    """
     return RouterAccess(
-        partial(find_router, loop), partial(DatagramSocket, loop), UpnpRouter(loop, LookUps()).ask
+        partial(find_router, loop, interface=interface),
+        partial(DatagramSocket, loop, interface=interface),
+        UpnpRouter(loop, LookUps()).ask,
     )
 
 
-async def find_router(loop: asyncio.AbstractEventLoop, master: Address | None) -> RouterPath:
+async def find_router(
+    loop: asyncio.AbstractEventLoop, master: Address | None, interface: str = ""
+) -> RouterPath:
     """Find out how this machine reaches a master and its router. Sends no packet to them.
 
     Raises:
         OSError: the master's name has no address, or there is no route.
     """
-    remote, own = await hosts_toward(loop, LookUps(), master or INTERNET)
-    router, no_router = router_host()
-    inside = (await hosts_toward(loop, None, Address(router, ROUTER_PORT)))[1] if router else ""
+    remote, own = await hosts_toward(loop, LookUps(), master or INTERNET, interface)
+    router, no_router = router_host(interface)
+    inside = ""
+    if router:
+        there = Address(router, ROUTER_PORT)
+        inside = (await hosts_toward(loop, None, there, interface))[1]
     return RouterPath(own, remote if master is not None else "", router, inside, no_router)
 
 

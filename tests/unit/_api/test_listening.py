@@ -63,6 +63,15 @@ def test_listening_elsewhere_than_others_are_told(
     assert (found.advertise_host, found.advertise_port) == told
 
 
+@pytest.mark.parametrize("master", ["127.0.0.1", "10.0.0.1", "name"])
+def test_an_interface_says_who_can_reach_the_peer(master: str) -> None:
+    found = reachable_at(Address(master, 48148), Advertised(), None, "eth0")
+    assert (found.listen, found.interface) == (Address("::", 0), "eth0")
+    bound = parse_advertised("10.0.0.7:6000", "listen")
+    found = reachable_at(Address(master, 48148), Advertised(), bound, "eth0")
+    assert (found.listen, found.interface) == (Address("10.0.0.7", 0), "eth0")
+
+
 def test_a_range_cannot_be_told_to_others_when_it_listens_elsewhere() -> None:
     master, bound = Address("127.0.0.1", 48148), parse_advertised(":6000", "listen")
     with pytest.raises(ValueError, match=r"advertise: with listen, give one port .*not 5000-5001"):

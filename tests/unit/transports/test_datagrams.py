@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from pccl.protocol.errors import LinkError
 from pccl.transports.base import Address
 from pccl.transports.datagrams import (
     DatagramSocket,
     default_router,
     hosts_toward,
+    interface_hosts,
+    interface_names,
+    interface_of,
     router_host,
 )
+from pccl.transports.tcp import TcpTransport
+from pccl.transports.tcp_dial import own_hosts
 from tests.support.patience import LIMIT_S
 
 HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
@@ -43,6 +50,14 @@ LINK = "ppp0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n"
 )
 def test_the_router_of_a_table_of_routes(routes: str, router: str) -> None:
     assert default_router(routes) == router
+
+
+def test_the_router_of_an_interface() -> None:
+    routes = HEAD + DEFAULT + WIRED + LOCAL
+    assert default_router(routes, "wlan0") == "192.168.1.1"
+    assert default_router(routes, "eth0") == "192.168.1.2"
+    assert default_router(routes, "wlan") == ""
+    assert router_host("wlan99")[0] == ""
 
 
 def test_this_machine_has_a_router_or_a_reason_why_not() -> None:
@@ -129,3 +144,27 @@ async def test_hosts() -> None:
         await hosts_toward(loop, None, Address("no.such.host.invalid", 1))
     with pytest.raises(OSError, match=r"\S"):
         await hosts_toward(loop, None, Address("h" * 64 + ".invalid", 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_interfaces_and_their_addresses() -> None:
+    assert [interface_of(host) for host in ("127.0.0.1", "127.0.1.1", "::1")] == ["lo"] * 3
+    assert [interface_of(host) for host in ("192.0.2.77", "2001:db8::77", "n0", "a:b")] == [""] * 4
+    assert interface_of("fe80::1%eth7") == "eth7"
+    assert interface_of(f"fe80::1%{socket.if_nametoindex('lo')}") == "lo"
+    assert "lo" in interface_names()
+    assert interface_hosts("lo")[-1] == "127.0.0.1"
+    assert interface_hosts("no-such-one") == interface_hosts("x" * 99) == ()
+    assert own_hosts("0.0.0.0", "lo") == ("127.0.0.1",)
+    assert own_hosts("::", "lo")[-1] == "127.0.0.1"
+    assert own_hosts("127.0.0.1", "lo") == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces have names on Linux")
+async def test_an_interface_that_does_not_exist() -> None:
+    transport = TcpTransport(asyncio.get_running_loop()).through("no-such-one")
+    reason = "cannot use the interface no-such-one: no such device"
+    with pytest.raises(LinkError, match=f"cannot listen on 127.0.0.1:0: {reason}"):
+        await transport.listen(Address("127.0.0.1", 0), lambda one: one.abort())
+    with pytest.raises(LinkError, match=f"cannot reach 192.0.2.1:9: {reason}"):
+        await transport.dial(Address("192.0.2.1", 9), LIMIT_S)

@@ -97,7 +97,7 @@ def test_what_a_listener_accepts_from_elsewhere_gets_the_systems_choice(
     ],
 )
 def test_addresses_of_this_machine(family: int, to: tuple[str, int], expected: bool) -> None:
-    assert tcp_socket._is_own(family, to) is expected  # pyright: ignore[reportPrivateUsage]
+    assert tcp_socket.is_own(family, to) is expected
 
 
 def test_the_name_of_a_real_socket_is_one_that_the_system_knows() -> None:

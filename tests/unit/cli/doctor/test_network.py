@@ -41,25 +41,17 @@ def test_names() -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1"])
-def test_the_loopback_interface(host: str) -> None:
-    name = network.interface_of(host)
-    assert name == "lo"
-    mtu = network.mtu_of(name)
+def test_the_packets_of_an_interface() -> None:
+    mtu = network.mtu_of("lo")
     assert mtu is not None
     assert mtu >= 1280
-
-
-@LINUX
-def test_an_interface_that_is_not_there() -> None:
-    assert network.interface_of("192.0.2.77") == ""
-    assert network.interface_of("2001:db8::77") == ""
-    assert network.interface_of("fe80::1%eth7") == "eth7"
     assert network.mtu_of("no-such-interface") is None
     assert network.mtu_of("../x") is None
 
 
-def test_the_speed_of_the_loopback() -> None:
-    found = network.loopback_bytes_per_s()
-    assert found is not None
-    assert found > 0
+@LINUX
+def test_a_connection_through_an_interface() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=network.CONNECTS) as server:
+        port = server.getsockname()[1]
+        assert network.connect("127.0.0.1", port, LIMIT_S, "lo").local == "127.0.0.1"
+    assert network.outward("no-such-interface") == ""
