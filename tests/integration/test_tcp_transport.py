@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PathMeasure
 from pccl.transports.tcp import TcpTransport
 from pccl.transports.tcp_dial import in_turns
-from pccl.transports.tcp_socket import Resolved, SocketAddress, measure_path
+from pccl.transports.tcp_socket import Resolved, SocketAddress, measure_path, resolve
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -527,3 +528,57 @@ def test_the_addresses_of_this_machine_are_its_own(tcp: Tcp) -> None:
     for host in tcp.transport.hosts(Address("::", 1)):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             sock.bind((host, 0))
+
+
+NAT_TIMEOUT_S = 60
+"""The shortest time after which common address translators forget a connection without packets.
+RFC 5382 (REQ-5) asks for 2 h 4 min, and many home routers have less."""
+
+
+def silence_max_s(connection: Connection) -> int:
+    """How long a connection without data may send no packet: then the kernel sends a probe."""
+    sock = connection._sock  # type: ignore[attr-defined]  # pyright: ignore
+    assert isinstance(sock, socket.socket)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    times = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+    return max(sock.getsockopt(socket.IPPROTO_TCP, one) for one in times)
+
+
+def timers_between(ports: set[int]) -> list[tuple[int, int]]:
+    """The kind and the rest in hundredths of a second of the timers of connections (Linux)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    timers = [row[5].partition(":") for row in rows if {port_in(one) for one in row[1:3]} == ports]
+    return [(int(kind, 16), int(left, 16)) for kind, _, left in timers]
+
+
+def port_in(address: str) -> int:
+    return int(address.partition(":")[2], 16)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options have the names of Linux")
+def test_translators_do_not_forget_an_idle_connection(tcp: Tcp) -> None:
+    """Control connections, lanes, and both halves of a relayed lane are dialled or accepted ones.
+
+    The sockets of two processes that dial each other are made as that of a dial from a port.
+    """
+
+    async def main() -> None:
+        dialled, accepted = await tcp.link()
+        ports = {end.connection.local.port for end in (dialled, accepted)}
+        (one, one_left), (other, other_left) = timers_between(ports)
+        assert (one, other) == (2, 2), "a keep-alive timer runs; see proc_pid_net(5)"
+        assert max(one_left, other_left) <= 100 * NAT_TIMEOUT_S // 2
+        listener = await tcp.listen()
+        origin, there = [
+            (await resolve(tcp.loop, None, one, socket.AI_NUMERICHOST))[0]
+            for one in (LOOPBACK, listener.address)
+        ]
+        connect = tcp.transport._connect  # pyright: ignore[reportPrivateUsage]
+        punched = await connect(there, 5.0, origin)
+        ends = (dialled.connection, accepted.connection, punched, await tcp.next_accepted())
+        for end in ends:
+            assert silence_max_s(end) <= NAT_TIMEOUT_S // 2
+            end.abort()
+        listener.close()
+
+    tcp.run_test(main())
