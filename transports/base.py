@@ -57,6 +57,9 @@ class PathMeasure:
         ack_ago_ms: time since the other system acknowledged anything.
         limit_bytes_per_s: what this process lets all its connections send together, this one
             included; 0: as much as they can.
+        segment_bytes: the largest segment that it sends; 0: the system does not tell.
+        acked_bytes: bytes that the other system has acknowledged.
+        arrived_bytes: bytes that have arrived.
     """
 
     rtt_ns: int
@@ -67,6 +70,9 @@ class PathMeasure:
     probes: int = 0
     ack_ago_ms: int = 0
     limit_bytes_per_s: int = 0
+    segment_bytes: int = 0
+    acked_bytes: int = 0
+    arrived_bytes: int = 0
 
 
 class Timers(Protocol):
@@ -347,6 +353,7 @@ class Transport(Protocol):
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to ``address``, or to its port at a further host: to the first that answers.
 
@@ -355,6 +362,7 @@ class Transport(Protocol):
             timeout_s: time limit for looking up and connecting.
             may_dial: called with each IP address that was found; True if it may be dialled.
             hosts: further hosts of the other side.
+            segment_bytes: the largest segment of the connection, in both directions; 0: any.
 
         Raises:
             LinkError: no process listens there, or none answered within ``timeout_s``.
@@ -362,7 +370,12 @@ class Transport(Protocol):
         ...
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to a process that dials this one at the same time, each behind a translator.
 
@@ -375,6 +388,7 @@ class Transport(Protocol):
             address: the address of the other process, as seen from outside.
             timeout_s: time limit.
             may_dial: as in ``dial``.
+            segment_bytes: as in ``dial``.
 
         Raises:
             LinkError: the two have not met within ``timeout_s``.

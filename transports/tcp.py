@@ -381,10 +381,7 @@ class TcpTransport:
         self._interface = ""
 
     def through(self, interface: str) -> TcpTransport:
-        """Return this transport, limited to a network interface of this machine; empty: to none.
-
-        Both are one transport otherwise: :meth:`abandon` of this one is that of both.
-        """
+        """Return a view of this transport, limited to a network interface; empty: to none."""
         if not interface:
             return self
         limited = copy.copy(self)
@@ -426,15 +423,21 @@ class TcpTransport:
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to the first of all addresses that answers; see ``TcpDialler``."""
-        return await self._dialler.dial(address, timeout_s, may_dial, hosts)
+        return await self._dialler.dial(address, timeout_s, may_dial, hosts, segment_bytes)
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to a process that dials this one at the same time; see ``TcpDialler``."""
-        return await self._dialler.punch(local, address, timeout_s, may_dial)
+        return await self._dialler.punch(local, address, timeout_s, may_dial, segment_bytes)
 
     def abandon(self) -> None:
         """Close every descriptor and do nothing else; for the child process after a fork.
@@ -470,18 +473,20 @@ class TcpTransport:
         return await resolve(self.loop, self.executor, address, flags)
 
     async def _connect(
-        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+        self,
+        resolved: Resolved,
+        timeout_s: float,
+        origin: Resolved | None = None,
+        segment_bytes: int = 0,
     ) -> _TcpConnection:
         sock = socket.socket(resolved[0], socket.SOCK_STREAM)
         self._sockets.add(sock)
         try:
-            source = leave_through(sock, resolved, self._interface)
-            if origin is not None:
-                source = origin[4]
+            source = leave_through(sock, resolved, self._interface, origin)
             if source is not None:
                 share_port(sock)
                 sock.bind(source)
-            await connect(self.loop, sock, resolved[4], timeout_s)
+            await connect(self.loop, sock, resolved[4], timeout_s, segment_bytes)
             local, remote = to_address(sock.getsockname()), to_address(resolved[4])
             if local == remote:
                 # No process listens, and the kernel chose the dialled port: we dialled ourselves.

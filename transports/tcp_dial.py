@@ -60,20 +60,22 @@ def own_hosts(bound: str, interface: str = "") -> tuple[str, ...]:
     return tuple(found)
 
 
-def leave_through(sock: socket.socket, to: Resolved, interface: str) -> SocketAddress | None:
+def leave_through(
+    sock: socket.socket, to: Resolved, interface: str, origin: Resolved | None
+) -> SocketAddress | None:
     """Let a new socket dial through an interface; empty: the system chooses.
 
-    Returns the address of the interface, if the other side is on this machine, which no interface
-    leads to: the caller binds it.
+    Returns the address to bind, if any: that of ``origin``, or that of the interface, if the other
+    side is on this machine, where no interface leads to.
 
     Raises:
         OSError: the interface cannot be used.
     """
-    if not interface:
-        return None
-    if not is_own(to[0], to[4]):
+    is_here = bool(interface) and is_own(to[0], to[4])
+    if interface and not is_here:
         bind_to_interface(sock, interface)
-        return None
+    if origin is not None or not is_here:
+        return None if origin is None else origin[4]
     hosts = interface_hosts(interface)
     return next(((one, 0) for one in hosts if (":" in one) == (to[0] == socket.AF_INET6)), None)
 
@@ -93,7 +95,11 @@ def _abort(attempt: asyncio.Future[Connection]) -> None:
 
 class _Connect(Protocol):
     def __call__(
-        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+        self,
+        resolved: Resolved,
+        timeout_s: float,
+        origin: Resolved | None = None,
+        segment_bytes: int = 0,
     ) -> Awaitable[Connection]: ...
 
 
@@ -122,6 +128,7 @@ class TcpDialler:
         timeout_s: float,
         may_dial: Callable[[str], bool],
         hosts: Sequence[str],
+        segment_bytes: int,
     ) -> Connection:
         """Connect to the first address that answers; see ``Transport.dial``.
 
@@ -142,14 +149,20 @@ class TcpDialler:
         allowed = [one for one in dict.fromkeys(found) if may_dial(to_address(one[4]).host)]
         if found and not allowed:
             reasons["this address is valid only on its own machine or network"] = None
-        connection = await self._race(in_turns(allowed)[:CANDIDATES_MAX], deadline, reasons)
+        connection = await self._race(
+            in_turns(allowed)[:CANDIDATES_MAX], deadline, segment_bytes, reasons
+        )
         if connection is None:
             reason = f"cannot reach {address}: {', '.join(reasons)}"
             raise LinkError(func="dial", reason=reason)
         return connection
 
     async def _race(
-        self, candidates: Sequence[Resolved], deadline: float, reasons: dict[str, None]
+        self,
+        candidates: Sequence[Resolved],
+        deadline: float,
+        segment_bytes: int,
+        reasons: dict[str, None],
     ) -> Connection | None:
         """Connect to the first candidate that answers; note why others did not.
 
@@ -160,7 +173,8 @@ class TcpDialler:
         try:
             while not connected and (waiting or running):
                 if waiting:
-                    attempt = self._connect(waiting.popleft(), deadline - self._loop.time())
+                    left_s = deadline - self._loop.time()
+                    attempt = self._connect(waiting.popleft(), left_s, segment_bytes=segment_bytes)
                     running.add(asyncio.ensure_future(attempt))
                 pause_s = ATTEMPT_PAUSE_S if waiting else None
                 ended, running = await asyncio.wait(
@@ -184,7 +198,12 @@ class TcpDialler:
         return connected[0] if connected else None
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int,
     ) -> Connection:
         """Connect to a process that dials this one at the same time; see ``Transport.punch``.
 
@@ -204,7 +223,7 @@ class TcpDialler:
             is_allowed = may_dial(host) and not ip_address(host.partition("%")[0]).is_loopback
             while is_allowed and (left_s := deadline - self._loop.time()) > 0:
                 try:
-                    return await self._connect(there, left_s, here)
+                    return await self._connect(there, left_s, here, segment_bytes)
                 except OSError as error:
                     reason = reason_of(error)
                 await asyncio.sleep(min(left_s, PUNCH_PAUSES_S[local.port < address.port]))

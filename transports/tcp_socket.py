@@ -48,9 +48,9 @@ _PACED = "bbr"
 _UNPACED = b"reno"
 """A congestion control that every kernel has, and that all users may choose by default."""
 
-_TCP_INFO = struct.Struct("=2xBB3xB16xI28xI8xI76xI8xQ")
-"""Fields of Linux's tcp_info (linux/tcp.h): flags, tcpi_rtt and tcpi_min_rtt in microseconds, and
-tcpi_delivery_rate in bytes per second."""
+_TCP_INFO = struct.Struct("=2xBB3xB8xI4xI28xI8xI48xQQ12xI8xQ")
+"""Fields of Linux's tcp_info (linux/tcp.h): flags, tcpi_snd_mss, tcpi_rtt and tcpi_min_rtt in
+microseconds, bytes acknowledged and received, and tcpi_delivery_rate in bytes per second."""
 
 _SENDER_LIMITED = 1 if sys.byteorder == "little" else 0x80
 """The flag tcpi_delivery_rate_app_limited, the first bit field of its byte."""
@@ -185,12 +185,22 @@ def measure_path(sock: socket.socket) -> PathMeasure | None:
     except OSError:
         return None
     info = info.ljust(_TCP_INFO.size, b"\0")
-    found = _TCP_INFO.unpack(info)
-    retransmits, probes, flags, unacknowledged, ack_ago_ms, smoothed_us, shortest_us, rate = found
+    retransmits, probes, flags, segment_bytes, unacknowledged, ack_ago_ms, *rest = _TCP_INFO.unpack(
+        info
+    )
+    smoothed_us, acked_bytes, arrived_bytes, shortest_us, rate = rest
     known_us = shortest_us if 0 < shortest_us < _NO_RTT_US else smoothed_us
-    limited = bool(flags & _SENDER_LIMITED)
     return PathMeasure(
-        known_us * 1000, rate, limited, unacknowledged, retransmits, probes, ack_ago_ms
+        known_us * 1000,
+        rate,
+        bool(flags & _SENDER_LIMITED),
+        unacknowledged,
+        retransmits,
+        probes,
+        ack_ago_ms,
+        segment_bytes=segment_bytes,
+        acked_bytes=acked_bytes,
+        arrived_bytes=arrived_bytes,
     )
 
 
@@ -281,9 +291,15 @@ def listening_socket(resolved: Resolved, interface: str = "") -> socket.socket:
 
 
 async def connect(
-    loop: asyncio.AbstractEventLoop, sock: socket.socket, to: SocketAddress, timeout_s: float
+    loop: asyncio.AbstractEventLoop,
+    sock: socket.socket,
+    to: SocketAddress,
+    timeout_s: float,
+    segment_bytes: int = 0,
 ) -> None:
     """Connect a new socket. If this raises, the caller closes the socket.
+
+    ``segment_bytes``: the largest segment that this side sends and asks for; 0: any.
 
     Raises:
         OSError: no process listens there, or none answered within ``timeout_s``.
@@ -291,6 +307,9 @@ async def connect(
     sock.setblocking(False)
     set_options(sock)
     share_port(sock)  # a simultaneous open may need it
+    if segment_bytes:  # before the handshake, which tells the other side
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment_bytes)
     if is_own(sock.family, to):
         _unpace(sock)
     try:

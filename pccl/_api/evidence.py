@@ -92,6 +92,11 @@ class Evidence:
             "step": engine.step,
             "loss": engine.loss,
             "all_callers_inside": self._callers.all_blocked(),
+            "narrow_links": [
+                {"peer_id": peer, "segment_bytes": segment_bytes}
+                for peer, segment_bytes in engine.narrow_links.items()
+                if engine.links.find(peer) is not None
+            ],
             "paths": [
                 {
                     "peer_id": link.peer,

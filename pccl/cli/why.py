@@ -23,6 +23,7 @@ from pccl.inquiry import EvidenceKind, MasterStatus, MemberStatus, peer_evidence
 from pccl.observe import summary
 from pccl.observe.blame import (
     BlameFinding,
+    Cause,
     Clues,
     find_blame,
     printable_text,
@@ -96,7 +97,7 @@ def why(master: str | None, token: str | None, as_json: bool, timeout_s: float) 
         else:
             for line in lines(status, waits, absent, findings):
                 click.echo(names.explain(printable_text(line)))
-    sys.exit(3 if findings else 4 if waits else 0)
+    sys.exit(3 if any(map(_holds_up, findings)) else 4 if waits else 0)
 
 
 def lines(
@@ -110,7 +111,8 @@ def lines(
     yield f"run {status.run.hex()[:8]}, {counted(count, 'member')}"
     yield from (f"waiting: {line}" for line in waits)
     if not waits:
-        yield f"no call waits for a member{', but the next one may:' * bool(findings)}"
+        may = ", but the next one may:" if any(map(_holds_up, findings)) else ""
+        yield f"no call waits for a member{may}"
     yield from (f"no evidence from {line}" for line in absent)
     for number, one in enumerate(findings, 1):
         yield f"{number}. {one.cause.value}: {one.text}"
@@ -122,6 +124,11 @@ def lines(
         yield f"link of peers {link.peer}, {link.other}: {summary.path_in_words(link)}"
     if len(indirect) > LINKS_SHOWN_MAX:
         yield f"... and {len(indirect) - LINKS_SHOWN_MAX} more such links"
+
+
+def _holds_up(finding: BlameFinding) -> bool:
+    """Whether a finding tells who holds up the run, and not only what makes it slower."""
+    return finding.cause is not Cause.LARGE_PACKETS_LOST
 
 
 def without_evidence(status: MasterStatus, clues: Mapping[Any, Clues]) -> Iterator[str]:

@@ -86,7 +86,7 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import NoRoom
+from pccl.telemetry.events import LargePacketsLost, NoRoom
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
@@ -133,6 +133,8 @@ class PeerEngine:
         """Step and loss of the program, if it reports them; any thread may set them."""
         self.revision = 0
         """Revision of the shared state that this peer synchronized or compared last."""
+        self.narrow_links: dict[PeerId, int] = {}
+        """Peers to which large packets vanish, and the segment size that passes."""
         self.ended_lanes = Traffic()
         """Bytes of all lanes that have ended."""
         self._relayed_bytes = 0
@@ -231,7 +233,14 @@ class PeerEngine:
             self.names.explain,
             self.recorder.segments,
             lambda: self._has_mapped_port,
+            self._on_narrow_link,
         )
+
+    def _on_narrow_link(self, peer: PeerId, segment_bytes: int) -> None:
+        self.narrow_links[peer] = segment_bytes
+        name = self.names.of(peer)
+        event = LargePacketsLost(peer_id=peer, name=name, segment_bytes=segment_bytes)
+        self.events.put(event, self.now_ns())
 
     @property
     def exchange(self) -> StateExchange:

@@ -16,6 +16,7 @@ from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.status_report import MemberStatus, OperationStatus, RoundStatus, StatusReport
 from pccl.protocol.types import PeerId, RoundKind
 from pccl.telemetry.link_paths import path_in_words
+from pccl.telemetry.words import NARROW_REMEDY
 
 DEAD_ACK_MS = 2000
 """A system that has acknowledged nothing for this long, though data is on the way, is cut off."""
@@ -48,6 +49,7 @@ class Cause(enum.Enum):
     OTHER_GROUP = "a joint call of the whole run waits for another group"
     SLOW_LINK = "a link is slow"
     DEAD_LINK = "a link is dead"
+    LARGE_PACKETS_LOST = "large packets vanish on a path"
     NO_ROOM = "a disk or memory is full"
     MASTER_UNREACHABLE = "a member cannot reach the master"
     UNKNOWN = "the evidence does not decide"
@@ -117,6 +119,7 @@ def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[Blam
     findings += case.crossed()
     findings += case.calls(known={peer for one in findings for peer in one.peers})
     findings += case.links(known={peer for one in findings for peer in one.peers})
+    findings += case.narrow()
     return findings
 
 
@@ -322,6 +325,19 @@ class _Situation:
             yield BlameFinding(Cause.DEAD_LINK, pair, text, remedy)
         if not dead and speeds:
             yield from self._slow(speeds, what)
+
+    def narrow(self) -> Iterator[BlameFinding]:
+        """Yield the pairs of members between which large packets vanish."""
+        found: dict[tuple[int, int], int] = {}
+        for peer in self._members:
+            for link in _dicts(self._of(peer).state.get("narrow_links")):
+                other, segment = link.get("peer_id"), int(_number(link.get("segment_bytes")))
+                if isinstance(other, int) and other in self._members:
+                    found[min(peer, other), max(peer, other)] = segment
+        for (one, other), segment in found.items():
+            text = f"large packets vanish between peer {one} and peer {other}"
+            said = f"{text}; segments of {segment} bytes pass"
+            yield BlameFinding(Cause.LARGE_PACKETS_LOST, (one, other), said, NARROW_REMEDY)
 
     def _slow(self, speeds: Mapping[tuple[int, int], float], what: str) -> Iterator[BlameFinding]:
         (one, other), slowest = min(speeds.items(), key=lambda item: item[1])

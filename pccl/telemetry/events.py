@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias, get_args
 
-SCHEMA = (1, 1)
+SCHEMA = (1, 2)
 """Major and minor version of the events' form in JSON."""
 
 
@@ -179,6 +179,21 @@ class LinkRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargePacketsLost:
+    """Large packets vanish between this peer and another one, and their link now avoids them.
+
+    Attributes:
+        peer_id: id of the other peer.
+        name: its name.
+        segment_bytes: the largest TCP segment of the link's connections, which passes.
+    """
+
+    peer_id: int
+    name: str
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom:
     """This peer cannot store the pieces of shared state that it has to fetch.
 
@@ -292,6 +307,7 @@ PeerReport: TypeAlias = (
     | WaitingEnded
     | LinkLost
     | LinkRestored
+    | LargePacketsLost
     | NoRoom
     | AddressUnreachable
     | PortForwarded

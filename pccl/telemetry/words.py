@@ -67,6 +67,9 @@ class LogWords:
         return True
 
 
+NARROW_REMEDY = "lower the MTU of the VPN or tunnel between them, or let ICMP through its firewall"
+
+
 def line_of(event: tell.PeerReport) -> tuple[Level, str]:
     """Return the level and the text of an event, whatever came before it."""
     match event:
@@ -103,6 +106,10 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
         case tell.LinkRestored():
             who = _peer(event.peer_id, event.name)
             return Level.WARNING, f"the link to {who} works again, after {event.away_s:.1f} s"
+        case tell.LargePacketsLost():
+            who = _peer(event.peer_id, event.name)
+            text = f"large packets vanish between this peer and {who}; segments of"
+            return Level.WARNING, f"{text} {event.segment_bytes} bytes pass; {NARROW_REMEDY}"
         case tell.NoRoom(reason=reason):
             return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):

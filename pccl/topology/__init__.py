@@ -6,6 +6,7 @@
 * ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
 * ``lane_watch``: detects lanes that owe progress and make none.
+* ``segment_limit``: finds links on which large packets vanish, and gives them smaller segments.
 * ``tracer``: which process may read the memory of this one.
 * ``link_damage``: when a link that damages data counts as down.
 """

@@ -8,6 +8,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from pccl.protocol.types import NS_PER_S
+from pccl.topology.segment_limit import PathFacts, StuckLane, stuck_way
+
 
 class LaneStep(enum.Enum):
     """What to do with a lane after a look at it."""
@@ -40,20 +43,44 @@ class LaneWatch:
     """Whether this side has asked for a sign of life since ``since_ns``."""
     told_bytes: int = 0
     """Payload bytes that the other side knows to have arrived."""
+    opened_ns: int = 0
+    """When the lane came up."""
+    asked_ns: int = 0
+    """When it was last asked for a sign of life, if ``pinged``."""
+    stuck: StuckLane | None = None
+    """The lane, if small packets pass since it was asked for a sign of life, and large ones do not.
+    """
+
+    _asked: PathFacts | None = None
+    """What was known when it was asked for a sign of life."""
 
     def look(
-        self, moved_bytes: int, payload_bytes: int, now_ns: int, *, owes: bool, may_judge: bool
+        self,
+        moved_bytes: int,
+        payload_bytes: int,
+        now_ns: int,
+        *,
+        owes: bool,
+        may_judge: bool,
+        suspects: bool = False,
+        dials: bool = True,
     ) -> list[LaneStep]:
         """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
 
         ``owes``: whether the lane owes progress, as seen while this process was awake;
-        ``may_judge``: whether this process has read all that arrived.
+        ``may_judge``: whether this process has read all that arrived; ``suspects``: whether other
+        lanes of the link were stuck; ``dials``: whether this side dials them.
         """
         steps: list[LaneStep] = []
-        still_ns = now_ns - self.since_ns
+        still_ns, stall_ns = now_ns - self.since_ns, self.stall_ns
+        if suspects and not dials:
+            stall_ns += stall_ns // 2  # the other side shall find out, because it can do something
+        elif suspects and self.stuck is not None:
+            stall_ns = 0
         if not owes or moved_bytes != self.moved_bytes:
             self.moved_bytes, self.since_ns, self.pinged = moved_bytes, now_ns, False
-        elif may_judge and still_ns >= self.stall_ns:
+            self.stuck = self._asked = None
+        elif may_judge and still_ns >= stall_ns:
             steps.append(LaneStep.REPLACE)
         elif still_ns >= self.stall_ns // 2 and not self.pinged:
             self.pinged = True
@@ -64,3 +91,18 @@ class LaneWatch:
             self.told_bytes, self.told_ns = payload_bytes, now_ns
             steps.append(LaneStep.PONG)
         return steps
+
+    def judge(self, facts: PathFacts, now_ns: int, *, is_alive: bool) -> None:
+        """Decide on a tick whether the lane is stuck, once it was asked for a sign of life.
+
+        ``is_alive``: whether the other side has answered on another lane since it was asked.
+        """
+        if not self.pinged:
+            return
+        if self._asked is None:
+            self.asked_ns, self._asked = now_ns, facts
+            return
+        heard_ns, pause_ns = now_ns - facts.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
+        is_heard = heard_ns >= self.since_ns + pause_ns
+        way = stuck_way(self._asked, facts, is_heard=is_heard, is_alive=is_alive)
+        self.stuck = None if way is None else StuckLane(way, facts.segment_bytes, self.asked_ns)

@@ -28,9 +28,13 @@ from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX,
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.topology.link_damage import LinkDamage
+from pccl.topology.segment_limit import PathFacts, SegmentLimit, StuckLane
 
 _UNMET_FACTOR = 4
 """Factor for the longest pause between dials, if the peers never had a link."""
+
+_MEMORY_FACTOR = 4
+"""How many times ``lane_stall_s`` a link remembers a lane that was stuck."""
 
 _DIRECT_FIRST_FACTOR, _DIRECT_LONGEST_FACTOR = 10, 600
 """Factors for the first and the longest pause before a relayed link tries a direct connection."""
@@ -43,6 +47,8 @@ class DialLane:
     member: Member
     number: int
     pause_ns: int = 0
+    segment_bytes: int = 0
+    """The largest segment of its connection; 0: as the system chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,17 @@ class TellLink:
     """How the two peers are connected, if the link is up."""
 
 
-LinkStep = DialLane | GiveUpLane | DropLink | TellLink
+@dataclass(frozen=True, slots=True)
+class NarrowLink:
+    """Report that large packets vanish on the way to a peer, and that the link avoids them."""
+
+    peer: PeerId
+    segment_bytes: int
+    is_proven: bool
+    """Whether segments of this size have passed; otherwise the next lanes try them."""
+
+
+LinkStep = DialLane | GiveUpLane | DropLink | TellLink | NarrowLink
 
 
 def lanes_of(told: int, *, near: bool, sharers: int) -> int:
@@ -135,6 +151,7 @@ class _WantedLink:
     was_up: bool
     """Whether the two peers ever had a link."""
     damage: LinkDamage
+    segments: SegmentLimit
     keeps: bool = False
     """Whether this side keeps the link: dials its lanes, and redials them."""
     used: bool = False
@@ -204,7 +221,8 @@ class LinkUpkeep:
                 told, near, relay = up.get(peer, (0, False, None))
                 told, met = max(told, self._lanes), peer in up
                 damage = LinkDamage(self._patience_ns)
-                link = _WantedLink(member, told, near, met, met, damage, relay=relay)
+                segments = SegmentLimit(_MEMORY_FACTOR * self._patience_ns)
+                link = _WantedLink(member, told, near, met, met, damage, segments, relay=relay)
                 self._links[peer] = link
                 if relay is not None:
                     steps += self._try_direct(link, ours=False)
@@ -334,7 +352,8 @@ class LinkUpkeep:
             return []
         dial = link.dials[number]
         dial.waits, dial.is_dialled = False, True
-        return [DialLane(_where(link.member, dial.mistaken), number)]
+        where, segment_bytes = _where(link.member, dial.mistaken), link.segments.segment_bytes
+        return [DialLane(where, number, segment_bytes=segment_bytes)]
 
     def _dial_later(self, link: _WantedLink, number: int) -> list[LinkStep]:
         dial = link.dials[number]
@@ -438,13 +457,43 @@ class LinkUpkeep:
             return self._widen(link) + news
         return news
 
+    def segment_bytes(self, peer: PeerId) -> int:
+        """Return the largest segment of new connections that carry a link; 0: any."""
+        link = self._links.get(peer)
+        return link.segments.segment_bytes if link is not None else 0
+
+    def redials(self, peer: PeerId) -> bool:
+        """Whether this side dials the lanes of a link, and chooses their segments."""
+        link = self._links.get(peer)
+        return link is not None and link.keeps
+
+    def is_suspect(self, peer: PeerId) -> bool:
+        """Whether lanes of a link were stuck, and no large packet has passed since."""
+        link = self._links.get(peer)
+        return link is not None and link.segments.is_open
+
+    def carried(self, peer: PeerId, facts: PathFacts, opened_ns: int) -> list[LinkStep]:
+        """Record what a lane of a suspect link has carried."""
+        link = self._links.get(peer)
+        if link is None or not link.segments.carried(facts, opened_ns):
+            return []
+        return [NarrowLink(peer, link.segments.segment_bytes, is_proven=True)]
+
     def lost(
-        self, peer: PeerId, number: int, reason: str, now_ns: int, *, up: bool, damaged: int | None
+        self,
+        peer: PeerId,
+        number: int,
+        reason: str,
+        now_ns: int,
+        *,
+        up: bool,
+        damaged: int | None,
+        stuck: StuckLane | None = None,
     ) -> list[LinkStep]:
         """Record that a lane was lost; redial it, or bring the link up again.
 
         ``up``: whether the link has another lane; ``damaged``: length of the damaged payload that
-        closed the lane; None: no damage.
+        closed the lane; None: no damage; ``stuck``: the lane, if large packets vanished on it.
         """
         link = self._links.get(peer)
         news: list[LinkStep] = [] if up else [TellLink(peer, reason)]
@@ -456,6 +505,8 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
+        if stuck is not None and link.segments.stuck(stuck, now_ns):
+            news.append(NarrowLink(peer, link.segments.segment_bytes, is_proven=False))
         if link.relay is not None and (number == 0 or not up):
             link.relay = None
             if not up:

@@ -153,15 +153,21 @@ class RecordingTransport:
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         ledger = self.control if address == self._master else self.lanes
-        connection = await self._inner.dial(address, timeout_s, may_dial, hosts)
+        connection = await self._inner.dial(address, timeout_s, may_dial, hosts, segment_bytes)
         return RecordingConnection(connection, ledger)
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
-        return await self._inner.punch(local, address, timeout_s, may_dial)
+        return await self._inner.punch(local, address, timeout_s, may_dial, segment_bytes)
 
 
 class Run:

@@ -497,7 +497,7 @@ async def test_a_name_with_many_addresses_is_dialled_at_a_few(
 
     dialled: list[SocketAddress] = []
 
-    async def connect(_: object, __: object, to: SocketAddress, ___: float) -> None:
+    async def connect(_: object, __: object, to: SocketAddress, ___: float, ____: int) -> None:
         dialled.append(to)
         raise ConnectionRefusedError("connection refused")
 

@@ -67,6 +67,23 @@ class NatNetworks:
         self._has_two_ways = True
         return router, inside
 
+    def swallow(self, name: str, longer_than: int) -> None:
+        """Drop long packets on their way to a host, and tell nobody (a path MTU black hole).
+
+        The namespace of the internet, which the packets pass, sends each one alone, as a network
+        card does. Otherwise the kernel joins them, and all are too long.
+        """
+        self._run("ip", "-n", name, "link", "set", "up0", "gso_max_segs", "1")
+        rules = f"""
+        table ip hole {{
+            chain in {{
+                type filter hook prerouting priority filter;
+                meta length > {longer_than} drop
+            }}
+        }}
+        """
+        self._run("ip", "netns", "exec", name, "nft", "-f", "-", given=rules)
+
     def home(self, *, is_symmetric: bool = False) -> str:
         """Add a home network; return the namespace of its router.
 

@@ -90,15 +90,23 @@ class PacedTransport:
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to ``address``; see ``Transport``."""
-        return self._paced(await self._transport.dial(address, timeout_s, may_dial, hosts))
+        dial = self._transport.dial(address, timeout_s, may_dial, hosts, segment_bytes)
+        return self._paced(await dial)
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to a process that dials this one at the same time; see ``Transport``."""
-        return self._paced(await self._transport.punch(local, address, timeout_s, may_dial))
+        punch = self._transport.punch(local, address, timeout_s, may_dial, segment_bytes)
+        return self._paced(await punch)
 
     def _paced(self, connection: Connection) -> Connection:
         return PacedConnection(connection, self) if self._counts(connection) else connection

@@ -253,6 +253,7 @@ class SimHost:
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect in one round trip, to the address in the local network if both are in it.
 
@@ -269,7 +270,12 @@ class SimHost:
         return await self._dial(_Dial(self, name, address), name, address, timeout_s, may_dial)
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to a process that dials this one at the same time.
 

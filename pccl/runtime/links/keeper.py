@@ -26,6 +26,7 @@ from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
+from pccl.runtime.links.meter import facts_of
 from pccl.runtime.links.relay import Relay
 from pccl.topology.lane_watch import LaneStep, LaneWatch
 from pccl.topology.link_upkeep import (
@@ -34,6 +35,7 @@ from pccl.topology.link_upkeep import (
     GiveUpLane,
     LinkStep,
     LinkUpkeep,
+    NarrowLink,
     TellLink,
 )
 from pccl.transports.base import Address, Connection, Transport
@@ -70,6 +72,7 @@ class LinkKeeper:
         explain: puts the names of peers into a text for people.
         moved: takes the segments that lanes send and receive; None: they are not recorded.
         has_mapped_port: whether the router of this machine forwards the port of this peer.
+        on_narrow: called with a peer to which large packets vanish, and the size that passes.
     """
 
     def __init__(
@@ -90,12 +93,14 @@ class LinkKeeper:
         explain: Callable[[str], str] = str,
         moved: deque[Moved] | None = None,
         has_mapped_port: Callable[[], bool] = bool,
+        on_narrow: Callable[[PeerId, int], None] = lambda peer, segment_bytes: None,
     ) -> None:
         self._clock = clock
         self._transport = transport
         self._timing = timing
         self._identity = identity
         self._on_change = on_change
+        self._on_narrow = on_narrow
         self._create_task = create_task
         self._credentials = credentials
         self._lanes = lanes
@@ -118,14 +123,9 @@ class LinkKeeper:
         self.relay = Relay(clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s))
         """What this peer forwards for others."""
         self._reception = Reception(
-            clock,
-            timing.ns(timing.dial_s),
-            limits.unproven,
-            credentials,
-            self._identify,
-            self._on_proven,
-            self._judge,
-        )
+            clock, timing.ns(timing.dial_s), limits.unproven, credentials,
+            self._identify, self._on_proven, self._judge,
+        )  # fmt: skip
         self._watches: dict[Lane, LaneWatch] = {}
         self._stalled: set[Lane] = set()
         """Lanes that end because they make no progress."""
@@ -180,15 +180,15 @@ class LinkKeeper:
                     busy.add(lane.number)
                 intact_bytes = max(intact_bytes, lane.intact_bytes)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
+            suspects, dials = self._upkeep.is_suspect(link.peer), self._upkeep.redials(link.peer)
             for lane in link.lanes:
                 owes = not tick.slept_ns and (used or lane.number in working)
                 steps = self._watches[lane].look(
-                    lane.moved_bytes,
-                    lane.payload_bytes,
-                    now_ns,
-                    owes=owes,
-                    may_judge=tick.may_judge,
-                )
+                    lane.moved_bytes, lane.payload_bytes, now_ns,
+                    owes=owes, may_judge=tick.may_judge, suspects=suspects, dials=dials,
+                )  # fmt: skip
+                if suspects or self._watches[lane].pinged:
+                    self._look_at_path(lane, now_ns)
                 for step in steps:
                     match step:
                         case LaneStep.REPLACE:
@@ -201,6 +201,14 @@ class LinkKeeper:
                             lane.ping()
                         case LaneStep.PONG:
                             lane.pong()
+
+    def _look_at_path(self, lane: Lane, now_ns: int) -> None:
+        """Find out whether only large packets vanish, if a lane is silent or others were stuck."""
+        watch = self._watches[lane]
+        if (facts := facts_of(lane.connection)) is not None:
+            moved_ns = max(self._watches[one].since_ns for one in lane.link.lanes)
+            watch.judge(facts, now_ns, is_alive=moved_ns > watch.asked_ns)
+            self._carry_out(self._upkeep.carried(lane.link.peer, facts, watch.opened_ns))
 
     def close(self) -> None:
         """Close every lane and stop dialling."""
@@ -219,8 +227,8 @@ class LinkKeeper:
                 case DialLane(member, number, pause_ns) if pause_ns:
                     due, key = self._clock.now_ns() + pause_ns, (member.peer, number)
                     self._dials[key] = self._clock.call_at_ns(due, self._due, *key)
-                case DialLane(member, number):
-                    dial = self._create_task(self._dial(member, number))
+                case DialLane(member, number, _, segment_bytes):
+                    dial = self._create_task(self._dial(member, number, segment_bytes))
                     self._dials[member.peer, number] = dial
                 case GiveUpLane(peer, number, is_spare):
                     given_up = self._dials.pop((peer, number), None)
@@ -239,6 +247,14 @@ class LinkKeeper:
                     self._frames.forget_peer(peer)
                 case TellLink():
                     self._on_change(step)
+                case NarrowLink(peer, segment_bytes, is_proven=True):
+                    self._on_narrow(peer, segment_bytes)
+                case NarrowLink(peer, segment_bytes):
+                    text = f"large packets seem to vanish on the way to peer {peer}"
+                    text = f"{text}: the next connections try segments of {segment_bytes} bytes"
+                    _log.info("%s", self._explain(text))
+                    for lane in self._links.to(peer).lanes if self._upkeep.redials(peer) else ():
+                        lane.abort()
 
     # -- dialling ------------------------------------------------------------------------------
 
@@ -246,7 +262,7 @@ class LinkKeeper:
         del self._dials[peer, number]
         self._carry_out(self._upkeep.due(peer, number))
 
-    async def _dial(self, member: Member, number: int) -> None:
+    async def _dial(self, member: Member, number: int, segment_bytes: int) -> None:
         peer, patience_s = member.peer, self._timing.dial_s
         connection: Connection | None = None
 
@@ -257,7 +273,9 @@ class LinkKeeper:
         try:
             address = Address(member.host, member.port)
             may_dial = partial(self._may_dial, member.host)
-            connection = await self._transport.dial(address, patience_s, may_dial, member.hosts)
+            connection = await self._transport.dial(
+                address, patience_s, may_dial, member.hosts, segment_bytes
+            )
             if self._upkeep.gives_way(peer, number):
                 del self._dials[peer, number]
                 connection.abort()  # nothing was sent on it yet
@@ -304,7 +322,10 @@ class LinkKeeper:
             if self._upkeep.meets(member.peer, punches=True):
                 where, may_dial = there, partial(self._may_dial, "")
                 patience_s = self._timing.dial_s
-                met = await self._transport.punch(relayed.local, there, patience_s, may_dial)
+                segment_bytes = self._upkeep.segment_bytes(member.peer)
+                met = await self._transport.punch(
+                    relayed.local, there, patience_s, may_dial, segment_bytes
+                )
                 if self._upkeep.meets(member.peer, punches=True):
                     await self._greet_met(PunchedConnection(met), member)
                 else:
@@ -348,12 +369,13 @@ class LinkKeeper:
             else:
                 introduced.set_result(what)
 
+        dial = partial(self._transport.dial, segment_bytes=self._upkeep.segment_bytes(peer))
         if relay.peer:
             may_dial = partial(self._may_dial, relay.host)
             address = Address(relay.host, relay.port)
-            connection = await self._transport.dial(address, patience_s, may_dial, relay.hosts)
+            connection = await dial(address, patience_s, may_dial, relay.hosts)
         else:
-            connection = await self._transport.dial(self._master(), patience_s)
+            connection = await dial(self._master(), patience_s)
         opening = opening_of(Channel.RELAY, self._identity, peer)
         key = relay.key if relay.peer else self._identity.certificate.authority
         expects = fingerprint_of(key) if key else b""
@@ -423,7 +445,7 @@ class LinkKeeper:
         lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
         now_ns = clock.now_ns()
         stall_ns = self._timing.ns(self._timing.lane_stall_s)
-        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns)
+        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns, opened_ns=now_ns)
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
@@ -469,12 +491,12 @@ class LinkKeeper:
         self._links.ended.received_bytes += lane.received_bytes
         if not link.remove(lane):
             return  # superseded
-        del self._watches[lane]
+        stuck = self._watches.pop(lane).stuck
         self._frames.lane_lost(lane)
         if not self._closed:
             now_ns = self._clock.now_ns()
             damaged = lane.damaged_bytes if isinstance(error, DamagedData) else None
             steps = self._upkeep.lost(
-                link.peer, lane.number, reason, now_ns, up=link.up, damaged=damaged
+                link.peer, lane.number, reason, now_ns, up=link.up, damaged=damaged, stuck=stuck
             )
             self._carry_out(steps)

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from pccl.protocol.types import NS_PER_S, LinkMeasure, MeasuredLink, PeerId
+from pccl.protocol.types import NS_PER_MS, NS_PER_S, LinkMeasure, MeasuredLink, PeerId
 from pccl.runtime.clock import Clock
-from pccl.transports.base import PathMeasure
+from pccl.topology.segment_limit import PathFacts
+from pccl.transports.base import Connection, PathMeasure
 from pccl.transports.link import Link, Links
 
 PERIOD_NS = 2 * NS_PER_S
 """Time between two measurements, short enough to see a collective on a slow link. A measurement
 costs one system call per lane."""
+
+
+def facts_of(connection: Connection) -> PathFacts | None:
+    """Return what the kernel knows of a connection; None: it does not tell."""
+    path = connection.measure()
+    if path is None or not path.segment_bytes:
+        return None
+    return PathFacts(
+        path.segment_bytes,
+        path.acked_bytes,
+        path.arrived_bytes,
+        path.unacknowledged,
+        path.retransmits,
+        path.ack_ago_ms * NS_PER_MS,
+    )
 
 
 class LinkMeter:

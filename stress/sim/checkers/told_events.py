@@ -80,7 +80,7 @@ class ToldEvents:
                 self._waiting.add(call)
             case tell.WaitingEnded(call=call) if call in self._waiting:
                 self._waiting.remove(call)
-            case tell.CallEnded() | tell.AddressUnreachable():
+            case tell.CallEnded() | tell.AddressUnreachable() | tell.LargePacketsLost():
                 pass
             case tell.PortForwarded() | tell.PortNotForwarded():
                 pass  # of the router, which is no part of the run

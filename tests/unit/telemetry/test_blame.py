@@ -209,6 +209,18 @@ def test_a_relayed_link_that_is_slow_may_become_better() -> None:
     assert slow.remedy.endswith("; or quantize, average less often, or run without one of the two")
 
 
+def test_a_link_on_which_large_packets_vanish_is_named_once() -> None:
+    def clues(peer: int) -> Clues:
+        return Clues(state={"narrow_links": [{"peer_id": peer, "segment_bytes": 1200}]})
+
+    quiet = status(member(1), member(2), member(3))
+    (found,) = find_blame(quiet, {ONE: clues(3), TWO: clues(9), THREE: clues(1)})
+    assert (found.cause, found.peers) == (Cause.LARGE_PACKETS_LOST, (1, 3))
+    said = "large packets vanish between peer 1 and peer 3; segments of 1200 bytes pass"
+    assert found.text == said
+    assert found.remedy.startswith("lower the MTU of the VPN or tunnel")
+
+
 def test_links_are_not_blamed_for_a_member_that_is_stopped() -> None:
     full = {"paths": [path(1, backlog_bytes=9, probes=3)]}
     clues = {ONE: Clues(silent=True, process=process("T")), TWO: Clues(state=full)}
@@ -239,7 +251,8 @@ def test_what_waits_is_said_in_words() -> None:
 
 
 KEYS = st.sampled_from(
-    ["happened", "paths", "peer_id", "backlog_bytes", "bytes_per_s", "probes", "ack_ago_ms",
+    ["happened", "narrow_links", "segment_bytes", "paths", "peer_id",
+     "backlog_bytes", "bytes_per_s", "probes", "ack_ago_ms",
      "text", "ago_s", "is_main", "waits_in", "frames", "state", "threads", "stacks", "pid", "busy"]
 )  # fmt: skip
 JSON = st.recursive(

@@ -32,7 +32,7 @@ def lines_of(version: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-LINES = lines_of("1.1")
+LINES = lines_of("1.2")
 KINDS: tuple[Any, ...] = get_args(PeerReport)
 
 
@@ -42,12 +42,14 @@ def line_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def test_every_kind_is_in_the_fixture_once() -> None:
-    assert SCHEMA == (1, 1), "a new version needs a new fixture"
+    assert SCHEMA == (1, 2), "a new version needs a new fixture"
     assert [line["event"] for line in LINES] == [kind.__name__ for kind in KINDS]
 
 
 @pytest.mark.parametrize(
-    "line", [*LINES, *lines_of("1.0")], ids=lambda line: f"{line['schema']}-{line['event']}"
+    "line",
+    [*LINES, *lines_of("1.1"), *lines_of("1.0")],
+    ids=lambda line: f"{line['schema']}-{line['event']}",
 )
 def test_what_was_written_is_read_and_written_the_same(line: dict[str, Any]) -> None:
     event = from_json(line)
@@ -57,7 +59,7 @@ def test_what_was_written_is_read_and_written_the_same(line: dict[str, Any]) -> 
         if name not in ("schema", "event"):
             assert getattr(event, name) == value
     written = to_json(event)
-    assert written == {**line, "schema": "1.1"}
+    assert written == {**line, "schema": "1.2"}
     assert list(written) == list(line)
     assert json.loads(json.dumps(written)) == written
 

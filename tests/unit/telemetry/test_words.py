@@ -111,6 +111,13 @@ def joined(*, rejoined: bool, peer_id: int = 4) -> tell.Joined:
             "WARNING",
             "the link to peer 3 (carol) works again, after 0.5 s",
         ),
+        (
+            tell.LargePacketsLost(peer_id=3, name="carol", segment_bytes=1200),
+            "WARNING",
+            "large packets vanish between this peer and peer 3 (carol); segments of 1200 bytes "
+            "pass; lower the MTU of the VPN or tunnel between them, or let ICMP through its "
+            "firewall",
+        ),
         (tell.AddressUnreachable(reason="no peer can dial it"), "WARNING", "no peer can dial it"),
         (
             tell.PortForwarded(port=48200, host="8.8.4.4", by="PCP", public=True),

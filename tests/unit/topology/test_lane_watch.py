@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
 from pccl.protocol.types import NS_PER_S
 from pccl.topology.lane_watch import LaneStep, LaneWatch
+from pccl.topology.segment_limit import PathFacts, StuckLane, Way
 
 STALL_NS, TICK_NS = 10 * NS_PER_S, NS_PER_S // 4
 
@@ -47,3 +53,67 @@ def test_a_receiver_says_what_has_arrived_from_time_to_time() -> None:
         steps = watch.look(arrived, arrived, tick * TICK_NS, owes=False, may_judge=True)
         told += [tick * TICK_NS / NS_PER_S] * (steps == [LaneStep.PONG])
     assert told == [2.5, 5.0, 7.5, 10.0]
+
+
+FULL = 1448
+SENT = PathFacts(FULL, 300, 300, unacknowledged=12, retransmits=4, ack_ago_ns=0)
+"""A new lane with a large write of which nothing is acknowledged."""
+WAITS = PathFacts(FULL, 400, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+"""A new lane to which nothing comes, although its question was acknowledged."""
+
+
+def judged(
+    facts: PathFacts, *, heard_s: float, is_alive: bool, suspects: bool = False, dials: bool = True
+) -> tuple[StuckLane | None, float]:
+    """What a lane is that moves nothing, and when it is replaced.
+
+    ``heard_s``: when the other system has last acknowledged something.
+    """
+    watch, found = LaneWatch(STALL_NS, 0, 0), None
+    for now_ns in range(0, 2 * STALL_NS, TICK_NS):
+        steps = watch.look(0, 0, now_ns, owes=True, may_judge=True, suspects=suspects, dials=dials)
+        if LaneStep.REPLACE in steps:
+            return found, now_ns / NS_PER_S
+        ago_ns = max(0, now_ns - round(heard_s * NS_PER_S))
+        watch.judge(replace(facts, ack_ago_ns=ago_ns), now_ns, is_alive=is_alive)
+        found = watch.stuck
+    raise AssertionError("it is never replaced")
+
+
+@pytest.mark.parametrize(
+    ("facts", "heard_s", "is_alive", "way"),
+    [
+        (SENT, 0.0, False, Way.OUT),  # the handshake has passed, and nothing since
+        (replace(SENT, acked_bytes=1 << 20), 5.0, False, Way.OUT),  # packets come, no more
+        (replace(SENT, acked_bytes=1 << 20), 0.0, True, Way.OUT),  # others do, on other lanes
+        (replace(SENT, acked_bytes=1 << 20), 0.9, False, None),  # an outage
+        (replace(SENT, retransmits=0), 5.0, True, None),  # it was sent just now
+        (WAITS, 5.0, False, Way.IN),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, True, Way.IN),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, False, None),  # perhaps it is stopped
+    ],
+)
+def test_a_lane_on_which_only_large_packets_vanish(
+    facts: PathFacts, heard_s: float, is_alive: bool, way: Way | None
+) -> None:
+    stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S)
+    judge = partial(judged, facts, heard_s=heard_s, is_alive=is_alive)
+    assert judge() == judge(dials=False) == (stuck, 10.0)
+    assert judge(suspects=True) == (stuck, 10.0 if way is None else 5.5)
+    assert judge(suspects=True, dials=False) == (stuck, 15.0)
+
+
+def test_what_moves_is_not_stuck() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    for seconds in range(8):
+        watch.look(0, 0, seconds * NS_PER_S, owes=True, may_judge=True)
+        watch.judge(SENT, seconds * NS_PER_S, is_alive=False)
+    assert watch.stuck is not None
+    watch.look(1, 0, 8 * NS_PER_S, owes=True, may_judge=True)
+    watch.judge(SENT, 8 * NS_PER_S, is_alive=False)
+    assert watch.stuck is None
+    watch.look(1, 0, 13 * NS_PER_S, owes=True, may_judge=True)
+    watch.judge(SENT, 13 * NS_PER_S, is_alive=False)
+    more = replace(SENT, acked_bytes=SENT.acked_bytes + 8000)
+    watch.judge(more, 14 * NS_PER_S, is_alive=True)
+    assert watch.stuck is None, "the other side acknowledges what was sent, though slowly"

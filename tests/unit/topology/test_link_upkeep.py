@@ -18,9 +18,11 @@ from pccl.topology.link_upkeep import (
     GiveUpLane,
     LinkStep,
     LinkUpkeep,
+    NarrowLink,
     TellLink,
     lanes_of,
 )
+from pccl.topology.segment_limit import PathFacts, StuckLane, Way
 
 MS = 1_000_000
 TIMING = Timing(redial_min_s=0.02, redial_max_s=0.5, lane_stall_s=10.0)
@@ -344,6 +346,41 @@ def test_an_elder_meets_whom_its_master_names_and_a_younger_one_whom_it_lacks() 
     assert not links.meets(OWN)
 
 
+def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
+    links, peer = upkeep(ELDER), ELDER.peer
+    assert links.redials(peer) is True
+    steps: list[LinkStep] = []
+    for now_s in (10, 20):
+        assert links.segment_bytes(peer) == 0
+        dial(links, now_ns=(now_s - 10) * NS_PER_S)
+        lane = StuckLane(Way.OUT, 1448, (now_s - 5) * NS_PER_S)
+        now_ns = now_s * NS_PER_S
+        steps = links.lost(peer, 0, "stuck", now_ns, up=False, damaged=None, stuck=lane)
+        assert links.is_suspect(peer)
+    assert steps == [
+        DialLane(ELDER, 0, segment_bytes=1200),
+        TellLink(peer, "stuck"),
+        NarrowLink(peer, 1200, is_proven=False),
+    ]
+    dial(links, now_ns=20 * NS_PER_S)
+    passed = PathFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+    proof = links.carried(peer, passed, 20 * NS_PER_S)
+    assert proof == [NarrowLink(peer, 1200, is_proven=True)]
+    assert not links.is_suspect(peer)
+    assert links.segment_bytes(peer) == 1200
+    lose(links, ELDER, 0, 90 * NS_PER_S, up=False)
+    assert links.segment_bytes(peer) == 1200
+
+
+def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
+    links = upkeep()
+    facts = PathFacts(1448, 0, 0, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+    assert links.carried(STRANGER, facts, 0) == []
+    assert links.segment_bytes(STRANGER) == 0
+    assert not links.is_suspect(STRANGER)
+    assert not links.redials(STRANGER)
+
+
 class Shell:
     """Carries out steps, and checks that each makes sense."""
 
@@ -382,6 +419,8 @@ class Shell:
                     self.told.pop(peer, None)
                 case TellLink(peer, reason, relay):
                     self.told[peer] = reason is None, relay
+                case NarrowLink():
+                    raise AssertionError("no lane of this test is stuck")
 
     def attach(self, peer: PeerId, number: int, *, ours: bool, relay: PeerId | None = None) -> None:
         more = self.is_up(peer)

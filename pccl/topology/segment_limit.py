@@ -1,0 +1,163 @@
+"""``SegmentLimit``: finds links on which large packets vanish, and gives them smaller segments.
+
+A tunnel or VPN drops packets that are too large for it. If a firewall also drops the ICMP message
+that says so, the sender never learns it (RFC 2923, "black hole"): connections open, heartbeats
+pass, and each lane stops at its first full segment. A new lane stops there, too. So after two such
+lanes in a row, the next ones are opened with smaller segments, which the link keeps. A process
+cannot switch on the kernel's own search for the right size (RFC 4821).
+
+Either side of a lane may notice it: the sender, because nothing of a large write is acknowledged;
+the receiver, because nothing arrives although small packets are acknowledged. The side that dials
+sets the size, for both directions.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+SEGMENTS_BYTES = (1200, 536)
+"""Segment sizes to try, the first one first. Every network passes the packets that they need: IPv6
+asks for 1280 bytes (RFC 8200), IPv4 for 576 (RFC 791)."""
+
+STUCK_LANES_MAX = 2
+"""Lanes in a row that are stuck before segments get smaller for the first time. One may be stuck by
+an outage that began just after it was opened."""
+
+SMALL_BYTES = 16 << 10
+"""Bytes that pass before the first full segment, at most: those of the handshake and of the first
+encrypted records, which are short."""
+
+STILL_BYTES = 4096
+"""Bytes that pass on a stuck lane since it was asked for a sign of life, at most."""
+
+LARGE_BYTES = 64 << 10
+"""Bytes that pass only if full segments do."""
+
+
+class Way(enum.Enum):
+    """The direction in which large packets vanish, from this side."""
+
+    OUT = enum.auto()
+    IN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PathFacts:
+    """What the kernel knows of the connection of a lane.
+
+    Attributes:
+        segment_bytes: the largest segment that it sends.
+        acked_bytes: bytes that the other system has acknowledged, since the connection began.
+        arrived_bytes: bytes that have arrived, since the connection began.
+        unacknowledged: packets that the other system has not acknowledged.
+        retransmits: how often the oldest of them was sent again.
+        ack_ago_ns: time since the other system acknowledged anything.
+    """
+
+    segment_bytes: int
+    acked_bytes: int
+    arrived_bytes: int
+    unacknowledged: int
+    retransmits: int
+    ack_ago_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StuckLane:
+    """A lane on which small packets pass, and large ones do not.
+
+    Attributes:
+        way: the direction in which they vanish.
+        segment_bytes: the largest segment of the lane.
+        asked_ns: when the lane was asked for a sign of life, which has not come.
+    """
+
+    way: Way
+    segment_bytes: int
+    asked_ns: int
+
+
+def stuck_way(before: PathFacts, now: PathFacts, *, is_heard: bool, is_alive: bool) -> Way | None:
+    """Return in which direction large packets vanish; None: nothing speaks for it.
+
+    In an outage nothing passes, and a stopped process answers nothing. So small packets must have
+    passed: on this lane, on another one, or when this one was opened, if it is new.
+
+    Args:
+        before: what was known when the lane was asked for a sign of life, which has not come.
+        now: what is known now.
+        is_heard: whether packets of the other side have arrived since the lane moved something.
+        is_alive: whether the other side has answered on another lane since this one was asked.
+    """
+    if now.unacknowledged:
+        passes = is_heard or is_alive or now.acked_bytes <= SMALL_BYTES
+        is_stuck = now.retransmits > 0 and now.acked_bytes - before.acked_bytes <= STILL_BYTES
+        return Way.OUT if passes and is_stuck else None
+    passes = is_alive or now.arrived_bytes <= SMALL_BYTES
+    is_stuck = now.arrived_bytes - before.arrived_bytes <= STILL_BYTES
+    return Way.IN if passes and is_stuck else None
+
+
+class SegmentLimit:
+    """The segment size of one link.
+
+    Args:
+        memory_ns: time after which a stuck lane no longer counts.
+
+    Attributes:
+        segment_bytes: the largest segment of the next lanes; 0: as large as the system likes.
+    """
+
+    def __init__(self, memory_ns: int) -> None:
+        self.segment_bytes = 0
+        self._memory_ns = memory_ns
+        self._sizes = list(SEGMENTS_BYTES)
+        self._way = Way.OUT
+        self._in_a_row = 0
+        self._struck_ns: int | None = None
+        self._is_told = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether lanes were stuck, and no large packet has passed since."""
+        return self._in_a_row > 0 or not self._is_told
+
+    def stuck(self, lane: StuckLane, now_ns: int) -> bool:
+        """Record a stuck lane that has ended; return whether the segments get smaller."""
+        if self.segment_bytes and lane.segment_bytes > self.segment_bytes:
+            return False  # it was opened before the last decision, or by the other side
+        if self._struck_ns is not None:
+            if lane.asked_ns < self._struck_ns:
+                return False  # the same event: all lanes with data are stuck at the same time
+            if now_ns - self._struck_ns > self._memory_ns:
+                self._in_a_row = 0
+        self._struck_ns, self._way = now_ns, lane.way
+        self._in_a_row += 1
+        enough = 1 if self.segment_bytes else STUCK_LANES_MAX
+        if self._in_a_row < enough or not self._sizes:
+            return False
+        self.segment_bytes, self._in_a_row, self._is_told = self._sizes.pop(0), 0, False
+        return True
+
+    def carried(self, facts: PathFacts, opened_ns: int) -> bool:
+        """Record what a lane has carried; return whether it proves the smaller segments right.
+
+        Larger segments that pass on a new lane prove them wrong: it was something else.
+
+        Args:
+            facts: what is known of the lane.
+            opened_ns: when it came up. One from before the last stuck lane proves nothing.
+        """
+        is_new = self._struck_ns is not None and opened_ns >= self._struck_ns
+        nbytes = facts.acked_bytes if self._way is Way.OUT else facts.arrived_bytes
+        if not (self.is_open and is_new) or nbytes < LARGE_BYTES:
+            return False
+        self._in_a_row = 0
+        if self.segment_bytes and facts.segment_bytes > self.segment_bytes:
+            self.segment_bytes, self._sizes, self._is_told = 0, list(SEGMENTS_BYTES), True
+            return False
+        is_news, self._is_told = not self._is_told, True
+        return is_news

@@ -1,0 +1,83 @@
+"""Whatever lanes do, segments get smaller for a reason only, and large packets are given up."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl.topology.segment_limit import (
+    LARGE_BYTES,
+    SEGMENTS_BYTES,
+    SMALL_BYTES,
+    STILL_BYTES,
+    PathFacts,
+    SegmentLimit,
+    StuckLane,
+    Way,
+    stuck_way,
+)
+
+FULL, MEMORY_NS = 1448, 40
+
+SIZES = st.sampled_from([0, 300, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES, 1 << 40])
+FACTS = st.builds(
+    PathFacts,
+    st.sampled_from([FULL, 1188, 524]), SIZES, SIZES,
+    st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**10),
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 30), FACTS, st.sampled_from(Way), st.booleans())
+)
+
+
+@given(STEPS)
+def test_segments_get_smaller_for_a_reason_only(
+    steps: list[tuple[int, int, PathFacts, Way, bool]],
+) -> None:
+    limit, now_ns, struck = SegmentLimit(MEMORY_NS), 0, 0
+    for pause_ns, age_ns, facts, way, ends in steps:
+        now_ns += pause_ns
+        before = limit.segment_bytes
+        if ends:
+            struck += 1
+            changed = limit.stuck(StuckLane(way, facts.segment_bytes, now_ns - age_ns), now_ns)
+            assert changed == (limit.segment_bytes != before)
+            if changed:
+                assert struck >= 2
+                assert before == 0 or limit.segment_bytes < before
+        elif limit.carried(facts, now_ns - age_ns):
+            assert limit.segment_bytes == before
+            assert facts.segment_bytes <= before
+            assert max(facts.acked_bytes, facts.arrived_bytes) >= LARGE_BYTES
+        else:
+            assert limit.segment_bytes in (before, 0)
+        assert limit.segment_bytes in (0, *SEGMENTS_BYTES)
+
+
+@given(st.sampled_from([1300, 1000]), st.sampled_from(Way), st.integers(1, 16))
+def test_a_black_hole_is_left_after_three_lanes_at_most(longest: int, way: Way, lanes: int) -> None:
+    """Each round, some lanes are stuck at the same time, until their segments fit."""
+    limit, now_ns, rounds = SegmentLimit(MEMORY_NS), 0, 0
+    while (segment := limit.segment_bytes or FULL) + 52 > longest:
+        now_ns += 10
+        for _ in range(lanes):
+            limit.stuck(StuckLane(way, segment - 12, now_ns - 5), now_ns)
+        rounds += 1
+        assert rounds <= 3
+    assert limit.segment_bytes == (1200 if longest == 1300 else 536)
+    passed = PathFacts(limit.segment_bytes - 12, LARGE_BYTES, LARGE_BYTES, 0, 0, 0)
+    assert limit.carried(passed, now_ns + 1)
+
+
+@given(FACTS, FACTS, st.booleans(), st.booleans())
+def test_what_is_acknowledged_or_arrives_is_not_stuck(
+    before: PathFacts, now: PathFacts, is_heard: bool, is_alive: bool
+) -> None:
+    way = stuck_way(before, now, is_heard=is_heard, is_alive=is_alive)
+    if way is Way.OUT:
+        assert now.unacknowledged
+        assert now.retransmits
+        assert now.acked_bytes - before.acked_bytes <= STILL_BYTES
+    if way is Way.IN:
+        assert not now.unacknowledged
+        assert now.arrived_bytes - before.arrived_bytes <= STILL_BYTES

@@ -1,0 +1,77 @@
+"""Links on which large packets vanish: when their segments get smaller, and when that is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pccl.topology.segment_limit import PathFacts, SegmentLimit, StuckLane, Way
+
+FULL, MEMORY_NS = 1448, 100
+PASSED = PathFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+
+
+def stuck(asked_ns: int, segment_bytes: int = FULL, way: Way = Way.OUT) -> StuckLane:
+    return StuckLane(way, segment_bytes, asked_ns)
+
+
+def narrowed() -> SegmentLimit:
+    """After two lanes in a row, at 10 and at 20."""
+    limit = SegmentLimit(MEMORY_NS)
+    assert not limit.stuck(stuck(5), 10)
+    assert limit.is_open
+    assert limit.segment_bytes == 0
+    assert limit.stuck(stuck(15, way=Way.IN), 20)
+    assert limit.is_open
+    assert limit.segment_bytes == 1200
+    return limit
+
+
+def test_segments_get_smaller_and_stay_so() -> None:
+    limit = narrowed()
+    assert not limit.carried(replace(PASSED, arrived_bytes=1 << 20), 19), "it was opened before"
+    assert not limit.carried(PASSED, 21), "this has passed in the other direction"
+    assert limit.carried(replace(PASSED, arrived_bytes=1 << 20), 21)
+    assert not limit.is_open
+    assert not limit.carried(replace(PASSED, arrived_bytes=1 << 21), 21), "it is known"
+    assert limit.segment_bytes == 1200
+
+
+def test_lanes_that_are_stuck_at_the_same_time_count_once() -> None:
+    limit = SegmentLimit(MEMORY_NS)
+    assert not any(limit.stuck(stuck(5), 10) for _ in range(16))
+    assert not limit.stuck(stuck(9), 19)
+    assert limit.segment_bytes == 0
+
+
+def test_one_that_was_stuck_long_ago_does_not_count() -> None:
+    limit = SegmentLimit(MEMORY_NS)
+    assert not limit.stuck(stuck(5), 10)
+    assert not limit.stuck(stuck(105), 111)
+    assert limit.stuck(stuck(205), 211)
+
+
+def test_a_large_packet_that_passes_ends_the_suspicion() -> None:
+    limit = SegmentLimit(MEMORY_NS)
+    assert not limit.stuck(stuck(5), 10)
+    assert not limit.carried(replace(PASSED, acked_bytes=8000), 11)
+    assert limit.is_open
+    assert not limit.carried(replace(PASSED, segment_bytes=FULL), 11)
+    assert not limit.is_open
+    assert not limit.stuck(stuck(15), 20)
+
+
+def test_the_smallest_segments_come_at_once_and_are_the_last() -> None:
+    limit = narrowed()
+    assert not limit.stuck(stuck(25), 30), "a lane from before the decision"
+    assert limit.stuck(stuck(35, 1188), 40)
+    assert limit.segment_bytes == 536
+    assert not limit.stuck(stuck(45, 524), 50)
+    assert limit.carried(replace(PASSED, segment_bytes=524), 51)
+    assert limit.segment_bytes == 536
+
+
+def test_a_large_segment_that_passes_proves_the_decision_wrong() -> None:
+    limit = narrowed()
+    wide = replace(PASSED, segment_bytes=FULL, arrived_bytes=1 << 20)
+    assert not limit.carried(wide, 21)
+    assert (limit.segment_bytes, limit.is_open) == (0, False)
