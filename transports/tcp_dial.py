@@ -128,7 +128,7 @@ class TcpDialler:
         timeout_s: float,
         may_dial: Callable[[str], bool],
         hosts: Sequence[str],
-        segment_bytes: int,
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to the first address that answers; see ``Transport.dial``.
 

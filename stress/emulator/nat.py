@@ -131,12 +131,18 @@ class NatTransport:
         timeout_s: float,
         may_dial: Callable[[str], bool] = lambda _: True,
         hosts: Sequence[str] = (),
+        segment_bytes: int = 0,
     ) -> Connection:
         """Connect to the first address that answers; see ``Transport``."""
-        return await self._dialler.dial(address, timeout_s, may_dial, hosts)
+        return await self._dialler.dial(address, timeout_s, may_dial, hosts, segment_bytes)
 
     async def punch(
-        self, local: Address, address: Address, timeout_s: float, may_dial: Callable[[str], bool]
+        self,
+        local: Address,
+        address: Address,
+        timeout_s: float,
+        may_dial: Callable[[str], bool],
+        segment_bytes: int = 0,
     ) -> Connection:
         """Wait for a process that dials this one, too, if the NATs would let both pass.
 
@@ -184,7 +190,11 @@ class NatTransport:
             raise OSError(errno.ENETUNREACH, "network is unreachable")
 
     async def _connect(
-        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+        self,
+        resolved: Resolved,
+        timeout_s: float,
+        origin: Resolved | None = None,
+        segment_bytes: int = 0,
     ) -> Connection:
         remote = to_address(resolved[4])
         self._check_version(remote.host)
@@ -195,7 +205,8 @@ class NatTransport:
             if target is None:
                 await asyncio.sleep(timeout_s)
                 raise TimeoutError("no answer in time")
-            await connect(self._inner.loop, sock, (target.host, target.port), timeout_s)
+            there = (target.host, target.port)
+            await connect(self._inner.loop, sock, there, timeout_s, segment_bytes)
             return self._inner.adopt(sock, inside, remote)
         except BaseException:
             sock.close()

@@ -56,7 +56,11 @@ class Net:
         return [found_at(host) for host in self.names.get(address.host, [address.host])]
 
     async def _connect(
-        self, resolved: Resolved, timeout_s: float, origin: Resolved | None = None
+        self,
+        resolved: Resolved,
+        timeout_s: float,
+        origin: Resolved | None = None,
+        segment_bytes: int = 0,
     ) -> Connection:
         host = str(resolved[4][0])
         self.dialled.append((self.loop.time(), host))
