@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.stress.commands import main
 from pccl.stress.sim.faults.base import MS, Fault, LifePhase
 from pccl.stress.sim.faults.between import Partition
-from pccl.stress.sim.faults.connections import HalfOpen
+from pccl.stress.sim.faults.connections import BehindNat, HalfOpen, OneIpVersion
 from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
 from pccl.stress.sim.faults.kills import Restart
@@ -26,6 +27,7 @@ from pccl.stress.sim.scenarios.file import load, to_text
 from pccl.stress.sim.scenarios.mixes import MIXES
 from pccl.stress.sim.scenarios.scenario import draw
 from pccl.stress.sim.scenarios.shrink import shrink
+from pccl.transports.sim.nat import Dependence
 from tests.support.virtual_runs import QUIET, run_faults
 
 DEADLINE_NS = round(QUIET.timing.deadline_s * NS_PER_S)
@@ -174,7 +176,17 @@ def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
     drawn = (draw(seed) for seed in range(150))
     divided = (MIXES["two-masters"].draw(seed) for seed in range(10))
     damaged = (MIXES["corruption"].draw(seed) for seed in range(10))
-    for scenario in (*drawn, *divided, *damaged):
+    nat = BehindNat(
+        (1, 2),
+        refuses=True,
+        is_symmetric=False,
+        together=True,
+        filtering=Dependence.ADDRESS,
+        hairpins=True,
+        ports=(443,),
+    )
+    written = replace(draw(0), faults=(OneIpVersion((0,), 6), nat))
+    for scenario in (*drawn, *divided, *damaged, written):
         kinds |= {fault.kind for fault in scenario.faults}
         path.write_text(to_text(scenario))
         assert load(path) == scenario
