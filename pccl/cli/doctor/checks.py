@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import enum
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 
 from pccl.addresses import is_loopback
-from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts, TokenFacts
-from pccl.inquiry import Examination, RouterReport
+from pccl.cli.doctor.facts import AddressFacts, MachineFacts, TokenFacts
+from pccl.inquiry import RouterReport
 
 REQUIRED = (
     *("pccl", "numpy", "ml_dtypes", "msgpack", "xxhash", "blake3", "safetensors", "cryptography"),
@@ -33,18 +31,6 @@ DESCRIPTORS_MIN = 128
 
 LOOPBACK_BYTES_PER_S_MIN = 200e6
 """A slower interpreter limits a run on a line of 1 Gbit/s."""
-
-PATH_MTU_MIN = 1280
-"""The smallest packet that IPv6 allows; a smaller value is a mistake of a tunnel."""
-
-ROUND_TRIP_S_MAX = 0.5
-"""Every joint call takes some round trips, so above this they dominate."""
-
-LONG_PATH_S = 0.02
-"""Above this, a lost packet costs a connection much of its speed, unless it uses BBR."""
-
-CLOCK_OFFSET_S_MAX = 2.0
-"""Above this, the times in the logs of different machines do not tell what came first."""
 
 
 class Severity(enum.StrEnum):
@@ -86,7 +72,7 @@ def outward_finding(machine: MachineFacts) -> Finding:
     if not machine.outward:
         remedy = "connect this machine to a network; a run on this machine alone works"
         return Finding("interface", Severity.WARN, "no route to the internet", remedy)
-    way = _interface(machine.interface, machine.outward, machine.interface_mtu)
+    way = interface_text(machine.interface, machine.outward, machine.interface_mtu)
     return Finding("interface", Severity.OK, f"{way}: the default route leaves through it")
 
 
@@ -140,51 +126,10 @@ def address_finding(address: AddressFacts) -> Finding:
     return Finding(address.variable, Severity.FAIL, address.flaw, remedy)
 
 
-def path_findings(path: PathFacts) -> Iterator[Finding]:
-    """Judge the path to one master, as far as the kernel knows it."""
-    if path.trouble:
-        yield Finding(
-            "reach out",
-            Severity.FAIL,
-            f"no connection to {path.master}: {path.trouble}",
-            "check the address, that `pccl master` runs and listens there (--listen), and that "
-            "firewalls let its port through",
-        )
-        return
-    via = "" if path.master == path.address else f", which is {path.address}"
-    yield Finding("reach out", Severity.OK, f"connected to {path.master}{via}")
-    way = _interface(path.interface, path.local, path.interface_mtu)
-    yield Finding("interface", Severity.OK, f"{way}: the route to {path.host} leaves through it")
-    yield _mtu(path)
-    yield _round_trip(path)
-    yield _congestion_used(path)
-
-
-def run_findings(run: RunFacts) -> Iterator[Finding]:
-    """Judge what the master and the members of a run have answered."""
-    made = run.examination
-    if made is None:
-        yield Finding("handshake", Severity.FAIL, run.refusal, run.remedy)
-        return
-    count = made.member_count
-    standing = f"the run has {count} member{'s' * (count != 1)}"
-    if made.status.waits_for:
-        standing = f"this master coordinates no run: {made.status.waits_for}"
-    yield Finding(
-        "handshake", Severity.OK, f"the master accepts this version and token; {standing}"
-    )
-    if made.seen:
-        yield _clock(made)
-        yield _nat(run.path, made)
-    if made.router is not None:
-        yield router_finding(made.router, is_reached=made.was_dialled and not made.reason)
-    yield _reach_in(made)
-    yield _members(made)
-    yield Finding(
-        "throughput",
-        Severity.OK,
-        "not measured: a master sends no bulk data; members measure their links while they work",
-    )
+def interface_text(name: str, address: str, mtu: int | None) -> str:
+    """Describe a network interface with an address of this machine."""
+    size = "" if mtu is None else f", MTU {mtu}"
+    return f"{name or 'unknown'} ({address}{size})"
 
 
 # -- one machine -----------------------------------------------------------------------------------
@@ -238,138 +183,3 @@ def _loopback(bytes_per_s: float | None) -> Finding:
         return Finding("loopback", Severity.OK, found)
     remedy = "other work may occupy the processors; a run will not be faster than this"
     return Finding("loopback", Severity.WARN, found, remedy)
-
-
-def _interface(name: str, address: str, mtu: int | None) -> str:
-    size = "" if mtu is None else f", MTU {mtu}"
-    return f"{name or 'unknown'} ({address}{size})"
-
-
-# -- a path ----------------------------------------------------------------------------------------
-
-
-def _mtu(path: PathFacts) -> Finding:
-    if path.path_mtu is None:
-        return Finding("MTU", Severity.OK, "the kernel does not know the MTU of the path")
-    segment = "" if path.segment_bytes is None else f", TCP segments of {path.segment_bytes} bytes"
-    found = f"{path.path_mtu} on the path{segment}"
-    if path.path_mtu < PATH_MTU_MIN:
-        remedy = f"set the MTU of the tunnel or VPN to {PATH_MTU_MIN} or more"
-        return Finding("MTU", Severity.WARN, found, remedy)
-    is_local = is_loopback(path.host)
-    if not is_local and path.interface_mtu is not None and path.path_mtu < path.interface_mtu:
-        found += f", below that of the interface ({path.interface_mtu}): a tunnel lies between"
-    return Finding("MTU", Severity.OK, found)
-
-
-def _round_trip(path: PathFacts) -> Finding:
-    median_s = statistics.median(path.round_trips_s)
-    found = f"{median_s * 1e3:.2f} ms, the median of {len(path.round_trips_s)} connects"
-    if median_s <= ROUND_TRIP_S_MAX:
-        return Finding("round trip", Severity.OK, found)
-    remedy = "look for a loaded line, or run the master closer to the peers"
-    return Finding("round trip", Severity.WARN, found, remedy)
-
-
-def _congestion_used(path: PathFacts) -> Finding:
-    name = "congestion to the master"
-    if not path.congestion:
-        return Finding(name, Severity.OK, "unknown on this system")
-    long = statistics.median(path.round_trips_s) > LONG_PATH_S
-    if not long or path.congestion.startswith("bbr"):
-        return Finding(name, Severity.OK, path.congestion)
-    remedy = "if this path loses packets: sysctl net.ipv4.tcp_congestion_control=bbr"
-    return Finding(name, Severity.WARN, f"{path.congestion} on a long path", remedy)
-
-
-# -- a run -----------------------------------------------------------------------------------------
-
-
-def _clock(made: Examination) -> Finding:
-    offset_s, error_s = made.clock_offset_s, made.clock_error_s
-    side = "ahead of" if offset_s > 0 else "behind"
-    found = f"the master's is {_span(abs(offset_s))} {side} this one, ± {_span(error_s)}"
-    if abs(offset_s) - error_s <= CLOCK_OFFSET_S_MAX:
-        return Finding("clock", Severity.OK, found)
-    remedy = "set both clocks by NTP, so that times in logs agree; the run does not need it"
-    return Finding("clock", Severity.WARN, found, remedy)
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
-
-
-def _nat(path: PathFacts, made: Examination) -> Finding:
-    if _same_host(path.local, made.seen):
-        return Finding(
-            "NAT", Severity.OK, f"none: the master sees this machine as {made.seen}, too"
-        )
-    found = f"the master sees this machine as {made.seen}, and its own address is {path.local}"
-    if made.was_dialled and not made.reason:
-        return Finding("NAT", Severity.OK, f"{found}; the NAT lets peers in")
-    remedy = (
-        "forward a TCP port of the router to this machine, and set PCCL_LISTEN=:PORT and "
-        f"PCCL_ADVERTISE={_bracketed(made.seen)}:PORT; or use a VPN"
-    )
-    return Finding("NAT", Severity.WARN, found, remedy)
-
-
-def _same_host(one: str, other: str) -> bool:
-    return _plain(one) == _plain(other)
-
-
-def _plain(host: str) -> object:
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _reach_in(made: Examination) -> Finding:
-    if made.was_dialled and not made.reason:
-        return Finding("reach in", Severity.OK, f"the master has reached {made.dialled_at}")
-    if not made.was_dialled:
-        remedy = "run the doctor again later"
-        return Finding("reach in", Severity.WARN, f"not tested: {made.reason}", remedy)
-    return Finding(
-        "reach in",
-        Severity.WARN,
-        f"the master cannot reach {made.dialled_at}: {_why(made.reason, made.dialled_at)}",
-        "open a range of TCP ports in the firewall of this machine and of its network, and set it: "
-        "PCCL_ADVERTISE=:48200-48299; until then this machine needs members that it can dial",
-    )
-
-
-def _members(made: Examination) -> Finding:
-    if not made.members:
-        return Finding("members", Severity.OK, "the run has none to dial")
-    dialled = f"dialled {len(made.members)} of {made.member_count}"
-    silent: list[str] = []
-    for member in made.members:
-        address = f"{_bracketed(member.host)}:{member.port}"
-        if member.reason:
-            name = member.name or f"peer {member.peer}"
-            silent.append(f"{name} at {address} ({_why(member.reason, address)})")
-    if not silent:
-        return Finding("members", Severity.OK, f"{dialled}; all answer")
-    found = f"{dialled}; no answer from {_named(silent)}"
-    if made.was_dialled and made.reason:
-        remedy = "no link to them is possible: open ports here, or there"
-        return Finding("members", Severity.FAIL, found, remedy)
-    remedy = "they must dial this machine, so keep its ports open"
-    return Finding("members", Severity.WARN, found, remedy)
-
-
-def _why(reason: str, address: str) -> str:
-    return reason.removeprefix(f"cannot reach {address}: ")
-
-
-def _named(texts: Sequence[str]) -> str:
-    shown = ", ".join(texts[:3])
-    return shown if len(texts) <= 3 else f"{shown} and {len(texts) - 3} more"

@@ -19,6 +19,8 @@ from pccl.cli.doctor.gather import (
     router_facts,
     run_facts,
 )
+from pccl.cli.doctor.path_checks import path_findings
+from pccl.cli.doctor.run_checks import run_findings
 from pccl.cli.runs.target import NoRun, Target, find_target
 
 NO_MASTER = Finding(
@@ -72,12 +74,12 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     paths: list[PathFacts] = []
     for address in config.resolve_masters(target.masters):
         paths.append(path_facts(str(address), timeout_s))
-        view.show(checks.path_findings(paths[-1]))
+        view.show(path_findings(paths[-1]))
     good = next((path for path in paths if not path.trouble), None)
     known = TokenFacts(None if target.token is None else len(target.token), flaw)
     view.show([checks.token_finding(known, "" if good is None else good.host)])
     if good is not None and not flaw and not any(address.flaw for address in own):
-        view.show(checks.run_findings(run_facts(good, target.token, timeout_s)))
+        view.show(run_findings(run_facts(good, target.token, timeout_s)))
 
 
 def _token(file: str | None) -> tuple[bytes | None, str]:

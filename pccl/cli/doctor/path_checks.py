@@ -1,0 +1,73 @@
+"""Judges facts about the path to a master, as far as the kernel knows it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from pccl.addresses import is_loopback
+from pccl.cli.doctor.checks import Finding, Severity, interface_text
+from pccl.cli.doctor.facts import PathFacts
+
+PATH_MTU_MIN = 1280
+"""The smallest packet that IPv6 allows; a smaller value is a mistake of a tunnel."""
+
+ROUND_TRIP_S_MAX = 0.5
+"""Every joint call takes some round trips, so above this they dominate."""
+
+LONG_PATH_S = 0.02
+"""Above this, a lost packet costs a connection much of its speed, unless it uses BBR."""
+
+
+def path_findings(path: PathFacts) -> Iterator[Finding]:
+    """Judge the path to one master, as far as the kernel knows it."""
+    if path.trouble:
+        yield Finding(
+            "reach out",
+            Severity.FAIL,
+            f"no connection to {path.master}: {path.trouble}",
+            "check the address, that `pccl master` runs and listens there (--listen), and that "
+            "firewalls let its port through",
+        )
+        return
+    via = "" if path.master == path.address else f", which is {path.address}"
+    yield Finding("reach out", Severity.OK, f"connected to {path.master}{via}")
+    way = interface_text(path.interface, path.local, path.interface_mtu)
+    yield Finding("interface", Severity.OK, f"{way}: the route to {path.host} leaves through it")
+    yield _mtu(path)
+    yield _round_trip(path)
+    yield _congestion_used(path)
+
+
+def _mtu(path: PathFacts) -> Finding:
+    if path.path_mtu is None:
+        return Finding("MTU", Severity.OK, "the kernel does not know the MTU of the path")
+    segment = "" if path.segment_bytes is None else f", TCP segments of {path.segment_bytes} bytes"
+    found = f"{path.path_mtu} on the path{segment}"
+    if path.path_mtu < PATH_MTU_MIN:
+        remedy = f"set the MTU of the tunnel or VPN to {PATH_MTU_MIN} or more"
+        return Finding("MTU", Severity.WARN, found, remedy)
+    is_local = is_loopback(path.host)
+    if not is_local and path.interface_mtu is not None and path.path_mtu < path.interface_mtu:
+        found += f", below that of the interface ({path.interface_mtu}): a tunnel lies between"
+    return Finding("MTU", Severity.OK, found)
+
+
+def _round_trip(path: PathFacts) -> Finding:
+    median_s = statistics.median(path.round_trips_s)
+    found = f"{median_s * 1e3:.2f} ms, the median of {len(path.round_trips_s)} connects"
+    if median_s <= ROUND_TRIP_S_MAX:
+        return Finding("round trip", Severity.OK, found)
+    remedy = "look for a loaded line, or run the master closer to the peers"
+    return Finding("round trip", Severity.WARN, found, remedy)
+
+
+def _congestion_used(path: PathFacts) -> Finding:
+    name = "congestion to the master"
+    if not path.congestion:
+        return Finding(name, Severity.OK, "unknown on this system")
+    long = statistics.median(path.round_trips_s) > LONG_PATH_S
+    if not long or path.congestion.startswith("bbr"):
+        return Finding(name, Severity.OK, path.congestion)
+    remedy = "if this path loses packets: sysctl net.ipv4.tcp_congestion_control=bbr"
+    return Finding(name, Severity.WARN, f"{path.congestion} on a long path", remedy)
