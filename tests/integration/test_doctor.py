@@ -124,7 +124,7 @@ def test_ipv6_and_a_standby_that_is_down(doctor: Doctor) -> None:
 def test_no_master_and_no_name(doctor: Doctor) -> None:
     refused = doctor(f"127.0.0.1:{free_port()}")
     assert refused.returncode == 1
-    assert "connection refused; remedy: check the address" in refused.stdout
+    assert "connection refused; remedy: start the master here" in refused.stdout
     nowhere = findings(doctor("--json", "no.such.host.invalid:1", "--timeout", str(LIMIT_S)))
     assert "has no address" in nowhere["reach out"]["found"]
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding
 from pccl.cli.doctor.facts import MachineFacts, PathFacts
-from pccl.inquiry import Examination, MasterStatus, MemberDialled, RouterReport
+from pccl.inquiry import Examination, ForwardedPort, MasterStatus, MemberDialled, RouterReport
+from pccl.machines.router_path import MappingProtocol
 
 MACHINE = MachineFacts(
     implementation="CPython",

@@ -26,7 +26,7 @@ class NatNetworks:
     def __init__(self) -> None:
         self._internet = f"pi{os.getpid()}"
         self._made: list[str] = []
-        self._links = self._homes = self._hosts = 0
+        self._links = self._homes = self._hosts = self._rules = 0
         self._has_two_ways = False
 
     def __enter__(self) -> Self:
@@ -47,6 +47,11 @@ class NatNetworks:
     def __exit__(self, *exc: object) -> None:
         for name in self._made:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    @staticmethod
+    def inside_of(host: str, *command: str) -> tuple[str, ...]:
+        """Return the command line that runs a command on a host."""
+        return "ip", "netns", "exec", host, *command
 
     def public(self) -> tuple[str, str]:
         """Add a host on the internet; return its namespace and its address."""
@@ -128,6 +133,13 @@ class NatNetworks:
         self._join(name, router, f"{gateway.rpartition('.')[0]}.{1 + self._hosts}")
         self._run("ip", "-n", name, "route", "add", "default", "via", gateway)
         return name
+
+    def rule(self, host: str, hook: str, rule: str) -> None:
+        """Let a host or a router drop, refuse or count what passes a hook; a rule of nftables."""
+        self._rules += 1
+        chain = f"type filter hook {hook} priority filter; policy accept; {rule};"
+        table = f"table inet more{self._rules} {{ chain one {{ {chain} }}; }}"
+        self._run("ip", "netns", "exec", host, "nft", "-f", "-", given=table)
 
     def _on_the_internet(self) -> tuple[str, str]:
         self._hosts += 1

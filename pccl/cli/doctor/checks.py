@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 
 from pccl.addresses import is_loopback
 from pccl.cli.doctor.facts import AddressFacts, MachineFacts, TokenFacts
@@ -28,6 +29,9 @@ connections that have not proven the token yet."""
 
 DESCRIPTORS_MIN = 128
 """Below this, a process cannot hold the connections of a small run beside its own files."""
+
+INSIDE = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")))
+"""Addresses that each network may use inside (RFC 1918, RFC 4193)."""
 
 LOOPBACK_BYTES_PER_S_MIN = 200e6
 """A slower interpreter limits a run on a line of 1 Gbit/s."""
@@ -130,6 +134,20 @@ def interface_text(name: str, address: str, mtu: int | None) -> str:
     """Describe a network interface with an address of this machine."""
     size = "" if mtu is None else f", MTU {mtu}"
     return f"{name or 'unknown'} ({address}{size})"
+
+
+def bracketed(host: str) -> str:
+    """Return a numeric host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_inside(host: str) -> bool:
+    """Whether a numeric host means something only inside its own network."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return any(address in network for network in INSIDE)
 
 
 # -- one machine -----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def _examine(view: FindingsView, master: str | None, token: str | None, timeout_
     for address in config.resolve_masters(target.masters):
         paths.append(path_facts(str(address), timeout_s))
         view.show(path_findings(paths[-1]))
-    good = next((path for path in paths if not path.trouble), None)
+    good = next((path for path in paths if path.address), None)
     known = TokenFacts(None if target.token is None else len(target.token), flaw)
     view.show([checks.token_finding(known, "" if good is None else good.host)])
     if good is not None and not flaw and not any(address.flaw for address in own):

@@ -5,6 +5,7 @@ An empty text, or None, is unknown.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,13 +71,43 @@ class AddressFacts:
     flaw: str = ""
 
 
+class Obstacle(enum.Enum):
+    """Why a dial has failed."""
+
+    NO_NAME = enum.auto()
+    """The name has no address."""
+    REFUSED = enum.auto()
+    """A system has answered that nothing listens at the port, or that it lets nobody in."""
+    SILENT = enum.auto()
+    """There was no answer."""
+    NO_ROUTE = enum.auto()
+    """This machine, or one on the way, knows no way there."""
+    OTHER = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedDial:
+    """An address of a master that did not answer.
+
+    Attributes:
+        host: the numeric host, or the name if it has no address.
+        obstacle: what kept the dial from succeeding.
+        reason: the same in words.
+    """
+
+    host: str
+    obstacle: Obstacle
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class PathFacts:
     """The path to one master.
 
     Attributes:
         master: its address as given, ``host:port``.
-        trouble: why there is no connection; empty: there is one.
+        failed: its addresses that do not answer; if none does, there is no ``address``.
+        port: the port that was dialled.
         address: its numeric address, ``host:port``.
         host: the numeric host.
         local: the host of this end of the connection.
@@ -89,7 +120,8 @@ class PathFacts:
     """
 
     master: str
-    trouble: str = ""
+    failed: tuple[FailedDial, ...] = ()
+    port: int = 0
     address: str = ""
     host: str = ""
     local: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -14,7 +15,14 @@ from pccl.addresses import parse_address
 from pccl.cli.bench.machine import congestion_default
 from pccl.cli.doctor import network
 from pccl.cli.doctor.checks import ASKED
-from pccl.cli.doctor.facts import AddressFacts, MachineFacts, PathFacts, RunFacts
+from pccl.cli.doctor.facts import (
+    AddressFacts,
+    FailedDial,
+    MachineFacts,
+    Obstacle,
+    PathFacts,
+    RunFacts,
+)
 from pccl.errors import NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.inquiry import RouterReport
 
@@ -93,20 +101,23 @@ def path_facts(master: str, timeout_s: float) -> PathFacts:
         timeout_s: longest look-up, and longest attempt for each of its addresses.
     """
     given = parse_address(master)
-    reasons: list[str] = []
+    failed: list[FailedDial] = []
     try:
         hosts = network.resolve(given.host, given.port, timeout_s)
     except OSError as error:
-        return PathFacts(master, f"{given.host} has no address: {_reason(error)}")
+        unknown = FailedDial(given.host, Obstacle.NO_NAME, _reason(error))
+        return PathFacts(master, (unknown,), given.port)
     for host in hosts:
         try:
             found = network.connect(host, given.port, timeout_s, interface())
         except OSError as error:
-            reasons.append(f"{host}: {_reason(error)}" if len(hosts) > 1 else _reason(error))
+            failed.append(FailedDial(host, _obstacle(error), _reason(error)))
             continue
         name = inquiry.interface_of(found.local)
         return PathFacts(
             master,
+            tuple(failed),
+            given.port,
             address=f"[{host}]:{given.port}" if ":" in host else f"{host}:{given.port}",
             host=host,
             local=found.local,
@@ -117,7 +128,7 @@ def path_facts(master: str, timeout_s: float) -> PathFacts:
             congestion=found.congestion,
             round_trips_s=found.round_trips_s,
         )
-    return PathFacts(master, "; ".join(reasons))
+    return PathFacts(master, tuple(failed), given.port)
 
 
 def router_facts() -> RouterReport:
@@ -162,9 +173,18 @@ def _choices() -> tuple[str, ...]:
         return ()
 
 
+def _obstacle(error: OSError) -> Obstacle:
+    if isinstance(error, ConnectionRefusedError):
+        return Obstacle.REFUSED
+    if isinstance(error, TimeoutError):
+        return Obstacle.SILENT
+    has_route = error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
+    return Obstacle.OTHER if has_route else Obstacle.NO_ROUTE
+
+
 def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return str(error) if error.errno is None else "no answer in time"
+        return str(error) if isinstance(error, network.NoNameServer) else "no answer in time"
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return str(error.strerror or error).lower()

@@ -24,6 +24,10 @@ CONNECTS = 5
 """Number of connects whose durations are measured."""
 
 
+class NoNameServer(TimeoutError):
+    """A look-up took too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connected:
     """What the kernel knows of a connection; empty or None: unknown.
@@ -66,7 +70,7 @@ def resolve(host: str, port: int, timeout_s: float) -> list[str]:
     thread.start()
     thread.join(timeout_s)
     if not found:
-        raise TimeoutError("no name server answered in time")
+        raise NoNameServer("no name server answered in time")
     if isinstance(found[0], OSError):
         raise found[0]
     return found[0]

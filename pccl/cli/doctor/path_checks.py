@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pccl.addresses import is_loopback
-from pccl.cli.doctor.checks import Finding, Severity, interface_text
-from pccl.cli.doctor.facts import PathFacts
+from pccl.cli.doctor.checks import Finding, Severity, bracketed, interface_text, is_inside
+from pccl.cli.doctor.facts import FailedDial, Obstacle, PathFacts
 
 PATH_MTU_MIN = 1280
 """The smallest packet that IPv6 allows; a smaller value is a mistake of a tunnel."""
@@ -21,14 +21,9 @@ LONG_PATH_S = 0.02
 
 def path_findings(path: PathFacts) -> Iterator[Finding]:
     """Judge the path to one master, as far as the kernel knows it."""
-    if path.trouble:
-        yield Finding(
-            "reach out",
-            Severity.FAIL,
-            f"no connection to {path.master}: {path.trouble}",
-            "check the address, that `pccl master` runs and listens there (--listen), and that "
-            "firewalls let its port through",
-        )
+    if not path.address:
+        found = f"no connection to {path.master}: {_reasons(path.failed)}"
+        yield Finding("reach out", Severity.FAIL, found, _way_in(path))
         return
     via = "" if path.master == path.address else f", which is {path.address}"
     yield Finding("reach out", Severity.OK, f"connected to {path.master}{via}")
@@ -37,6 +32,45 @@ def path_findings(path: PathFacts) -> Iterator[Finding]:
     yield _mtu(path)
     yield _round_trip(path)
     yield _congestion_used(path)
+
+
+def _reasons(failed: Sequence[FailedDial]) -> str:
+    named = [f"{one.host}: {one.reason}" for one in failed]
+    if len(failed) > 1:
+        return "; ".join(named)
+    no_name = failed[0].obstacle is Obstacle.NO_NAME
+    return f"{failed[0].host} has no address: {failed[0].reason}" if no_name else failed[0].reason
+
+
+def _way_in(path: PathFacts) -> str:
+    """Return what to do so that a master can be dialled."""
+    obstacles = {one.obstacle: one.host for one in reversed(path.failed)}
+    if (host := obstacles.get(Obstacle.REFUSED)) is not None:
+        here = is_loopback(host)
+        every = "[::]" if ":" in host else "0.0.0.0"
+        listen = f"{bracketed(host) if here else every}:{path.port}"
+        return (
+            f"start the master {'here' if here else 'there'}: pccl master --listen "
+            f"{listen}; if it runs, correct the port"
+            + ("" if here else f", or let TCP port {path.port} through the firewall that refuses")
+        )
+    if Obstacle.NO_NAME in obstacles:
+        return "correct the name, or write the IP address of the master"
+    host = next(iter(obstacles.values()))
+    if is_inside(host):
+        return (
+            f"{host} is a private address, which answers only inside its own network: if the "
+            "master is elsewhere, write its public address, and forward the port on its router"
+        )
+    if Obstacle.SILENT in obstacles:
+        return (
+            f"open TCP port {path.port} in the firewall of the master's machine and of its network "
+            "(in a cloud, the security group; at home, forward it on the router), or correct the "
+            "address"
+        )
+    if ":" in host:
+        return "this machine has no way there in IPv6: write an IPv4 address of the master"
+    return "connect this machine to the master's network, or correct the address"
 
 
 def _mtu(path: PathFacts) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv6Address, ip_address
 
-from pccl.cli.doctor.checks import Finding, Severity, router_finding
+from pccl.cli.doctor.checks import Finding, Severity, bracketed, router_finding
 from pccl.cli.doctor.facts import PathFacts, RunFacts
 from pccl.inquiry import Examination
 
@@ -64,7 +64,7 @@ def _nat(path: PathFacts, made: Examination) -> Finding:
         return Finding("NAT", Severity.OK, f"{found}; the NAT lets peers in")
     remedy = (
         "forward a TCP port of the router to this machine, and set PCCL_LISTEN=:PORT and "
-        f"PCCL_ADVERTISE={_bracketed(made.seen)}:PORT; or use a VPN"
+        f"PCCL_ADVERTISE={bracketed(made.seen)}:PORT; or use a VPN"
     )
     return Finding("NAT", Severity.WARN, found, remedy)
 
@@ -80,10 +80,6 @@ def _plain(host: str) -> object:
         return host
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _reach_in(made: Examination) -> Finding:
@@ -107,7 +103,7 @@ def _members(made: Examination) -> Finding:
     dialled = f"dialled {len(made.members)} of {made.member_count}"
     silent: list[str] = []
     for member in made.members:
-        address = f"{_bracketed(member.host)}:{member.port}"
+        address = f"{bracketed(member.host)}:{member.port}"
         if member.reason:
             name = member.name or f"peer {member.peer}"
             silent.append(f"{name} at {address} ({_why(member.reason, address)})")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pccl.cli.doctor.checks import Finding, Severity
-from pccl.cli.doctor.facts import PathFacts
+from pccl.cli.doctor.facts import FailedDial, Obstacle, PathFacts
 from pccl.cli.doctor.path_checks import path_findings
 from tests.support.doctor_facts import PATH, named
 
@@ -16,11 +16,44 @@ def of_path(name: str, path: PathFacts) -> Finding:
     return named(list(path_findings(path)), name)
 
 
-def test_no_connection() -> None:
-    (found,) = path_findings(PathFacts("host.example:1", "connection refused"))
+def failing(host: str, obstacle: Obstacle, reason: str = "no answer in time") -> Finding:
+    path = PathFacts("host.example:7", (FailedDial(host, obstacle, reason),), 7)
+    (found,) = path_findings(path)
     assert (found.name, found.level) == ("reach out", Severity.FAIL)
-    assert found.found == "no connection to host.example:1: connection refused"
-    assert "firewalls" in found.remedy
+    return found
+
+
+@pytest.mark.parametrize(
+    ("host", "obstacle", "remedy"),
+    [
+        ("203.0.113.5", Obstacle.REFUSED, "start the master there: pccl master --listen 0.0.0.0:7"),
+        ("2001:db8::5", Obstacle.REFUSED, "start the master there: pccl master --listen [::]:7"),
+        ("127.0.0.1", Obstacle.REFUSED, "start the master here: pccl master --listen 127.0.0.1:7"),
+        ("::1", Obstacle.REFUSED, "start the master here: pccl master --listen [::1]:7"),
+        ("203.0.113.5", Obstacle.SILENT, "open TCP port 7 in the firewall of the master's machine"),
+        ("10.0.0.5", Obstacle.SILENT, "10.0.0.5 is a private address"),
+        ("192.168.1.5", Obstacle.NO_ROUTE, "192.168.1.5 is a private address"),
+        ("2001:db8::5", Obstacle.NO_ROUTE, "this machine has no way there in IPv6"),
+        ("203.0.113.5", Obstacle.NO_ROUTE, "connect this machine to the master's network"),
+        ("203.0.113.5", Obstacle.OTHER, "connect this machine to the master's network"),
+        ("no.such.host", Obstacle.NO_NAME, "correct the name, or write the IP address"),
+    ],
+)
+def test_no_connection(host: str, obstacle: Obstacle, remedy: str) -> None:
+    assert failing(host, obstacle).remedy.startswith(remedy)
+
+
+def test_the_reasons_of_all_addresses() -> None:
+    refused = FailedDial("203.0.113.5", Obstacle.REFUSED, "connection refused")
+    silent = FailedDial("2001:db8::5", Obstacle.SILENT, "no answer in time")
+    (found,) = path_findings(PathFacts("host.example:7", (silent, refused), 7))
+    assert found.found == (
+        "no connection to host.example:7: 2001:db8::5: no answer in time; 203.0.113.5: connection "
+        "refused"
+    )
+    assert found.remedy.startswith("start the master there")
+    nameless = failing("host.example", Obstacle.NO_NAME, "name or service not known")
+    assert nameless.found.endswith("host.example has no address: name or service not known")
 
 
 @pytest.mark.parametrize(

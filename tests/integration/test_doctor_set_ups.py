@@ -1,0 +1,117 @@
+"""``pccl doctor`` in broken set-ups: what it finds, and the remedy that it names.
+
+Each set-up is real: processes, and where it needs networks, namespaces with rules of nftables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.commands import PCCL, environment_with, run_to_end, running
+from tests.support.nat_networks import NatNetworks
+from tests.support.paths import ROOT
+from tests.support.patience import LIMIT_S, patient
+from tests.support.ports import free_port
+
+TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
+MASTER_PORT = 48148
+SHORT_S = patient(0.5)
+"""How long the doctor waits for what is not answered."""
+
+
+class Said(NamedTuple):
+    """One line of the doctor."""
+
+    level: str
+    found: str
+    remedy: str
+
+
+@pytest.fixture
+def nets() -> Generator[NatNetworks]:
+    with NatNetworks() as made:
+        yield made
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Callable[..., dict[str, Said]]:
+    """The command on this machine, or on a host of ``nets``; it sees no run file of other tests."""
+
+    def run(
+        master: str, host: str = "", timeout_s: float = SHORT_S, **more: str
+    ) -> dict[str, Said]:
+        own = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        command: tuple[str, ...] = (*PCCL, "doctor", "--json", master, "--timeout", str(timeout_s))
+        if host:
+            command = NatNetworks.inside_of(host, *command)
+        given = environment_with(**{**own, "PCCL_TOKEN": TOKEN, **more})
+        ended = run_to_end(*command, env=given, limit_s=LIMIT_S)
+        assert ended.stderr == ""
+        lines = json.loads(ended.stdout)["findings"]
+        return {one["name"]: Said(one["level"], one["found"], one["remedy"]) for one in lines}
+
+    return run
+
+
+Doctor = Callable[..., dict[str, Said]]
+
+
+@contextlib.contextmanager
+def master_on(host: str, *more: str) -> Generator[None]:
+    """Run a master on a host of ``nets``."""
+    command = (*PCCL, "master", "--listen", f"0.0.0.0:{MASTER_PORT}", *more)
+    own = environment_with(PYTHONPATH=str(ROOT), PCCL_TOKEN=TOKEN)
+    with running(*NatNetworks.inside_of(host, *command), env=own) as process:
+        assert process.stdout is not None
+        assert "listening" in process.stdout.readline()
+        yield
+
+
+# -- 1: the master does not answer -----------------------------------------------------------------
+
+
+def test_nothing_listens_on_this_machine(doctor: Doctor) -> None:
+    port = free_port()
+    assert doctor(f"127.0.0.1:{port}")["reach out"] == (
+        "fail",
+        f"no connection to 127.0.0.1:{port}: connection refused",
+        f"start the master here: pccl master --listen 127.0.0.1:{port}; if it runs, correct the "
+        "port",
+    )
+
+
+def test_nothing_listens_on_the_masters_machine(nets: NatNetworks, doctor: Doctor) -> None:
+    (_, address), here = nets.public(), nets.inside(nets.home())
+    assert doctor(f"{address}:48148", here)["reach out"] == (
+        "fail",
+        f"no connection to {address}:48148: connection refused",
+        "start the master there: pccl master --listen 0.0.0.0:48148; if it runs, correct the port, "
+        "or let TCP port 48148 through the firewall that refuses",
+    )
+
+
+def test_a_firewall_drops_what_the_master_shall_get(nets: NatNetworks, doctor: Doctor) -> None:
+    (there, address), here = nets.public(), nets.inside(nets.home())
+    nets.rule(there, "input", "tcp dport 48148 drop")
+    assert doctor(f"{address}:48148", here)["reach out"] == (
+        "fail",
+        f"no connection to {address}:48148: no answer in time",
+        "open TCP port 48148 in the firewall of the master's machine and of its network (in a "
+        "cloud, the security group; at home, forward it on the router), or correct the address",
+    )
+
+
+def test_a_master_at_a_private_address(nets: NatNetworks, doctor: Doctor) -> None:
+    """Its home is another one, and the address of that router is not given."""
+    assert doctor("192.168.2.9:48148", nets.inside(nets.home()))["reach out"] == (
+        "fail",
+        "no connection to 192.168.2.9:48148: network is unreachable",
+        "192.168.2.9 is a private address, which answers only inside its own network: if the "
+        "master is elsewhere, write its public address, and forward the port on its router",
+    )
