@@ -44,7 +44,13 @@ from pccl.protocol.status_report import (
 from pccl.protocol.status_report import StatusReport as MasterStatus
 from pccl.protocol.types import PeerId, RemovalCause, RoundId
 from pccl.runtime.clock import LoopClock
-from pccl.runtime.control.examination import Examination, MemberDialled, examine
+from pccl.runtime.control.examination import (
+    Examination,
+    LongPacketsLost,
+    MemberDialled,
+    Sighting,
+    examine,
+)
 from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.control.question import ask_peer, ask_status
 from pccl.runtime.io_thread import IOThread
@@ -67,6 +73,7 @@ __all__ = [
     "GroupStatus",
     "LinkPath",
     "LinkSpeed",
+    "LongPacketsLost",
     "MasterStatus",
     "MemberDialled",
     "MemberStatus",
@@ -76,6 +83,7 @@ __all__ = [
     "RemovalStatus",
     "RoundStatus",
     "RouterReport",
+    "Sighting",
     "examine_master",
     "examine_router",
     "master_status",

@@ -127,6 +127,34 @@ class Introduction:
             done(what)
 
 
+class Introducer:
+    """Tells the other side of a connection its address, and then ends the connection.
+
+    Args:
+        connection: a connection after its handshake, of which nothing was read yet.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._memory = memoryview(bytearray(1))
+        connection.pause_reading()
+        connection.start(self)
+        connection.send([introduction(connection.remote)])
+        connection.close()
+
+    def get_buffer(self) -> memoryview:
+        """Return memory for a byte, which nobody reads."""
+        return self._memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Ignore what the other side sends."""
+
+    def writable(self) -> None:
+        """A fresh connection has taken the introduction at once."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Ignore the end."""
+
+
 class _MetConnection:
     """Another connection, to a process with an address of another kind. See ``Connection``."""
 

@@ -246,6 +246,9 @@ QUERIES_AT_ONCE_MAX = 8
 QUERIES_PER_S = 1
 """Further tests of such addresses. One at a time for each source address."""
 
+PADDING_BYTES_MAX = 3000
+"""Padding of an ``AddressQuery``: fills a packet of 1500 bytes, and begins another one."""
+
 ASKED_MAX = 256
 """Newcomers that an elder dials because they cannot dial it. The rest waits for a later tick."""
 

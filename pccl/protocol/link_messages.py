@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated
 
-from pccl.protocol.limits import LINKS_BATCH_MAX, PEERS_MAX, REASON_BYTES_MAX
+from pccl.protocol.limits import LINKS_BATCH_MAX, PADDING_BYTES_MAX, PEERS_MAX, REASON_BYTES_MAX
 from pccl.protocol.types import AtMost, Below, HostName, MeasuredLink, Member, PeerId
 
 
@@ -69,6 +69,8 @@ class AddressQuery:
     """The host to dial; if empty, the address that the master sees."""
     port: Annotated[int, Below(1 << 16)] = 0
     """The port to dial; 0: none."""
+    padding: Annotated[bytes, AtMost(PADDING_BYTES_MAX)] = b""
+    """Makes the message as long as a packet, to test whether long packets arrive."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -133,3 +135,9 @@ class AddressIs:
     query has no port."""
     unix_us: int
     """The master's wall clock, in microseconds since 1970."""
+    port: Annotated[int, Below(1 << 16)]
+    """The port from which the sender of the query is connected to the master."""
+    relays: bool
+    """The master forwards between peers that cannot dial each other."""
+    padding: Annotated[bytes, AtMost(PADDING_BYTES_MAX)] = b""
+    """That of the query, if the master did not dial."""

@@ -448,9 +448,11 @@ class MasterServer:
                     stream.send(message)
                     if isinstance(message, msg.Admitted) and stream.read_on():
                         self._feed(ConnectionPaused(connection, self._clock.now_ns()))
-            case SendAddress(connection, seen, dialled, reason):
-                answer = msg.AddressIs(seen, dialled, reason, time.time_ns() // 1000)
-                self._carry_out(SendTo(connection, answer))
+            case SendAddress(connection, seen, dialled, reason, pad):
+                if (stream := self._streams.get(connection)) is not None:
+                    port, relays = stream.connection.remote.port, self.relay is not None
+                    now_us = time.time_ns() // 1000
+                    stream.send(msg.AddressIs(seen, dialled, reason, now_us, port, relays, pad))
             case SendStatus(connection):
                 self._carry_out(SendTo(connection, self.machine.status()))
             case CloseConnection(connection, reason):

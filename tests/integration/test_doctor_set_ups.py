@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
@@ -63,14 +64,36 @@ Doctor = Callable[..., dict[str, Said]]
 
 
 @contextlib.contextmanager
-def master_on(host: str, *more: str) -> Generator[None]:
-    """Run a master on a host of ``nets``."""
-    command = (*PCCL, "master", "--listen", f"0.0.0.0:{MASTER_PORT}", *more)
-    own = environment_with(PYTHONPATH=str(ROOT), PCCL_TOKEN=TOKEN)
+def running_on(host: str, *command: str, **more: str) -> Generator[None]:
+    """Run a command on a host of ``nets``; it has printed its first line."""
+    own = environment_with(PYTHONPATH=str(ROOT), PCCL_TOKEN=TOKEN, **more)
     with running(*NatNetworks.inside_of(host, *command), env=own) as process:
         assert process.stdout is not None
-        assert "listening" in process.stdout.readline()
+        assert process.stdout.readline()
         yield
+
+
+def master_on(
+    host: str, *more: str, listen: str = f"0.0.0.0:{MASTER_PORT}"
+) -> contextlib.AbstractContextManager[None]:
+    """Run a master on a host of ``nets``."""
+    return running_on(host, *PCCL, "master", "--listen", listen, *more)
+
+
+JOIN = """
+import signal, sys, pccl
+with pccl.Communicator(sys.argv[1], name=sys.argv[2], map_port=False) as comm:
+    comm.connect()
+    print("joined", flush=True)
+    signal.pause()
+"""
+
+
+def member_on(
+    host: str, master: str, name: str, **more: str
+) -> contextlib.AbstractContextManager[None]:
+    """Run a member on a host of ``nets``."""
+    return running_on(host, sys.executable, "-c", JOIN, f"{master}:{MASTER_PORT}", name, **more)
 
 
 # -- 1: the master does not answer -----------------------------------------------------------------
@@ -114,4 +137,69 @@ def test_a_master_at_a_private_address(nets: NatNetworks, doctor: Doctor) -> Non
         "no connection to 192.168.2.9:48148: network is unreachable",
         "192.168.2.9 is a private address, which answers only inside its own network: if the "
         "master is elsewhere, write its public address, and forward the port on its router",
+    )
+
+
+# -- 2: nobody can dial this machine ---------------------------------------------------------------
+
+OPEN = (
+    "open a TCP port, such as 48200, in the firewall of this machine and of its network (in a "
+    "cloud, the security group), and announce it: pccl join --advertise :48200 (or "
+    "PCCL_ADVERTISE=:48200)"
+)
+FORWARD = (
+    "forward a TCP port of the router, such as 48200, to this machine, and announce it: pccl join "
+    "--advertise :48200 (or PCCL_ADVERTISE=:48200)"
+)
+DIRECT = "direct to members that this machine can dial, because others cannot dial it"
+
+
+def test_the_firewall_of_this_machine_is_closed(nets: NatNetworks, doctor: Doctor) -> None:
+    (there, master), (here, own) = nets.public(), nets.public()
+    nets.rule(here, "input", "ct state established accept; tcp dport != 48200 drop")
+    with master_on(there, "--relay"):
+        said = doctor(f"{master}:48148", here, PCCL_LISTEN=":48123")
+        opened = doctor(f"{master}:48148", here, PCCL_ADVERTISE=":48200")
+    assert said["reach in"] == (
+        "warn", f"the master cannot reach {own}:48123: no answer in time", OPEN,
+    )  # fmt: skip
+    assert said["NAT"].level == "ok"
+    assert said["links"] == (
+        "warn",
+        f"{DIRECT}; to the others, both dial at the same time, and the master forwards until then, "
+        "or if that fails",
+        f"for direct links: {OPEN}",
+    )
+    assert opened["links"] == ("ok", f"direct: others dial {own}:48200", "")
+
+
+SAYS_HELLO = """
+import socket
+with socket.create_server(("", 48200)) as server:
+    print("listening", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.9\\r\\n" + bytes(300))
+            connection.recv(1 << 16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_member", "why"), [(True, ""), (False, ": the process does not speak this protocol")]
+)
+def test_another_machine_has_the_address_that_this_one_announces(
+    is_member: bool, why: str, nets: NatNetworks, doctor: Doctor
+) -> None:
+    (there, master), (here, _), (other, typo) = nets.public(), nets.public(), nets.public()
+    with master_on(there), contextlib.ExitStack() as stack:
+        if is_member:
+            taken = member_on(other, master, "carol", PCCL_ADVERTISE=":48200")
+        else:
+            taken = running_on(other, sys.executable, "-c", SAYS_HELLO)
+        stack.enter_context(taken)
+        said = doctor(f"{master}:48148", here, PCCL_ADVERTISE=f"{typo}:48200")
+    assert said["reach in"] == (
+        "warn",
+        f"another process than this one has answered the master at {typo}:48200{why}",
+        "correct the address that this machine announces (PCCL_ADVERTISE, --advertise)",
     )

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from pccl.cli.doctor import checks
 from pccl.cli.doctor.checks import Finding
 from pccl.cli.doctor.facts import MachineFacts, PathFacts
-from pccl.inquiry import Examination, ForwardedPort, MasterStatus, MemberDialled, RouterReport
+from pccl.inquiry import (
+    Examination,
+    ForwardedPort,
+    MasterStatus,
+    MemberDialled,
+    RouterReport,
+    Sighting,
+)
 from pccl.machines.router_path import MappingProtocol
 
 MACHINE = MachineFacts(
@@ -44,10 +51,16 @@ STATUS = MasterStatus(
 MADE = Examination(
     status=STATUS,
     seen="10.0.0.4",
+    local="10.0.0.4",
+    local_port=41201,
+    sightings=(Sighting("the master", "10.0.0.4", 41201),),
     clock_offset_s=0.001,
     clock_error_s=0.006,
+    loses_long="",
+    relays=False,
     dialled_at="10.0.0.4:5000",
     was_dialled=True,
+    was_here=True,
     reason="",
     members=(
         MemberDialled(1, "p0", "10.0.0.1", 4001, ""),

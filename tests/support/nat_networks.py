@@ -21,9 +21,13 @@ class NatNetworks:
     """The internet and the home networks of one test; leaving the block removes them.
 
     Skips the test if the system does not allow them.
+
+    Args:
+        internet: the first three numbers of all public addresses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, internet: str = "203.0.113") -> None:
+        self._public = internet
         self._internet = f"pi{os.getpid()}"
         self._made: list[str] = []
         self._links = self._homes = self._hosts = self._rules = 0
@@ -89,14 +93,15 @@ class NatNetworks:
         """
         self._run("ip", "netns", "exec", name, "nft", "-f", "-", given=rules)
 
-    def home(self, *, is_symmetric: bool = False) -> str:
+    def home(self, *, is_symmetric: bool = False, behind: str = "") -> str:
         """Add a home network; return the namespace of its router.
 
         Args:
+            behind: the router of the network that this one is in; empty: the internet.
             is_symmetric: whether the router chooses another port for each destination; otherwise it
                 keeps the port of its host. In both cases, only who was dialled may answer.
         """
-        router, _ = self._on_the_internet()
+        router = self.inside(behind) if behind else self._on_the_internet()[0]
         self._homes += 1
         self._run("ip", "-n", router, "link", "add", "br0", "type", "bridge")
         self._run("ip", "-n", router, "addr", "add", f"192.168.{self._homes}.1/24", "dev", "br0")
@@ -143,7 +148,7 @@ class NatNetworks:
 
     def _on_the_internet(self) -> tuple[str, str]:
         self._hosts += 1
-        name, address = f"pp{self._hosts}-{os.getpid()}", f"203.0.113.{self._hosts}"
+        name, address = f"pp{self._hosts}-{os.getpid()}", f"{self._public}.{self._hosts}"
         self._join(name, self._internet, address)
         if self._has_two_ways:
             self._plug("vpn0", name, self._internet, "br1", f"10.9.0.{self._hosts}")

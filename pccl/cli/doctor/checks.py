@@ -20,6 +20,12 @@ REQUIRED = (
 ASKED = (*REQUIRED, "uvloop", "torch")
 """Packages whose versions the doctor shows."""
 
+OUTER_ROUTER = (
+    "if the outer router is yours, make one of the two a bridge, or forward the port on both; if "
+    "it is the provider's, ask for a public address (or IPv6), or run `pccl master --relay`"
+)
+"""What to do about two routers in a row."""
+
 NOT_INSTALLED = "not installed"
 """What the library says of UPnP without its extra."""
 
@@ -94,22 +100,30 @@ def token_finding(token: TokenFacts, host: str) -> Finding:
     return Finding("token", Severity.WARN, found, remedy)
 
 
-def router_finding(router: RouterReport, *, is_reached: bool = False) -> Finding:
+def router_finding(router: RouterReport, seen: str = "", *, is_reached: bool = False) -> Finding:
     """Judge what the router has answered.
 
     Args:
         router: the answer.
+        seen: the address from which the master sees this machine; empty: unknown.
         is_reached: whether the master has reached this machine.
     """
     forwarded = router.forwarded
     if forwarded is not None:
         host = f" of {forwarded.host}" if forwarded.host else ""
         found = f"it forwards port {forwarded.port}{host} to this machine ({forwarded.by})"
-        if is_reached or forwarded.public_host or not forwarded.host:
+        is_other = bool(seen) and forwarded.host not in ("", seen)
+        if is_reached or (not seen and forwarded.public_host) or not forwarded.host:
             return Finding("router", Severity.OK, found)
-        found += ", but this address is not public: another router lies before it"
-        remedy = "ask the provider for a public address, or run `pccl master --relay`"
-        return Finding("router", Severity.WARN, found, remedy)
+        if not forwarded.public_host:
+            found += ", but this address is not public: another router lies before it"
+        elif is_other:
+            found += f", but the master sees this machine as {seen}: another router lies before it"
+        else:
+            found += ", but the master does not reach it"
+            remedy = "let this machine's firewall accept dials, or restart the router"
+            return Finding("router", Severity.WARN, found, remedy)
+        return Finding("router", Severity.WARN, found, OUTER_ROUTER)
     if not router.was_asked and router.reason:
         return Finding("router", Severity.OK, f"not asked for a port: {router.reason}")
     found = f"it forwards no port to this machine: {router.reason or 'no answer in time'}"

@@ -141,10 +141,12 @@ class RunFacts:
         path: the path to its master.
         refusal: why the master did not answer; empty: it answered.
         remedy: what to do about that.
+        loses_long: whether the reason is that long packets get lost.
         examination: what the library has learnt; None if the master did not answer.
     """
 
     path: PathFacts
     refusal: str = ""
     remedy: str = ""
+    loses_long: bool = False
     examination: Examination | None = None

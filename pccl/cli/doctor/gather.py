@@ -24,7 +24,7 @@ from pccl.cli.doctor.facts import (
     RunFacts,
 )
 from pccl.errors import NotAdmitted, PCCLError, RemoteProtocolError
-from pccl.inquiry import RouterReport
+from pccl.inquiry import LongPacketsLost, RouterReport
 
 CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -152,6 +152,8 @@ def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFact
     except RemoteProtocolError as error:
         refusal, _, remedy = error.reason.partition(": ")
         return RunFacts(path, refusal, remedy)
+    except LongPacketsLost as error:
+        return RunFacts(path, error.reason, loses_long=True)
     except NotAdmitted as error:
         return RunFacts(path, error.reason, "see the master's log")
     except PCCLError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv6Address, ip_address
 
 from pccl.cli.doctor.checks import Finding, Severity, bracketed, router_finding
 from pccl.cli.doctor.facts import PathFacts, RunFacts
+from pccl.cli.doctor.link_checks import links_finding, nat_finding, reach_in_finding
 from pccl.inquiry import Examination
 
 CLOCK_OFFSET_S_MAX = 2.0
@@ -16,6 +16,9 @@ CLOCK_OFFSET_S_MAX = 2.0
 def run_findings(run: RunFacts) -> Iterator[Finding]:
     """Judge what the master and the members of a run have answered."""
     made = run.examination
+    if made is None and run.loses_long:
+        yield _long_packets(run.path, run.refusal)
+        return
     if made is None:
         yield Finding("handshake", Severity.FAIL, run.refusal, run.remedy)
         return
@@ -26,13 +29,16 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     yield Finding(
         "handshake", Severity.OK, f"the master accepts this version and token; {standing}"
     )
+    if made.loses_long:
+        yield _long_packets(run.path, made.loses_long)
     if made.seen:
         yield _clock(made)
-        yield _nat(run.path, made)
+        yield nat_finding(made)
     if made.router is not None:
-        yield router_finding(made.router, is_reached=made.was_dialled and not made.reason)
-    yield _reach_in(made)
+        yield router_finding(made.router, made.seen, is_reached=made.is_reached)
+    yield reach_in_finding(made)
     yield _members(made)
+    yield links_finding(made)
     yield Finding(
         "throughput",
         Severity.OK,
@@ -54,49 +60,6 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
-def _nat(path: PathFacts, made: Examination) -> Finding:
-    if _same_host(path.local, made.seen):
-        return Finding(
-            "NAT", Severity.OK, f"none: the master sees this machine as {made.seen}, too"
-        )
-    found = f"the master sees this machine as {made.seen}, and its own address is {path.local}"
-    if made.was_dialled and not made.reason:
-        return Finding("NAT", Severity.OK, f"{found}; the NAT lets peers in")
-    remedy = (
-        "forward a TCP port of the router to this machine, and set PCCL_LISTEN=:PORT and "
-        f"PCCL_ADVERTISE={bracketed(made.seen)}:PORT; or use a VPN"
-    )
-    return Finding("NAT", Severity.WARN, found, remedy)
-
-
-def _same_host(one: str, other: str) -> bool:
-    return _plain(one) == _plain(other)
-
-
-def _plain(host: str) -> object:
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
-
-
-def _reach_in(made: Examination) -> Finding:
-    if made.was_dialled and not made.reason:
-        return Finding("reach in", Severity.OK, f"the master has reached {made.dialled_at}")
-    if not made.was_dialled:
-        remedy = "run the doctor again later"
-        return Finding("reach in", Severity.WARN, f"not tested: {made.reason}", remedy)
-    return Finding(
-        "reach in",
-        Severity.WARN,
-        f"the master cannot reach {made.dialled_at}: {_why(made.reason, made.dialled_at)}",
-        "open a range of TCP ports in the firewall of this machine and of its network, and set it: "
-        "PCCL_ADVERTISE=:48200-48299; until then this machine needs members that it can dial",
-    )
-
-
 def _members(made: Examination) -> Finding:
     if not made.members:
         return Finding("members", Severity.OK, "the run has none to dial")
@@ -110,11 +73,21 @@ def _members(made: Examination) -> Finding:
     if not silent:
         return Finding("members", Severity.OK, f"{dialled}; all answer")
     found = f"{dialled}; no answer from {_named(silent)}"
-    if made.was_dialled and made.reason:
-        remedy = "no link to them is possible: open ports here, or there"
-        return Finding("members", Severity.FAIL, found, remedy)
-    remedy = "they must dial this machine, so keep its ports open"
+    if made.is_reached:
+        remedy = "they dial this machine, so keep its port open"
+    else:
+        remedy = "open a port here, or there; the line `links` says what happens without"
     return Finding("members", Severity.WARN, found, remedy)
+
+
+def _long_packets(path: PathFacts, reason: str) -> Finding:
+    found = f"short packets arrive, and long ones do not: {reason}"
+    remedy = (
+        f"make packets shorter: ip link set dev {path.interface or 'INTERFACE'} mtu 1280, or "
+        "sysctl net.ipv4.tcp_mtu_probing=1 here and on the master's machine; a tunnel or a VPN on "
+        "the way drops long packets and does not say so"
+    )
+    return Finding("MTU", Severity.FAIL, found, remedy)
 
 
 def _why(reason: str, address: str) -> str:

@@ -127,12 +127,13 @@ class SendStatus:
 
 @dataclass(frozen=True, slots=True)
 class SendAddress:
-    """Send an ``AddressIs`` with these fields and the wall clock on a connection."""
+    """Send an ``AddressIs`` on a connection: these fields, and what the shell knows."""
 
     connection: int
     seen: str
     dialled: bool
     reason: str
+    padding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

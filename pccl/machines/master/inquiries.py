@@ -60,18 +60,20 @@ class Inquiries:
         if isinstance(test, TryCaller):
             self._outbox.add(test)
         else:
-            self._answer_caller(connection, test, dialled=False)
+            self._answer_caller(connection, test, dialled=False, padding=query.padding)
 
     def caller_tried(self, connection: int, reason: str) -> None:
         """Pass on why the address of a process outside the run cannot be dialled; empty: it can."""
         self._caller_tests.ended(connection)
         self._answer_caller(connection, reason, dialled=True)
 
-    def _answer_caller(self, connection: int, reason: str, *, dialled: bool) -> None:
+    def _answer_caller(
+        self, connection: int, reason: str, *, dialled: bool, padding: bytes = b""
+    ) -> None:
         """Answer an ``AddressQuery``, unless its sender has left."""
         if connection in self._connections.callers:
             seen = self._connections.callers[connection].host
-            self._outbox.add(SendAddress(connection, seen, dialled, reason))
+            self._outbox.add(SendAddress(connection, seen, dialled, reason, padding))
             self._connections.close(connection, ANSWERED)
 
     def ask(self, connection: int, request: msg.EvidenceRequest) -> None:

@@ -195,7 +195,7 @@ def _completed(own: Opening, secrets: Secrets) -> Opening:
     return replace(
         own,
         security=Security.TOKEN if proves else Security.NONE,
-        flags=secrets.flags,
+        flags=own.flags | secrets.flags,
         token_id=next(iter(secrets.tokens)) if proves else 0,
         share=secrets.curves.share(secrets.share),
         key=secrets.signer.key,

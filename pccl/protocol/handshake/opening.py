@@ -37,6 +37,11 @@ ENCRYPTS = 1
 HAS_AES = 2
 """The sender's processor has instructions for AES."""
 
+ASKS_ADDRESS = 4
+"""The sender, which dials a peer with a probe, wants an introduction: how the peer sees it."""
+
+_FLAGS = ENCRYPTS | HAS_AES | ASKS_ADDRESS
+
 assert (PREFIX_BYTES, OPENING_BYTES) == (8, 192)
 
 
@@ -56,7 +61,8 @@ class Channel(enum.IntEnum):
     LANE = 2
     """Frames between two peers."""
     PROBE = 3
-    """No data: a master, or a peer on its behalf, tests whether a peer can be dialled."""
+    """A master, or a peer on its behalf, tests whether a peer can be dialled. No data, except for
+    an introduction, if it asks for one."""
     RELAY = 4
     """Bytes of a lane to ``target``, which the acceptor, a peer or a master, forwards unseen."""
 
@@ -79,7 +85,7 @@ class Opening:
     """Number of lanes that the sender wants for the link; 0: the other side decides."""
     security: int = Security.NONE
     flags: int = 0
-    """Of ``ENCRYPTS`` and ``HAS_AES``."""
+    """Of ``ENCRYPTS``, ``HAS_AES`` and ``ASKS_ADDRESS``."""
     token_id: int = 0
     """Number of the token that a dialler knows; 0: a token without a number, or none."""
     share: bytes = bytes(KEY_BYTES)
@@ -115,7 +121,7 @@ class Opening:
             _, version, _, security, channel, lane, lanes, flags, term, run, source, target,
             token_id, share, key, certificate,
         ) = unpack_sealed(_OPENING, data, "handshake", "the opening")  # fmt: skip
-        if channel not in _CHANNELS or flags > (ENCRYPTS | HAS_AES):
+        if channel not in _CHANNELS or flags > _FLAGS:
             raise RemoteProtocolError(func="handshake", reason="the opening is malformed")
         return Opening(
             _CHANNELS[channel], run, term, PeerId(source), PeerId(target), lane, lanes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pccl.protocol.errors import LinkError, NotAdmitted, PCCLError, RemoteProtocolError
@@ -25,6 +26,24 @@ from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import ControlStream
 from pccl.transports.base import Address, Connection, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class AddressAnswer:
+    """The answer of a master to an ``AddressQuery``.
+
+    Attributes:
+        told: the answer.
+        local: this end of the connection.
+        asked_ns: time of the question.
+        answered_ns: time of the answer.
+    """
+
+    told: AddressIs
+    local: Address
+    asked_ns: int
+    answered_ns: int
+
 
 _Answer = TypeVar("_Answer", StatusReport, RunIs, EvidenceReport, AddressIs)
 
@@ -86,17 +105,14 @@ async def ask_address(
     credentials: Credentials,
     timeout_s: float,
     query: AddressQuery,
-) -> tuple[AddressIs, int, int]:
+) -> AddressAnswer:
     """Ask a master how it sees this process, and whether it can dial the address in ``query``.
 
     The other arguments and the errors are those of ``ask_status``.
-
-    Returns:
-        The answer, and the times of the question and of the answer by ``clock``.
     """
     question = _MasterQuestion(clock, query, AddressIs, "answer")
     answer = await question.ask(transport, master, credentials, timeout_s)
-    return answer, question.asked_ns, question.answered_ns
+    return AddressAnswer(answer, question.local, question.asked_ns, question.answered_ns)
 
 
 class _MasterQuestion(Generic[_Answer]):
@@ -116,6 +132,7 @@ class _MasterQuestion(Generic[_Answer]):
         self._name = name
         self._answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._stream: ControlStream | None = None
+        self.local = Address("", 0)
         self.asked_ns = 0
         self.answered_ns = 0
 
@@ -126,6 +143,7 @@ class _MasterQuestion(Generic[_Answer]):
         clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
         connection = await transport.dial(master, timeout_s)
+        self.local = connection.local
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, clock, deadline_ns, self._begin)
         overdue = LinkError(reason=f"the master is connected, but sent no {self._name} in time")

@@ -20,7 +20,7 @@ from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
 from pccl.protocol.frame import Moved
 from pccl.protocol.handshake.keys import fingerprint_of
-from pccl.protocol.handshake.opening import Channel, Opening
+from pccl.protocol.handshake.opening import ASKS_ADDRESS, Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
@@ -41,6 +41,7 @@ from pccl.topology.link_upkeep import (
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
 from pccl.transports.relay import (
+    Introducer,
     Introduction,
     PunchedConnection,
     RelayedConnection,
@@ -422,7 +423,10 @@ class LinkKeeper:
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.PROBE:
-            connection.close()  # a probe ends after the handshake
+            if remote.flags & ASKS_ADDRESS:
+                Introducer(connection)
+            else:
+                connection.close()  # a probe ends after the handshake
             return
         if remote.channel is Channel.RELAY:
             self.relay.accept(connection, remote.source, remote.target)

@@ -87,7 +87,7 @@ BY_HAND = "or forward a TCP port to this machine by hand: PCCL_ADVERTISE=:PORT"
             Severity.WARN,
             "it forwards port 48200 of 100.72.0.4 to this machine (PCP), but this address is not "
             "public: another router lies before it",
-            "ask the provider for a public address, or run `pccl master --relay`",
+            checks.OUTER_ROUTER,
         ),
         (
             RouterReport(reason="it is switched off (PCCL_MAP_PORT=0)"),
@@ -119,3 +119,27 @@ BY_HAND = "or forward a TCP port to this machine by hand: PCCL_ADVERTISE=:PORT"
 )
 def test_the_router(router: RouterReport, level: Severity, found: str, remedy: str) -> None:
     assert checks.router_finding(router) == Finding("router", level, found, remedy)
+
+
+@pytest.mark.parametrize(
+    ("host", "seen", "level", "found", "remedy"),
+    [
+        ("8.8.4.4", "8.8.4.4", Severity.WARN, "the master does not reach it", "let this machine's"),
+        (
+            "8.8.4.4",
+            "9.9.9.9",
+            Severity.WARN,
+            "sees this machine as 9.9.9.9: another",
+            "if the",
+        ),
+        ("10.0.0.2", "9.9.9.9", Severity.WARN, "this address is not public: another", "if the"),
+        ("", "9.9.9.9", Severity.OK, "", ""),
+    ],
+)
+def test_a_router_whose_port_the_master_does_not_reach(
+    host: str, seen: str, level: Severity, found: str, remedy: str
+) -> None:
+    said = checks.router_finding(forwarded(host), seen)
+    assert said.level is level
+    assert found in said.found
+    assert said.remedy.startswith(remedy)

@@ -28,6 +28,7 @@ from pccl.protocol.limits import (
     FLOWS_MAX,
     LINKS_BATCH_MAX,
     NEWCOMER_BYTES_MAX,
+    PADDING_BYTES_MAX,
     PROGRESS_BATCH_MAX,
 )
 from pccl.protocol.types import LinkMeasure, MeasuredLink, OperationId, PeerId, RoundId, RoundKind
@@ -45,6 +46,7 @@ def test_what_a_stranger_may_send() -> None:
         *("Register", "Resume", "Return", "StatusRequest", "RunQuery", "Goodbye"),
         *("Damaged", "EvidenceRequest", "AddressQuery"),
     }
+    assert allowed.pop("AddressQuery") < PADDING_BYTES_MAX + 512
     assert max(allowed.values()) < 1024
 
 
