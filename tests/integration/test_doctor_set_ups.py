@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -202,4 +203,56 @@ def test_another_machine_has_the_address_that_this_one_announces(
         "warn",
         f"another process than this one has answered the master at {typo}:48200{why}",
         "correct the address that this machine announces (PCCL_ADVERTISE, --advertise)",
+    )
+
+
+# -- 3: a symmetric NAT ----------------------------------------------------------------------------
+
+
+def test_a_symmetric_nat(nets: NatNetworks, doctor: Doctor) -> None:
+    """Two can tell: the master, and a member outside."""
+    (there, master), (carols, _) = nets.public(), nets.public()
+    here = nets.inside(nets.home(is_symmetric=True))
+    with master_on(there, "--relay"), member_on(carols, master, "carol"):
+        said = doctor(f"{master}:48148", here, PCCL_MAP_PORT="0")
+    assert said["NAT"].level == "warn"
+    assert re.search(
+        r"the NAT is symmetric: another port for each destination \(\d+ toward the master, \d+ "
+        r"toward carol\)$",
+        said["NAT"].found,
+    ), said["NAT"]
+    assert said["NAT"].remedy == FORWARD
+    assert said["links"] == (
+        "warn",
+        f"{DIRECT}; the master forwards to the others, because the NAT is symmetric",
+        f"for direct links: {FORWARD}",
+    )
+
+
+def test_nobody_can_tell_whether_a_nat_is_symmetric(nets: NatNetworks, doctor: Doctor) -> None:
+    """The master alone sees one port."""
+    (there, master), here = nets.public(), nets.inside(nets.home(is_symmetric=True))
+    with master_on(there, "--relay"):
+        said = doctor(f"{master}:48148", here, PCCL_MAP_PORT="0")
+    assert said["NAT"].found.endswith(
+        "; whether it is symmetric could not be told, because no member outside has seen the port, "
+        "too"
+    )
+    assert said["links"].found == (
+        f"{DIRECT}; the master forwards to the others, unless the NAT is not symmetric"
+    )
+
+
+def test_a_nat_that_keeps_ports(nets: NatNetworks, doctor: Doctor) -> None:
+    (there, master), (carols, _) = nets.public(), nets.public()
+    here = nets.inside(nets.home())
+    with master_on(there), member_on(carols, master, "carol"):
+        said = doctor(f"{master}:48148", here, PCCL_MAP_PORT="0")
+    assert re.search(
+        r"; the NAT keeps the port \((\d+) toward the master, \1 toward carol\)$",
+        said["NAT"].found,
+    ), said["NAT"]
+    assert said["links"].found == (
+        f"{DIRECT}; to the others, both dial at the same time, and a member forwards until then, "
+        "or if that fails"
     )
