@@ -8,13 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import sys
+import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import pccl
+from pccl.protocol.handshake.opening import Channel, Opening
+from pccl.protocol.limits import PROTOCOL_VERSION
 from tests.support.commands import PCCL, environment_with, run_to_end, running
 from tests.support.nat_networks import NatNetworks
 from tests.support.paths import ROOT
@@ -53,6 +58,8 @@ def doctor(tmp_path: Path) -> Callable[..., dict[str, Said]]:
         if host:
             command = NatNetworks.inside_of(host, *command)
         given = environment_with(**{**own, "PCCL_TOKEN": TOKEN, **more})
+        if not given["PCCL_TOKEN"]:
+            del given["PCCL_TOKEN"]
         ended = run_to_end(*command, env=given, limit_s=LIMIT_S)
         assert ended.stderr == ""
         lines = json.loads(ended.stdout)["findings"]
@@ -255,4 +262,94 @@ def test_a_nat_that_keeps_ports(nets: NatNetworks, doctor: Doctor) -> None:
     assert said["links"].found == (
         f"{DIRECT}; to the others, both dial at the same time, and a member forwards until then, "
         "or if that fails"
+    )
+
+
+# -- 5: token, version, and no relay ---------------------------------------------------------------
+
+SET_TOKEN = "set PCCL_TOKEN, or token=, to the run's token; commands of pccl take --token FILE"
+
+
+@pytest.mark.parametrize(
+    ("of_master", "here", "found", "remedy"),
+    [
+        (TOKEN, TOKEN[::-1], "the other side does not accept this token", SET_TOKEN),
+        (TOKEN, "", "the other side requires a token", SET_TOKEN),
+        (
+            None,
+            TOKEN,
+            "this process has a token, but the other side has none",
+            "start the master with the same token, or unset PCCL_TOKEN here",
+        ),
+    ],
+)
+def test_tokens_that_differ(
+    of_master: str | None, here: str, found: str, remedy: str, doctor: Doctor
+) -> None:
+    with pccl.MasterNode("127.0.0.1:0", token=of_master) as master:
+        assert doctor(master.address, PCCL_TOKEN=here)["handshake"] == ("fail", found, remedy)
+
+
+ADDRESS = "correct the address, or the port: `pccl master` prints it when it starts"
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "remedy"),
+    [
+        (
+            Opening(Channel.CONTROL, version=PROTOCOL_VERSION - 1).encode(),
+            f"the other side has protocol version {PROTOCOL_VERSION - 1}, this one "
+            f"{PROTOCOL_VERSION}",
+            "install the same version of pccl",
+        ),
+        (b"SSH-2.0-OpenSSH_9.9", "the process does not speak this protocol", ADDRESS),
+        (
+            b"",
+            "the other side did not complete the pccl handshake in time",
+            "restart the process that listens there, or correct the port",
+        ),
+        (
+            Opening(Channel.LANE).encode(),
+            "a peer, not the master, listens at this address",
+            ADDRESS,
+        ),
+    ],
+)
+def test_something_else_than_a_master_of_this_version(
+    answer: bytes, found: str, remedy: str, doctor: Doctor
+) -> None:
+    with answering(answer) as address:
+        assert doctor(address)["handshake"] == ("fail", found, remedy)
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Generator[str]:
+    """Answer each connection with these bytes, and keep it open."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as open_ones:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the server is closed
+                while True:
+                    connection = open_ones.enter_context(server.accept()[0])
+                    with contextlib.suppress(OSError):  # it has left
+                        connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_two_that_nobody_can_dial_and_no_relay(nets: NatNetworks, doctor: Doctor) -> None:
+    (there, master), carols = nets.public(), nets.inside(nets.home())
+    here = nets.inside(nets.home())
+    with master_on(there), member_on(carols, master, "carol"):
+        said = doctor(f"{master}:48148", here, PCCL_MAP_PORT="0")
+    assert said["links"] == (
+        "fail",
+        f"{DIRECT}; no link to the others, because nobody forwards",
+        f"start the master with `pccl master --relay`; or {FORWARD}",
     )

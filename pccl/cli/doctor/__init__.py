@@ -3,6 +3,7 @@
 * ``facts``: what the doctor knows of a machine, of its path to a master, and of a run.
 * ``checks``: pure: facts go in, findings come out: ok, warn or fail, and the remedy. For a machine.
 * ``path_checks``: the same for the path to a master.
+* ``link_checks``: the same for what others see of this machine, and the links that follow from it.
 * ``run_checks``: the same for the answers of a master and of members.
 * ``network``: sockets: routes, connections, their options, and the speed of the loopback.
 * ``gather``: collects the facts.

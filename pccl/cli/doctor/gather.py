@@ -157,7 +157,9 @@ def run_facts(path: PathFacts, token: bytes | None, timeout_s: float) -> RunFact
     except NotAdmitted as error:
         return RunFacts(path, error.reason, "see the master's log")
     except PCCLError as error:
-        return RunFacts(path, error.reason, "look at the process that listens there")
+        return RunFacts(
+            path, error.reason, "restart the process that listens there, or correct the port"
+        )
     return RunFacts(path, examination=made)
 
 

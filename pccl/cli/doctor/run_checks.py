@@ -9,6 +9,11 @@ from pccl.cli.doctor.facts import PathFacts, RunFacts
 from pccl.cli.doctor.link_checks import links_finding, nat_finding, reach_in_finding
 from pccl.inquiry import Examination
 
+VAGUE = ("", "is the address right?")
+"""Remedies of a handshake with something else than a master."""
+
+RIGHT_ADDRESS = "correct the address, or the port: `pccl master` prints it when it starts"
+
 CLOCK_OFFSET_S_MAX = 2.0
 """Above this, the times in the logs of different machines do not tell what came first."""
 
@@ -20,7 +25,8 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
         yield _long_packets(run.path, run.refusal)
         return
     if made is None:
-        yield Finding("handshake", Severity.FAIL, run.refusal, run.remedy)
+        remedy = run.remedy if run.remedy not in VAGUE else RIGHT_ADDRESS
+        yield Finding("handshake", Severity.FAIL, run.refusal, remedy)
         return
     count = made.member_count
     standing = f"the run has {count} member{'s' * (count != 1)}"
