@@ -51,11 +51,17 @@ def doctor(tmp_path: Path) -> Callable[..., dict[str, Said]]:
     """The command on this machine, or on a host of ``nets``; it sees no run file of other tests."""
 
     def run(
-        master: str, host: str = "", timeout_s: float = SHORT_S, **more: str
+        master: str,
+        host: str = "",
+        timeout_s: float = SHORT_S,
+        hosts: Path | None = None,
+        **more: str,
     ) -> dict[str, Said]:
         own = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
         command: tuple[str, ...] = (*PCCL, "doctor", "--json", master, "--timeout", str(timeout_s))
-        if host:
+        if hosts is not None:
+            command = NatNetworks.named(hosts, host, *command)
+        elif host:
             command = NatNetworks.inside_of(host, *command)
         given = environment_with(**{**own, "PCCL_TOKEN": TOKEN, **more})
         if not given["PCCL_TOKEN"]:
@@ -352,4 +358,47 @@ def test_two_that_nobody_can_dial_and_no_relay(nets: NatNetworks, doctor: Doctor
         "fail",
         f"{DIRECT}; no link to the others, because nobody forwards",
         f"start the master with `pccl master --relay`; or {FORWARD}",
+    )
+
+
+# -- 6: IPv6 and long packets ----------------------------------------------------------------------
+
+
+def test_ipv6_leads_nowhere(nets: NatNetworks, doctor: Doctor, tmp_path: Path) -> None:
+    """A race of both versions of IP hides it."""
+    (there, master), (here, _) = nets.public(), nets.public()
+    six, hosts = nets.public_v6(master), tmp_path / "hosts"
+    hosts.write_text(f"{six} master.test\n{master} master.test\n", encoding="ascii")
+    nets.rule(here, "output", f"ip6 daddr {six} drop")
+    with master_on(there, listen="[::]:48148"):
+        said = doctor("master.test:48148", here, hosts=hosts)
+    assert said["reach out"] == (
+        "warn",
+        f"connected to master.test:48148, which is {master}:48148; no answer at {six}: no answer "
+        "in time",
+        f"let TCP port 48148 through in IPv6, too, or repair IPv6 on the way, or remove {six} from "
+        "the name; until then each dial may take longer, and peers work",
+    )
+    assert said["links"].level == "ok"
+
+
+LONG = (
+    "make packets shorter: ip link set dev up0 mtu 1280, or sysctl net.ipv4.tcp_mtu_probing=1 here "
+    "and on the master's machine; a tunnel or a VPN on the way drops long packets and does not say "
+    "so"
+)
+
+
+@pytest.mark.parametrize("hook", ["input", "output"])
+def test_long_packets_get_lost(hook: str, nets: NatNetworks, doctor: Doctor) -> None:
+    """In one direction: short ones pass in both."""
+    (there, master), (here, _) = nets.public(), nets.public()
+    nets.rule(here, hook, "meta length > 1400 drop")
+    with master_on(there):
+        said = doctor(f"{master}:48148", here)
+    assert said["long packets"] == (
+        "fail",
+        "short packets arrive, and long ones do not: the master is connected, but sent no answer "
+        "in time",
+        LONG,
     )

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Self
 
 import pytest
@@ -51,6 +52,17 @@ class NatNetworks:
     def __exit__(self, *exc: object) -> None:
         for name in self._made:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    @staticmethod
+    def public_v6(address: str) -> str:
+        """Return the IPv6 address of the host on the internet with this IPv4 address."""
+        return f"2001:db8::{address.rpartition('.')[2]}"
+
+    @staticmethod
+    def named(hosts: Path, host: str, *command: str) -> tuple[str, ...]:
+        """Return the command line that runs a command on a host with this file as /etc/hosts."""
+        mount = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+        return NatNetworks.inside_of(host, "sh", "-c", mount, "sh", *command)
 
     @staticmethod
     def inside_of(host: str, *command: str) -> tuple[str, ...]:
@@ -155,6 +167,8 @@ class NatNetworks:
             for metric, router, way in (1, "203.0.113.254", "up0"), (2, "10.9.0.254", "vpn0"):
                 route = ("default", "via", router, "dev", way, "metric", str(metric))
                 self._run("ip", "-n", name, "route", "add", *route)
+        six = f"{self.public_v6(address)}/64"
+        self._run("ip", "-n", name, "addr", "add", six, "dev", "up0", "nodad")
         return name, address
 
     def _join(self, name: str, bridged: str, address: str) -> None:

@@ -106,7 +106,7 @@ class PathFacts:
 
     Attributes:
         master: its address as given, ``host:port``.
-        failed: its addresses that do not answer; if none does, there is no ``address``.
+        failed: its addresses that do not answer; if none answers, there is no ``address``.
         port: the port that was dialled.
         address: its numeric address, ``host:port``.
         host: the numeric host.

@@ -14,7 +14,7 @@ from pccl import config, inquiry
 from pccl.addresses import parse_address
 from pccl.cli.bench.machine import congestion_default
 from pccl.cli.doctor import network
-from pccl.cli.doctor.checks import ASKED
+from pccl.cli.doctor.checks import ASKED, bracketed
 from pccl.cli.doctor.facts import (
     AddressFacts,
     FailedDial,
@@ -27,6 +27,9 @@ from pccl.errors import NotAdmitted, PCCLError, RemoteProtocolError
 from pccl.inquiry import LongPacketsLost, RouterReport
 
 CHOICES = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+HOSTS_MAX = 8
+"""Addresses of one master that are dialled."""
 
 UNLIMITED = 1 << 20
 """What counts as the limit of descriptors if there is none."""
@@ -94,7 +97,7 @@ def address_facts(timeout_s: float) -> Iterator[AddressFacts]:
 
 
 def path_facts(master: str, timeout_s: float) -> PathFacts:
-    """Connect to a master, and send nothing.
+    """Connect to all addresses of a master, and send nothing; the first that answers counts.
 
     Args:
         master: address of one master, ``host:port``.
@@ -102,33 +105,35 @@ def path_facts(master: str, timeout_s: float) -> PathFacts:
     """
     given = parse_address(master)
     failed: list[FailedDial] = []
+    connected: list[network.Connected] = []
     try:
         hosts = network.resolve(given.host, given.port, timeout_s)
     except OSError as error:
         unknown = FailedDial(given.host, Obstacle.NO_NAME, _reason(error))
         return PathFacts(master, (unknown,), given.port)
-    for host in hosts:
+    for host in hosts[:HOSTS_MAX]:
         try:
-            found = network.connect(host, given.port, timeout_s, interface())
+            connected.append(network.connect(host, given.port, timeout_s, interface()))
         except OSError as error:
             failed.append(FailedDial(host, _obstacle(error), _reason(error)))
-            continue
-        name = inquiry.interface_of(found.local)
-        return PathFacts(
-            master,
-            tuple(failed),
-            given.port,
-            address=f"[{host}]:{given.port}" if ":" in host else f"{host}:{given.port}",
-            host=host,
-            local=found.local,
-            interface=name,
-            interface_mtu=network.mtu_of(name),
-            path_mtu=found.path_mtu,
-            segment_bytes=found.segment_bytes,
-            congestion=found.congestion,
-            round_trips_s=found.round_trips_s,
-        )
-    return PathFacts(master, tuple(failed), given.port)
+    if not connected:
+        return PathFacts(master, tuple(failed), given.port)
+    found = connected[0]
+    name = inquiry.interface_of(found.local)
+    return PathFacts(
+        master,
+        tuple(failed),
+        given.port,
+        address=f"{bracketed(found.host)}:{given.port}",
+        host=found.host,
+        local=found.local,
+        interface=name,
+        interface_mtu=network.mtu_of(name),
+        path_mtu=found.path_mtu,
+        segment_bytes=found.segment_bytes,
+        congestion=found.congestion,
+        round_trips_s=found.round_trips_s,
+    )
 
 
 def router_facts() -> RouterReport:

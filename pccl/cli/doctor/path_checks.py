@@ -26,7 +26,12 @@ def path_findings(path: PathFacts) -> Iterator[Finding]:
         yield Finding("reach out", Severity.FAIL, found, _way_in(path))
         return
     via = "" if path.master == path.address else f", which is {path.address}"
-    yield Finding("reach out", Severity.OK, f"connected to {path.master}{via}")
+    found = f"connected to {path.master}{via}"
+    if path.failed:
+        found += f"; no answer at {'; '.join(_named(path.failed))}"
+        yield Finding("reach out", Severity.WARN, found, _other_way(path.failed[0].host, path))
+    else:
+        yield Finding("reach out", Severity.OK, found)
     way = interface_text(path.interface, path.local, path.interface_mtu)
     yield Finding("interface", Severity.OK, f"{way}: the route to {path.host} leaves through it")
     yield _mtu(path)
@@ -35,11 +40,23 @@ def path_findings(path: PathFacts) -> Iterator[Finding]:
 
 
 def _reasons(failed: Sequence[FailedDial]) -> str:
-    named = [f"{one.host}: {one.reason}" for one in failed]
     if len(failed) > 1:
-        return "; ".join(named)
+        return "; ".join(_named(failed))
     no_name = failed[0].obstacle is Obstacle.NO_NAME
     return f"{failed[0].host} has no address: {failed[0].reason}" if no_name else failed[0].reason
+
+
+def _named(failed: Sequence[FailedDial]) -> list[str]:
+    return [f"{one.host}: {one.reason}" for one in failed]
+
+
+def _other_way(host: str, path: PathFacts) -> str:
+    """Return what to do about one of several addresses that does not answer."""
+    version = "IPv6" if ":" in host else "IPv4"
+    return (
+        f"let TCP port {path.port} through in {version}, too, or repair {version} on the way, or "
+        f"remove {host} from the name; until then each dial may take longer, and peers work"
+    )
 
 
 def _way_in(path: PathFacts) -> str:

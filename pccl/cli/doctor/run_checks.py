@@ -35,8 +35,7 @@ def run_findings(run: RunFacts) -> Iterator[Finding]:
     yield Finding(
         "handshake", Severity.OK, f"the master accepts this version and token; {standing}"
     )
-    if made.loses_long:
-        yield _long_packets(run.path, made.loses_long)
+    yield _long_packets(run.path, made.loses_long)
     if made.seen:
         yield _clock(made)
         yield nat_finding(made)
@@ -87,13 +86,15 @@ def _members(made: Examination) -> Finding:
 
 
 def _long_packets(path: PathFacts, reason: str) -> Finding:
+    if not reason:
+        return Finding("long packets", Severity.OK, "they arrive at the master, and come back")
     found = f"short packets arrive, and long ones do not: {reason}"
     remedy = (
         f"make packets shorter: ip link set dev {path.interface or 'INTERFACE'} mtu 1280, or "
         "sysctl net.ipv4.tcp_mtu_probing=1 here and on the master's machine; a tunnel or a VPN on "
         "the way drops long packets and does not say so"
     )
-    return Finding("MTU", Severity.FAIL, found, remedy)
+    return Finding("long packets", Severity.FAIL, found, remedy)
 
 
 def _why(reason: str, address: str) -> str:

@@ -43,6 +43,21 @@ def test_no_connection(host: str, obstacle: Obstacle, remedy: str) -> None:
     assert failing(host, obstacle).remedy.startswith(remedy)
 
 
+def test_one_address_of_several() -> None:
+    silent = FailedDial("2001:db8::5", Obstacle.SILENT, "no answer in time")
+    path = replace(PATH, failed=(silent,), port=7)
+    assert of_path("reach out", path) == Finding(
+        "reach out",
+        Severity.WARN,
+        "connected to host.example:48148, which is 203.0.113.5:48148; no answer at 2001:db8::5: no "
+        "answer in time",
+        "let TCP port 7 through in IPv6, too, or repair IPv6 on the way, or remove 2001:db8::5 "
+        "from the name; until then each dial may take longer, and peers work",
+    )
+    older = FailedDial("203.0.113.6", Obstacle.REFUSED, "connection refused")
+    assert "through in IPv4" in of_path("reach out", replace(path, failed=(older,))).remedy
+
+
 def test_the_reasons_of_all_addresses() -> None:
     refused = FailedDial("203.0.113.5", Obstacle.REFUSED, "connection refused")
     silent = FailedDial("2001:db8::5", Obstacle.SILENT, "no answer in time")

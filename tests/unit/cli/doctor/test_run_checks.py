@@ -31,7 +31,17 @@ def test_a_good_machine_in_a_good_run() -> None:
     assert [one.name for one in findings] == [
         *("interpreter", "packages", "descriptors", "congestion", "loopback", "interface"),
         *("token", "reach out", "interface", "MTU", "round trip", "congestion to the master"),
-        *("handshake", "clock", "NAT", "router", "reach in", "members", "links", "throughput"),
+        *(
+            "handshake",
+            "long packets",
+            "clock",
+            "NAT",
+            "router",
+            "reach in",
+            "members",
+            "links",
+            "throughput",
+        ),
     ]
 
 
@@ -67,7 +77,15 @@ def test_a_test_that_was_not_made() -> None:
     found = of_run("reach in", made)
     assert (found.level, found.found) == (Severity.WARN, "not tested: ask again later")
     names = [one.name for one in run_findings(RunFacts(PATH, examination=made))]
-    assert names == ["handshake", "router", "reach in", "members", "links", "throughput"]
+    assert names == [
+        "handshake",
+        "long packets",
+        "router",
+        "reach in",
+        "members",
+        "links",
+        "throughput",
+    ]
 
 
 def test_members_that_do_not_answer() -> None:
@@ -94,7 +112,7 @@ def test_a_master_without_a_run() -> None:
 
 def test_long_packets_that_get_lost() -> None:
     lost = replace(MADE, loses_long="no answer in time")
-    found = of_run("MTU", lost)
+    found = of_run("long packets", lost)
     assert (found.level, found.found) == (
         Severity.FAIL,
         "short packets arrive, and long ones do not: no answer in time",
