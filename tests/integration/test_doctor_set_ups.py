@@ -271,6 +271,71 @@ def test_a_nat_that_keeps_ports(nets: NatNetworks, doctor: Doctor) -> None:
     )
 
 
+# -- 4: two routers in a row -----------------------------------------------------------------------
+
+ROUTER = """
+import socket, sys
+from tests.support.home_router import HomeRouter
+router = HomeRouter(host=sys.argv[1])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind(("", 5351))
+    print("answering", flush=True)
+    while True:
+        data, source = sock.recvfrom(2048)
+        for answer in router.answers(data):
+            sock.sendto(answer, source)
+"""
+OUTER = (
+    "if the outer router is yours, make one of the two a bridge, or forward the port on both; if "
+    "it is the provider's, ask for a public address (or IPv6), or run `pccl master --relay`"
+)
+
+
+@pytest.mark.parametrize(
+    ("is_double", "tells", "found", "remedy"),
+    [
+        (
+            True,
+            "",
+            "it forwards port N of 192.168.1.4 to this machine (PCP), but this address is not "
+            "public: another router lies before it",
+            OUTER,
+        ),
+        (
+            True,
+            "9.9.9.9",
+            "it forwards port N of 9.9.9.9 to this machine (PCP), but the master sees this machine "
+            "as 8.8.4.2: another router lies before it",
+            OUTER,
+        ),
+        (
+            False,
+            "8.8.4.2",
+            "it forwards port N of 8.8.4.2 to this machine (PCP), but the master does not reach it",
+            "let this machine's firewall accept dials, or restart the router",
+        ),
+    ],
+)
+def test_a_router_whose_forwarded_port_nobody_reaches(
+    is_double: bool, tells: str, found: str, remedy: str, doctor: Doctor
+) -> None:
+    """The peer's own router believes what it tells; that of the provider forwards nothing."""
+    with NatNetworks("8.8.4") as nets:  # a router is not asked if the master's address is private
+        there, master = nets.public()
+        router = nets.home()
+        if is_double:
+            router = nets.home(behind=router)
+        here, outer = nets.inside(router), tells or nets.address_of(router)
+        with (
+            master_on(there, "--relay"),
+            running_on(router, sys.executable, "-c", ROUTER, outer),
+        ):
+            said = doctor(f"{master}:48148", here)
+    assert re.sub(r"port \d+ of", "port N of", said["router"].found) == found
+    assert said["router"][::2] == ("warn", remedy)
+    assert said["links"].level == "warn"
+
+
 # -- 5: token, version, and no relay ---------------------------------------------------------------
 
 SET_TOKEN = "set PCCL_TOKEN, or token=, to the run's token; commands of pccl take --token FILE"

@@ -151,6 +151,11 @@ class NatNetworks:
         self._run("ip", "-n", name, "route", "add", "default", "via", gateway)
         return name
 
+    def address_of(self, host: str) -> str:
+        """Return the IPv4 address of a host, or of a router on its outer side."""
+        shown = self._run("ip", "-n", host, "-4", "-o", "addr", "show", "up0")
+        return shown.split()[3].partition("/")[0]
+
     def rule(self, host: str, hook: str, rule: str) -> None:
         """Let a host or a router drop, refuse or count what passes a hook; a rule of nftables."""
         self._rules += 1
