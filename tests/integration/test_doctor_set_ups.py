@@ -46,9 +46,16 @@ def nets() -> Generator[NatNetworks]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the run files of these masters from other commands on this machine, and theirs away."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 @pytest.fixture
-def doctor(tmp_path: Path) -> Callable[..., dict[str, Said]]:
-    """The command on this machine, or on a host of ``nets``; it sees no run file of other tests."""
+def doctor() -> Callable[..., dict[str, Said]]:
+    """The command on this machine, or on a host of ``nets``."""
 
     def run(
         master: str,
@@ -57,13 +64,12 @@ def doctor(tmp_path: Path) -> Callable[..., dict[str, Said]]:
         hosts: Path | None = None,
         **more: str,
     ) -> dict[str, Said]:
-        own = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
         command: tuple[str, ...] = (*PCCL, "doctor", "--json", master, "--timeout", str(timeout_s))
         if hosts is not None:
             command = NatNetworks.named(hosts, host, *command)
         elif host:
             command = NatNetworks.inside_of(host, *command)
-        given = environment_with(**{**own, "PCCL_TOKEN": TOKEN, **more})
+        given = environment_with(**{"PYTHONPATH": str(ROOT), "PCCL_TOKEN": TOKEN, **more})
         if not given["PCCL_TOKEN"]:
             del given["PCCL_TOKEN"]
         ended = run_to_end(*command, env=given, limit_s=LIMIT_S)

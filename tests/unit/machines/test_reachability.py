@@ -399,9 +399,9 @@ def test_who_is_proven_later_is_dialled_by_those_after_it() -> None:
 ASKER = 70
 
 
-def answered(seen: str, dialled: bool, reason: str) -> list[MasterEffect]:
+def answered(seen: str, dialled: bool, reason: str, padding: bytes = b"") -> list[MasterEffect]:
     return [
-        SendAddress(ASKER, seen, dialled, reason),
+        SendAddress(ASKER, seen, dialled, reason, padding),
         CloseConnection(ASKER, "the query is answered"),
     ]
 
@@ -426,7 +426,8 @@ def test_a_query_without_a_port_is_answered_at_once() -> None:
     master = Master()
     for _ in range(2 * QUERIES_AT_ONCE_MAX):
         master.do(ConnectionOpened(ASKER, "10.0.0.9", key(9)))
-        assert master.hear(ASKER, msg.AddressQuery()) == answered("10.0.0.9", False, "")
+        effects = master.hear(ASKER, msg.AddressQuery(padding=b"pad"))
+        assert effects == answered("10.0.0.9", False, "", b"pad")
 
 
 def test_an_address_of_the_masters_own_machine_is_not_dialled() -> None:

@@ -457,11 +457,12 @@ def test_a_peer_behind_a_proxy_is_seen_where_it_is(proxied_world: World) -> None
 
 def test_what_the_master_answers_names_the_source(proxied_world: World) -> None:
     client = Client(proxied_world, PROXY, proxied(NEAR))
-    client.say(msg.AddressQuery())
+    client.say(msg.AddressQuery(padding=b"pad"))
     proxied_world.run(10.0)
     (answer,) = client.heard
     assert isinstance(answer, msg.AddressIs)
-    assert answer.seen == NEAR
+    assert (answer.seen, answer.port, answer.relays) == (NEAR, 50000, False)
+    assert answer.padding == b"pad"
 
 
 def test_a_relay_behind_a_proxy_forwards(caplog: pytest.LogCaptureFixture) -> None:

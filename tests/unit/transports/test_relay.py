@@ -15,9 +15,11 @@ from pccl.runtime.control.greeting import leaves_machine
 from pccl.transports.base import Address, PathMeasure
 from pccl.transports.relay import (
     SPLICE_BYTES,
+    Introducer,
     RelayAddress,
     RelayedConnection,
     behind,
+    decode_introduction,
     relay_of,
 )
 from pccl.transports.sim.connection import SimConnection
@@ -30,6 +32,7 @@ from tests.support.spliced import (
     RELAY,
     WINDOW,
     S,
+    Side,
     TcpWorld,
     World,
     lost_once,
@@ -95,6 +98,18 @@ async def test_before_the_join_the_relay_reads_nothing(world: World) -> None:
     await world.settle()
     assert (bytes(b.received), bytes(a.received)) == (b"early words", b"early answer")
     assert (end.carried_bytes, other.carried_bytes) == (11, 12)
+
+
+async def test_an_introducer_tells_the_other_side_its_address_and_ends(world: World) -> None:
+    listener = await world.relay.listen(Address("relay", 0), world.arrived.append)
+    connection = await world.network.host("a").dial(listener.address, 60.0)
+    side = Side(connection, world.rng)
+    Introducer(world.arrived[0])
+    await world.settle()
+    assert decode_introduction(bytes(side.introduction)) == connection.local
+    assert side.received == b""
+    assert lost_once(side)
+    listener.close()
 
 
 # -- back-pressure -------------------------------------------------------------------------------
