@@ -125,28 +125,28 @@ NEWCOMER_BYTES_MAX = 4 << 10
 """One message of a peer that is not admitted."""
 
 NEWCOMERS_BYTES_PER_S = 2 << 20
-"""Messages of strangers, newcomers and late returns, plus 64 bytes each. The master delays reads
-from sources that used more than an equal share.
+"""Messages of strangers, newcomers and late returns, plus 64 bytes each. Sources that used more
+than an equal share wait.
 
 Decoding as much takes half a processor. A thousand newcomers that join at once send a tenth."""
 
 NEWCOMERS_BURST_BYTES = 1 << 20
-"""The same messages, at once after a pause. Then the rate counts."""
+"""The same, at once after a pause."""
 
 NEWCOMERS_SOURCES_MAX = 1024
-"""Sources with their own share. Further sources have one share in common."""
+"""Sources with their own share. Further ones share one."""
 
 PROGRESS_BATCH_MAX = 128
-"""Operations in one heartbeat; another one reports the rest."""
+"""Operations in one heartbeat; the next one has the rest."""
 
 FLOWS_MAX = 1024
-"""Flows in one heartbeat. The peer omits the rest, and a mesh may stall there unnoticed."""
+"""Flows in one heartbeat. The rest is omitted; a mesh may stall there unnoticed."""
 
 ACKNOWLEDGED_BATCH_MAX = 64
-"""Acknowledgements that wait for a heartbeat. The peer then sends it."""
+"""Acknowledgements that wait for a heartbeat; then one is sent."""
 
 LINKS_BATCH_MAX = 64
-"""Measured links in one message; another one reports the rest."""
+"""Measured links in one message; the next one has the rest."""
 
 STANDBYS_MAX = 16
 """Masters in one message."""
@@ -155,10 +155,10 @@ BYTE_STRING_MAX = 64
 """Bytes of an id, key or digest."""
 
 TEXT_BYTES_MAX = 4096
-"""A text. The sender cuts a longer one."""
+"""A text; a longer one is cut."""
 
 REASON_BYTES_MAX = 256
-"""A reason that a peer gives or an outcome quotes. The sender cuts a longer one.
+"""A reason that a peer gives or an outcome quotes; a longer one is cut.
 
 A master keeps many reasons."""
 
@@ -187,24 +187,24 @@ PROXY_FIELDS_BYTES_MAX = 1 << 10
 Addresses take 36 bytes, or 216. The rest is for certificates and the like, which nobody reads."""
 
 UNPROVEN_MAX = 1024
-"""Connections of a port during the handshake; at most a quarter of the descriptors. The source with
-the most loses one. As many may wait for a PROXY header.
+"""Connections of a port during the handshake, and as many before a PROXY header; at most a quarter
+of the descriptors. The largest source loses one.
 
 All peers of a run may return at once."""
 
 NEWCOMERS_MAX = 1024
 """Connections to a master before their first message; links of a peer to unknown newcomers. The
-source with the most loses one."""
+largest source loses one."""
 
 LINGERING_MAX = 256
-"""Closed connections with an unread message; at most a sixteenth of the descriptors. The source
-with the most loses one."""
+"""Closed connections with an unread message; at most a sixteenth of the descriptors. The largest
+source loses one."""
 
 LINGER_S = 5.0
 """Time to read that message."""
 
 LOG_LINES_MAX = 10
-"""Log lines about strangers in 10 s, for each level. One more line counts the rest."""
+"""Log lines about strangers in 10 s, for each level; one more counts the rest."""
 
 LANES_MAX = 256
 """Lanes of one link; 1 to an unknown newcomer.
@@ -220,17 +220,17 @@ elsewhere."""
 # -- joining -------------------------------------------------------------------------------------
 
 PEERS_MAX = 2800
-"""Peers registered at one master. It refuses further newcomers.
+"""Peers registered at one master; more are refused.
 
 A roster of all these peers, with the longest hosts and names, fits a message."""
 
 PENDING_MAX = 1024
-"""Newcomers that wait. The master removes the oldest from the largest source (``CROWDED_OUT``).
+"""Waiting newcomers. The largest source loses its oldest one (``CROWDED_OUT``).
 
 Each newcomer dials all older ones, so the cost grows with the square of their number."""
 
 TESTS_AT_ONCE_MAX = 64
-"""Newcomers whose addresses are tested at once. The master admits the rest without a test.
+"""Newcomers whose addresses are tested at once. The rest is admitted without a test.
 
 That is enough for many newcomers that join together. Each test makes up to three dials to an
 address that a holder of the token has chosen."""
@@ -241,33 +241,33 @@ TESTS_PER_S = 8
 No attacker can make a master or a member dial unproven addresses more often."""
 
 QUERIES_AT_ONCE_MAX = 8
-"""Addresses that the master tests at once for processes outside the run."""
+"""Addresses tested at once for processes outside the run."""
 
 QUERIES_PER_S = 1
-"""Further tests of such addresses. One at a time for each source address."""
+"""Further such tests. One at a time for each source address."""
 
 PADDING_BYTES_MAX = 3000
 """Padding of an ``AddressQuery``: fills a packet of 1500 bytes, and begins another one."""
 
 ASKED_MAX = 256
-"""Newcomers that an elder dials because they cannot dial it. The rest waits for a later tick."""
+"""Newcomers that an elder dials because they cannot dial it. The rest waits."""
 
 ASKED_UNPROVEN_MAX = 16
-"""Such newcomers that neither a test nor the elder has reached. The rest waits, too.
+"""Such newcomers that neither a test nor the elder has reached.
 
 The elder dials them every two seconds, so they cause no more dials than the tests of addresses."""
 
 ELDERS_UNPROVEN_MAX = 16
-"""Older newcomers that no test has reached, and that a newcomer dials. It dials more if it needs
-the link.
+"""Older newcomers that a newcomer dials although no test has reached them; more if it needs the
+link.
 
 So a process that registers a foreign address many times causes few dials to it."""
 
 RELAYED_PAIRS_MAX = 256
-"""Pairs of peers for which one relay forwards. It refuses more: the master names another relay."""
+"""Pairs of peers for which one relay forwards; then the master names another relay."""
 
 RELAYED_WAIT_MAX = 16
-"""Connections of one peer that wait at one relay for the other peers; 16 times as many in all."""
+"""Connections of one peer that wait at one relay; 16 times as many in all."""
 
 # -- operations ----------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ A member that asks last pulls all that was announced at once, which blocks its I
 # -- reports and acknowledgements ------------------------------------------------------------------
 
 OWED_MAX = 65536
-"""Unacknowledged outcomes and answers of a member. The master disconnects it, and refuses it."""
+"""Unacknowledged outcomes and answers of a member. Then it is refused."""
 
 REPORT_BYTES_MAX = 32 << 20
 """The report of a returning peer.
@@ -337,13 +337,13 @@ class Timing:
     tick_s: float = 0.25
     """Interval of checks of the deadlines."""
     deadline_s: float = 10.0
-    """Silence of a peer that others wait for, before the master removes it."""
+    """Silence of a peer that others wait for, before its removal."""
     resume_s: float = 2.0
-    """Time to resume a lost control connection; one unanswered dial takes all of it."""
+    """Time to resume a lost control connection."""
     lane_stall_s: float = 10.0
-    """Time without progress before a peer replaces a lane. It pings the lane after half of it."""
+    """Time without progress before a lane is replaced; after half of it, the peer pings."""
     progress_s: float = 30.0
-    """Time without progress of a started operation: longer than two stalled lanes."""
+    """Time without progress of a started operation."""
     link_s: float = 10.0
     """Time for a newcomer to link to its neighbours."""
     dial_s: float = 5.0
@@ -353,15 +353,15 @@ class Timing:
     redial_max_s: float = 0.5
     """The longest pause between dials."""
     connect_retry_s: float = 1.0
-    """Pause between attempts of ``connect`` to find a master."""
+    """Pause between attempts of ``connect``."""
     hold_s: float = 30.0
-    """Time that outdated members may delay a synchronization, before the master evicts them."""
+    """Time that outdated members may delay a synchronization, before their removal."""
     lockstep_s: float = 1.0
     """Wait for different calls, before ``LockstepError``."""
     waiting_report_s: float = 2.0
     """Time before the log names the members that a call waits for."""
     recovery_s: float = 5.0
-    """Time for members to return to another master: ten of their longest pauses."""
+    """Time for members to return to another master."""
     master_lost_s: float = 60.0
     """Time without a master, before ``MasterLost``."""
 

@@ -40,14 +40,14 @@ class LinkReport:
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
     """Why it is down; empty if it is up."""
     relay: PeerId | None = None
-    """The relay that carries the link, if it is up; 0: the master. None: the link is direct."""
+    """The relay that carries it; 0: the master. None: it is direct."""
     path: LinkPath = LinkPath.DIRECT
     """How the two are connected, if the link is up."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
-    """Measurements of links that changed much since the last report; 0 is unknown."""
+    """Measures of links that changed much; 0: unknown."""
 
     links: Annotated[tuple[MeasuredLink, ...], AtMost(LINKS_BATCH_MAX)]
 
@@ -58,17 +58,17 @@ class AddressProbed:
 
     peer: PeerId
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
-    """Why the sender cannot dial that peer; empty if it can."""
+    """Why the sender cannot dial that peer; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddressQuery:
-    """A process outside the run asks how the master sees it, and for a test of an address."""
+    """A process outside the run asks how the master sees it, and for a test of a port."""
 
     host: HostName = ""
-    """The host to dial; if empty, the address that the master sees."""
+    """If empty, the address that the master sees."""
     port: Annotated[int, Below(1 << 16)] = 0
-    """The port to dial; 0: none."""
+    """0: none."""
     padding: Annotated[bytes, AtMost(PADDING_BYTES_MAX)] = b""
     """Makes the message as long as a packet, to test whether long packets arrive."""
 
@@ -88,21 +88,21 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class DialNewcomers:
-    """Dial these newcomers, because they cannot dial this peer. Replaces the last list."""
+    """Dial these newcomers, which cannot dial this peer. Replaces the last list."""
 
     newcomers: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Make the link to ``member`` through a relay, because the two cannot dial each other.
+    """Make the link to this member through a relay.
 
     Both peers dial the relay. Then the younger one begins the handshake of a lane.
     """
 
     member: Member
     relay: Member
-    """The relay; if its id is 0, the master that sends this, whose address the peer knows."""
+    """If its id is 0, the master that sends this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ProbeAddress:
 
     member: Member
     seen: HostName
-    """The host from which it is connected to the master."""
+    """The host from which it is connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Undialable:
     """No process can dial this peer at the address that it declares."""
 
     reason: str
-    """The address, and the process that dialled it."""
+    """The address, and who dialled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +127,11 @@ class AddressIs:
     """Answer to ``AddressQuery``."""
 
     seen: HostName
-    """The host from which the sender of the query is connected to the master."""
+    """The host from which the asking process is connected."""
     dialled: bool
-    """The master has dialled the address."""
+    """Whether the master has dialled."""
     reason: str
-    """Why no peer answered there, or why the master did not dial; empty: a peer answered, or the
-    query has no port."""
+    """Why no peer answered, or the master did not dial; empty: one did, or no port was given."""
     unix_us: int
     """The master's wall clock, in microseconds since 1970."""
     port: Annotated[int, Below(1 << 16)]

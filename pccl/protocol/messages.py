@@ -84,16 +84,16 @@ class Register:
     """If empty, the address that the master sees."""
     port: U16
     min_peers: U16 = 1
-    """The smallest run, in members, to which the master admits it."""
+    """Members of the smallest run that it joins."""
     masters: U16 = 1
-    """Number of master addresses that it knows."""
+    """Master addresses that it knows."""
     prefetches: bool = False
-    """The master admits it only after ``Prefetched``."""
+    """It is admitted only after ``Prefetched``."""
     machine: U16 = 0
-    """Hash of its machine and user if it can share memory there; otherwise 0."""
+    """Hash of machine and user if it can share memory there; otherwise 0."""
     name: PeerName = ""
     hosts: Hosts = ()
-    """Its addresses as it sees them; empty if ``host`` says all."""
+    """Its own addresses; empty if ``host`` says all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ RoundCounts = Annotated[tuple[RoundCount, ...], AtMost(len(RoundKind))]
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """First message to another incarnation of the master. A report follows, until ``Reported``.
+    """First message to another incarnation of the master. Begins a report, until ``Reported``.
 
     The report has rosters, outcomes and answers that other members may lack, links, and requests.
     """
@@ -135,12 +135,12 @@ class Return:
     """The master that the peer followed."""
     ratified: int = field(default=0, compare=False)
     expected: Expected = NOTHING_EXPECTED
-    """What it expects of its group's shared state."""
+    """Expected shared state of its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRoster:
-    """Part of a report: a roster that a master has sent."""
+    """Report: a roster that a master has sent."""
 
     roster: Roster
     incumbent: bytes = field(default=b"", compare=False)
@@ -159,7 +159,7 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """Asks for a ``StatusReport``: the first and only message of a process outside the run."""
+    """A process outside the run asks for a ``StatusReport``; its only message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,24 +201,24 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The peer lives, and reports progress, and operations and rounds whose end has arrived."""
+    """The peer lives. Progress, and operations and rounds whose end has arrived."""
 
     progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     rounds: Annotated[tuple[RoundId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
     blocked: bool = False
-    """All callers of the peer wait for other members."""
+    """All its callers wait for other members."""
     roster_version: int = 0
     term: U32 = field(default=0, compare=False)
-    """The peer ignores masters of lower terms."""
+    """It ignores masters of lower terms."""
     proposed: int = field(default=0, compare=False)
-    """The peer has stored each ``Proposed`` of this term up to this place."""
+    """It has stored each ``Proposed`` of this term up to this place."""
     step: int = field(default=0, compare=False)
-    """Step of its program, if it reports steps; otherwise 0."""
+    """Step that its program reports, otherwise 0."""
     loss: Loss | None = field(default=None, compare=False)
-    """Loss of its program, if it reports one."""
+    """Loss that its program reports."""
     sent_ns: int = field(default=0, compare=False)
-    """Time by the clock of the peer, which the master returns."""
+    """Time by its clock, which the master returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ class OperationRequest:
     operation: OperationId
     descriptor: Descriptor
     eager: Eager = Eager.NOTHING
-    """What the peer sends before the start."""
+    """What it sends before the start."""
     weight: Weight = 0.0
-    """Weight of its contribution to a weighted average."""
+    """Of its contribution to a weighted average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class StatesCompared:
 
 @dataclass(frozen=True, slots=True)
 class OperationDone:
-    """The peer holds the complete result, with this digest."""
+    """The peer has the complete result."""
 
     operation: OperationId
     digest: bytes
@@ -274,7 +274,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeQuery:
-    """Asks for the outcome of an operation that the caller left when this peer was done."""
+    """Asks for the outcome after the caller left when this peer was done."""
 
     operation: OperationId
 
@@ -293,9 +293,9 @@ class Holdings:
 
     operation: OperationId
     lost: U32
-    """Number of lost members in the query."""
+    """Lost members in the query."""
     complete: bool
-    """The member before the gap can send all missing data; from now on, only it may send."""
+    """The member before the gap can send all missing data; from now on only it may."""
 
 
 # -- master to peer ----------------------------------------------------------------------------
@@ -314,7 +314,7 @@ Masters = Annotated[tuple[MasterAddress, ...], AtMost(STANDBYS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The identity of the newcomer, which now waits for its admission."""
+    """The identity of the newcomer, which now waits."""
 
     peer: PeerId
     term: U32
@@ -337,7 +337,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The peer is not, or no longer, part of the run; the master closes the connection."""
+    """The peer is not, or no longer, part of the run. The connection is closed."""
 
     cause: RemovalCause | None
     """Nil if it was never part of the run."""
@@ -355,7 +355,7 @@ class Admitted:
     rounds: RoundCounts
     ratified: int = field(default=0, compare=False)
     expected: Expected = NOTHING_EXPECTED
-    """Expected shared state of its group; a later master may learn it from the newcomer alone."""
+    """A later master may learn it from the newcomer alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class RosterChanged:
-    """The members of the run have changed. Callers see it when a joint call returns."""
+    """The members of the run have changed."""
 
     roster: Roster
     departures: Annotated[tuple[Departure, ...], AtMost(DEPARTURES_MAX)] = field(
@@ -398,12 +398,12 @@ class OperationStarted:
 
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """Weights of all members for a weighted average, in ring order."""
+    """Of all members for a weighted average, in ring order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncStarted:
-    """The elected state; members that lack it fetch it. The master sends each change."""
+    """The elected state, to fetch if it is missing. Sent again after each change."""
 
     operation: OperationId
     elected: Elected
@@ -411,7 +411,7 @@ class SyncStarted:
 
 @dataclass(frozen=True, slots=True)
 class CompareStates:
-    """Asks where the peer's state differs from that of the ``reference`` member."""
+    """Where does the peer's state differ from that of this member?"""
 
     operation: OperationId
     reference: PeerId
@@ -436,7 +436,7 @@ class OperationEnded:
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """Part of a report: an outcome that other members may lack."""
+    """Report: an outcome that other members may lack."""
 
     outcome: OperationEnded
     told: bool = True
@@ -446,7 +446,7 @@ class KnownOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """Part of a report: the answer of a round that other members may lack."""
+    """Report: the answer of a round that other members may lack."""
 
     answer: RoundClosed
     told: bool = True
@@ -454,7 +454,7 @@ class KnownAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """Store this outcome or answer, and acknowledge it at once; do not act on it yet.
+    """Store this outcome or answer, acknowledge it at once, and do not act on it yet.
 
     The master sends it as a decision once a majority has stored it.
     """
@@ -464,12 +464,12 @@ class Proposed:
     outcome: OperationEnded | None
     answer: RoundClosed | None
     expected: Expected = NOTHING_EXPECTED
-    """Expected shared state of the group after this outcome."""
+    """Of the group after this outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldingsQuery:
-    """Members of this ring are lost, some right before this peer. Can the operation continue?"""
+    """Members right before this peer are lost. Can the operation continue?"""
 
     operation: OperationId
     lost: Peers
@@ -478,7 +478,7 @@ class HoldingsQuery:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The operation continues without these members: send across the gap to the next member."""
+    """The operation continues without these members: send across the gap."""
 
     operation: OperationId
     lost: Peers
@@ -486,7 +486,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class RoundWaits:
-    """Which members a round waits for, and what they do."""
+    """Which members a round waits for, and what these do."""
 
     round: RoundId
     waited_s: U32
@@ -495,13 +495,13 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class OperationWaits:
-    """Which members the operation with the longest wait waits for, and what they do."""
+    """The same for the operation with the longest wait."""
 
     operation: OperationId
     waited_s: U32
     whom: str
     alike: Annotated[tuple[OperationId, ...], AtMost(WAITS_NAMED_MAX)] = ()
-    """Other operations that wait for the same members."""
+    """Others that wait for the same members."""
     alike_count: U32 = 0
 
 
@@ -515,21 +515,21 @@ class AdmissionWaits:
 
 @dataclass(frozen=True, slots=True)
 class BlockedQuery:
-    """Asks whether all callers wait for other members now."""
+    """Do all callers wait for other members now?"""
 
     query: U32
 
 
 @dataclass(frozen=True, slots=True)
 class MasterHeartbeat:
-    """The master lives, and reports which decisions all members have."""
+    """The master lives."""
 
     now_ns: int = 0
     settled: int = field(default=0, compare=False)
-    """All members have all decisions before this place."""
+    """All members have the decisions before this place."""
     ratified: int = field(default=0, compare=False)
     echo_ns: int = field(default=0, compare=False)
-    """``sent_ns`` of the peer's last heartbeat; 0: none since the last heartbeat of the master."""
+    """``sent_ns`` of the peer's last heartbeat; 0: none since the master's last one."""
     held_ns: int = field(default=0, compare=False)
     """Time since that arrived."""
 

@@ -24,7 +24,7 @@ class MemberProof:
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """A standby asks which run it may have to continue; its first and only message."""
+    """A standby asks which run it may have to continue; its only message."""
 
     run: bytes = NO_RUN
     """Zeros if it knows none."""
@@ -40,10 +40,10 @@ class RunIs:
     """Zeros if the master coordinates none."""
     term: Annotated[int, Below(1 << 32)]
     settled: bool
-    """The master no longer ends this run in favour of an older one."""
+    """The run no longer gives way to an older one."""
     version: int = 0
     members: Annotated[tuple[MemberProof, ...], AtMost(PEERS_MAX)] | None = None
-    """Members of the newest roster; nil if the standby knows them, or the master does not."""
+    """Of the newest roster; nil if the standby knows them, or the master does not."""
 
 
 class EvidenceKind(enum.IntEnum):
@@ -62,7 +62,7 @@ class EvidenceKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """A person asks one peer through its master; the first and only message."""
+    """A person asks one peer through its master; the only message."""
 
     peer: PeerId
     kind: EvidenceKind
@@ -70,7 +70,7 @@ class EvidenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceQuery:
-    """The master passes a request on to the peer."""
+    """The master passes the request on."""
 
     query: Annotated[int, Below(1 << 32)]
     kind: EvidenceKind
@@ -88,10 +88,10 @@ class EvidenceReply:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceReport:
-    """Answer to ``EvidenceRequest``; the master closes the connection."""
+    """Answer to ``EvidenceRequest``."""
 
     data: Annotated[bytes, AtMost(EVIDENCE_BYTES_MAX)]
     refusal: str = ""
     """Why there is no evidence; empty if there is."""
     silent: bool = False
-    """Whether the master has asked the peer, and the peer has not answered in time."""
+    """Whether the peer was asked, and has not answered in time."""

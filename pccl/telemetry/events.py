@@ -26,9 +26,9 @@ class Joined:
         name: its name.
         run: id of the run, in hexadecimal digits.
         rank: its place in the ring of its group.
-        world_size: members of its group.
-        rejoined: whether it was a member of this run before, and lost its membership.
-        away_s: for a peer that has rejoined: seconds since it lost its membership; otherwise 0.
+        world_size: members of the group now.
+        rejoined: whether it was a member of this run before.
+        away_s: seconds since it lost its membership; otherwise 0.
     """
 
     peer_id: int
@@ -45,9 +45,9 @@ class MembershipLost:
     """This peer is no longer a member: the master removed it, or it gave the master up.
 
     Attributes:
-        cause: the master's cause (a ``RemovalCause`` by name), ``MASTER_LOST``, ``CLOSED``,
-            ``INTERNAL_ERROR`` (a bug in the library), or the name of another error.
-        reason: what happened, in words.
+        cause: a ``RemovalCause`` by name, ``MASTER_LOST``, ``CLOSED``, ``INTERNAL_ERROR`` (a bug in
+            the library), or the name of another error.
+        reason: why, in words.
     """
 
     cause: str
@@ -56,7 +56,7 @@ class MembershipLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJoined:
-    """Another peer has become a member of this peer's group.
+    """Another peer has become a member of the group.
 
     Attributes:
         peer_id: its id.
@@ -73,13 +73,13 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLost:
-    """Another member of this peer's group has left, or was removed.
+    """Another member of the group has left, or was removed.
 
     Attributes:
         peer_id: its id.
         name: its name.
-        cause: the master's cause, a ``RemovalCause`` by name; empty if unknown to this peer.
-        reason: what happened, in words; empty if unknown to this peer.
+        cause: a ``RemovalCause`` by name. Empty, with the reason, if unknown to this peer.
+        reason: why, in words.
         world_size: members of the group now.
     """
 
@@ -92,11 +92,11 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterDisconnected:
-    """This peer has lost its connection to the master, and tries to reach a master again.
+    """This peer has lost the master, and tries to reach one again.
 
     Attributes:
-        reason: why the connection ended.
-        gives_up_s: seconds after which this peer loses its membership, if no master returns.
+        reason: why, in words.
+        gives_up_s: seconds after which it loses its membership.
     """
 
     reason: str
@@ -153,9 +153,9 @@ class LinkLost:
     It is reported after a second, or when the link is back. The end of a peer is no ``LinkLost``.
 
     Attributes:
-        peer_id: id of the other peer.
+        peer_id: its id.
         name: its name.
-        reason: why the connection ended.
+        reason: why, in words.
     """
 
     peer_id: int
@@ -168,7 +168,7 @@ class LinkRestored:
     """A link that was reported as ``LinkLost`` works again.
 
     Attributes:
-        peer_id: id of the other peer.
+        peer_id: its id.
         name: its name.
         away_s: seconds since it was lost.
     """
@@ -238,7 +238,7 @@ class PortNotForwarded:
 
     Attributes:
         port: the router's port that it has forwarded until now; 0: none.
-        reason: why.
+        reason: why, in words.
     """
 
     port: int
@@ -251,10 +251,10 @@ class RunChanged:
 
     Attributes:
         what: ``registered``, ``admitted``, ``moved``, ``removed`` or ``undialable``.
-        peer_id: id of the peer.
+        peer_id: its id.
         name: its name.
         group: its peer group.
-        cause: of a removed peer: the cause, a ``RemovalCause`` by name; otherwise empty.
+        cause: a ``RemovalCause`` by name, if it was removed; otherwise empty.
         reason: why, in words.
     """
 

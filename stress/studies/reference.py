@@ -53,7 +53,8 @@ TELEMETRY = f"""# Events and metrics
 
 In files, an event is an object with its fields, its kind as `event`, and the version of this list
 as `schema`: now `"{".".join(map(str, events.SCHEMA))}"`. A later minor version may add kinds and
-fields; a reader ignores those that it does not know."""
+fields; a reader ignores those that it does not know. Fields without a text mean the same
+as above."""
 METRIC_TABLE = """## Metrics
 
 Each has the label `name` too: the peer's name, or `master`."""
@@ -153,7 +154,10 @@ def _meaning(kind: type[Any]) -> str:
 
 def _telemetry() -> Iterator[str]:
     kinds = typing.get_args(events.PeerReport)
-    rows = ((f"`{kind.__name__}`", _plain(kind.__doc__), _attributes(kind)) for kind in kinds)
+    known = set[str]()
+    rows = (
+        (f"`{kind.__name__}`", _plain(kind.__doc__), _attributes(kind, known)) for kind in kinds
+    )
     yield f"{TELEMETRY}\n\n{_table(('event', 'meaning', 'fields'), *rows)}"
     values = (
         (f"`{name}`", about.kind, ", ".join(f"`{label}`" for label in about.labels), about.help)
@@ -162,11 +166,14 @@ def _telemetry() -> Iterator[str]:
     yield f"{METRIC_TABLE}\n\n{_table(('metric', 'kind', 'labels', 'meaning'), *values)}"
 
 
-def _attributes(kind: type[Any]) -> str:
-    """Return the fields of an event and their meanings, from the docstring of its class."""
+def _attributes(kind: type[Any], known: set[str]) -> str:
+    """Return the fields of an event, and their meanings that are not ``known`` yet; note these."""
     part = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", part, re.MULTILINE)
-    return " ".join(f"`{name}`: {_plain(text)}" for name, text in found)
+    told = [f"`{name}`: {_plain(text)}" for name, text in found]
+    shown = [field.partition(":")[0] + "." if field in known else field for field in told]
+    known.update(told)
+    return " ".join(shown)
 
 
 def _limits() -> Iterator[str]:
