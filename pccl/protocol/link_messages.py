@@ -40,7 +40,7 @@ class LinkReport:
     reason: Annotated[str, AtMost(REASON_BYTES_MAX)]
     """Why it is down; empty if it is up."""
     relay: PeerId | None = None
-    """The relay that carries it; 0: the master. None: it is direct."""
+    """The relay that carries it; 0: the master, None: it is direct."""
     path: LinkPath = LinkPath.DIRECT
     """How the two are connected, if the link is up."""
 
@@ -81,7 +81,7 @@ class LinkPlan:
     """Changes among the older peers of the own group, newcomers included."""
 
     elders: Annotated[tuple[Member, ...], AtMost(PEERS_MAX)]
-    """Dial these, too. After ``Registered`` and ``Resumed`` the list is complete."""
+    """Dial these, too; after ``Registered`` and ``Resumed`` the complete list."""
     gone: Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)] = ()
     """Stop dialling these peers."""
 

@@ -375,7 +375,7 @@ class RosterChanged:
     departures: Annotated[tuple[Departure, ...], AtMost(DEPARTURES_MAX)] = field(
         default=(), compare=False
     )
-    """For people. It may lack removals."""
+    """For people; it may lack removals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def pages() -> Mapping[str, str]:
 
 
 def _table(*rows: tuple[str, ...]) -> str:
-    lines = [" | ".join(row).replace("|  |", "| |") for row in rows]
+    lines = [" | ".join(row).replace("|  |", "| |").rstrip() for row in rows]
     return "\n".join([lines[0], "|".join(["---"] * len(rows[0])), *lines[1:]])
 
 
@@ -112,20 +112,24 @@ def _messages() -> Iterator[str]:
     for sender, union in (("peer", messages.PeerMessage), ("master", messages.MasterMessage)):
         kinds = sorted(typing.get_args(union), key=codec.CODES.__getitem__)
         rows = (
-            (f"{codec.CODES[k]} `{k.__name__}`", _fields(k, values), _meaning(k)) for k in kinds
+            (f"{codec.CODES[k]} `{k.__name__}`", _plain(k.__doc__), _fields(k, values, _notes(k)))
+            for k in kinds
         )
-        yield f"## From a {sender}\n\n{_table(('message', 'fields', 'meaning'), *rows)}"
+        yield f"## From a {sender}\n\n{_table(('message', 'meaning', 'fields'), *rows)}"
     others = (kind for kind in values if kind not in codec.CODES)  # grows while rows are made
-    pairs = ((f"`{kind.__name__}`", _fields(kind, values)) for kind in others)
+    pairs = ((f"`{kind.__name__}`", _fields(kind, values, {})) for kind in others)
     yield f"## Values\n\n{_table(('value', 'fields'), *pairs)}"
 
 
-def _fields(kind: type[Any], values: list[type[Any]]) -> str:
-    """Return the fields of a dataclass with their types; add nested dataclasses to ``values``."""
+def _fields(kind: type[Any], values: list[type[Any]], notes: Mapping[str, str]) -> str:
+    """Return the fields of a dataclass, types and notes; add nested dataclasses to ``values``."""
     if kind is StatusReport:
         return "`pccl/protocol/status_report.py`"
     hints = typing.get_type_hints(kind, include_extras=True)
-    named = (f"`{field.name}:{_wire_type(hints[field.name], values)}`" for field in fields(kind))
+    named = (
+        f"`{field.name}:{_wire_type(hints[field.name], values)}`{notes.get(field.name, '')}"
+        for field in fields(kind)
+    )
     return ", ".join(named).replace(":u64`", "`")
 
 
@@ -145,11 +149,10 @@ def _wire_type(hint: Any, values: list[type[Any]]) -> str:
     return "u64" if kind is int else kind.__name__
 
 
-def _meaning(kind: type[Any]) -> str:
-    """Return the docstrings of a message and of its fields."""
+def _notes(kind: type[Any]) -> Mapping[str, str]:
+    """Return the docstrings of a message's fields, in parentheses."""
     told = _docstrings(inspect.getsource(kind)).items()
-    parts = (f"`{name}`: {text[0].lower()}{text[1:]}" for name, text in told)
-    return " ".join((_plain(kind.__doc__), *parts))
+    return {name: f" ({text[0].lower()}{text[1:].removesuffix('.')})" for name, text in told}
 
 
 def _telemetry() -> Iterator[str]:
