@@ -84,9 +84,10 @@ def test_with_torch() -> None:
     check_training(printed[0], [f"outer step {number}" for number in range(8)])
 
 
-def test_diloco_one_step_late(ready_python: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", ["diloco_by_hand.py", "diloco_one_step_late.py"])
+def test_diloco_without_the_wrapper(name: str, ready_python: tuple[str, ...]) -> None:
     """Ten outer steps, after which both have the same weights."""
-    printed = run_example("diloco_one_step_late.py", 2, ready_python)
+    printed = run_example(name, 2, ready_python)
     assert printed[0] == printed[1]
     assert re.fullmatch(r"10 steps: \[ *-?\d.*\]", printed[0][0])
 

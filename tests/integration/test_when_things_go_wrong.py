@@ -1,7 +1,7 @@
 """docs/when-things-go-wrong.md shows what real processes print in each failure.
 
-The page is the expectation. The process that a line of the page names has printed that line, and no
-process has printed a warning, an error or a line of its own that the page lacks. A number on the
+The page is the expectation. Each process that a line of the page names has printed that line, and
+no process has printed a warning, an error or a line of its own that the page lacks. A number on the
 page stands for any number, except in ``peer 2``, and ``...`` stands for any text.
 
 The master and the proxies live in the test's process, the peers are processes of their own. This
@@ -206,7 +206,14 @@ class Line:
 
 
 def lines_of(text: str) -> list[Line]:
-    return [Line(line) for line in text.splitlines()]
+    """Lines that were printed, or the page's: ``alice, bob: x`` there is a line of each."""
+    several = re.compile(r"((?:[A-Z]+ pccl )?)(\w+(?:, \w+)+)((?::| caught ).*)")
+    lines: list[Line] = []
+    for line in text.splitlines():
+        found = several.fullmatch(line)
+        names = found[2].split(", ") if found else [""]
+        lines += (Line(f"{found[1]}{name}{found[3]}" if found else line) for name in names)
+    return lines
 
 
 if __name__ == "__main__":
