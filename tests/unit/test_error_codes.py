@@ -46,8 +46,11 @@ def test_the_causes_of_evicted_are_there_too() -> None:
 
 
 def test_the_codes_per_call_are_the_documented_ones() -> None:
-    documented = {call: (int(code), name) for call, code, name in
-                  rows("The codes that depend on the call")}  # fmt: skip
+    documented = {
+        call.strip("`"): (int(code), name)
+        for calls, code, name in rows("The codes that depend on the call")
+        for call in calls.split(", ")
+    }
     assert documented == {
         call: (int(result), result.name) for call, result in RESULT_OF_CALL.items()
     }
