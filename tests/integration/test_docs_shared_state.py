@@ -1,11 +1,10 @@
-"""The example in docs/shared-state.md does what the page says, and its rules are the election's."""
+"""The example in docs/shared-state.md does what the page says."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from pccl.state import election
 from tests.support.commands import launch_example
 from tests.support.paths import ROOT
 
@@ -27,9 +26,3 @@ def test_first_example(tmp_path: Path) -> None:
     ]
     printed = TEXT[TEXT.index(EXAMPLES[0]) :].split("```")[2]
     assert [line.partition("] ")[2] for line in printed.split("\n")[1:-1]] == sorted(lines)
-
-
-def test_the_rules_are_quoted() -> None:
-    assert election.__doc__ is not None
-    rules = election.__doc__[election.__doc__.index("1. **Layout.**") :].strip()
-    assert rules in TEXT
