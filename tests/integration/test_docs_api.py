@@ -14,7 +14,6 @@ from tests.support.patience import LIMIT_S
 PAGE = ROOT / "docs" / "api.md"
 
 PRINTED = [
-    "[0.0, 2.0, 4.0, 6.0]",
     "1.5 of 2",
     "[2. 2. 2. 2. 2.] of 2",
 ]
