@@ -6,21 +6,17 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pccl
 from pccl.progress import Drawer, ProgressBar
-from tests.support.commands import launch_example
 from tests.support.members import grow
-from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import wait_for_threads
 
 COUNT = 1_000_000
-BAR = "from pccl.progress import ProgressBar"
 
 
 def state_of(value: float) -> pccl.SharedState:
@@ -106,15 +102,3 @@ def test_what_is_quick_is_not_shown(
 
     with_a_member(newcomer)
     assert capsys.readouterr().err == ""
-
-
-def test_the_example_of_the_page(tmp_path: Path) -> None:
-    """docs/launching.md: both peers end, and the younger one fetches."""
-    text = (ROOT / "docs" / "launching.md").read_text()
-    [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if BAR in one]
-    printed = text[text.index(example) :].split("```")[2].strip().splitlines()
-    ended = launch_example(example, tmp_path, LIMIT_S)
-    said = [line.partition("] ")[2] for line in printed]
-    assert sorted(line.partition("] ")[2] for line in ended.stdout.splitlines()) == said[1:]
-    [bar] = [line for line in ended.stderr.splitlines() if "pccl: " in line]
-    assert bar.partition("] ")[2].startswith(said[0])
