@@ -14,7 +14,6 @@ from tests.support.patience import LIMIT_S
 PAGE = ROOT / "docs" / "api.md"
 
 PRINTED = [
-    "1.5 of 2",
     "[2. 2. 2. 2. 2.] of 2",
 ]
 """What each of the two peers prints, example by example."""
