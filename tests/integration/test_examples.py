@@ -52,7 +52,7 @@ def check_training(printed: list[str], steps: list[str]) -> None:
 def test_all_examples_are_tested() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(names) == 9
+    assert len(names) == 10
     assert [name for name in names if f'"{name}"' not in tested] == []
 
 
