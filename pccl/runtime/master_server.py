@@ -52,7 +52,7 @@ from pccl.protocol.limits import (
     Timing,
 )
 from pccl.protocol.messages import MasterAddress
-from pccl.protocol.types import NOBODY, Member
+from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.runtime.clock import ThreadClock, Ticker, Timer
 from pccl.runtime.control.greeting import Credentials, Reception, leaves_machine
 from pccl.runtime.control.master_keys import MasterKeys
@@ -123,7 +123,7 @@ class MasterServer:
     ) -> None:
         self._tests_addresses = tests_addresses
         patience_ns, stall_ns = timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s)
-        self.relay = Relay(clock, patience_ns, stall_ns) if relays else None
+        self.relay = Relay(clock, patience_ns, stall_ns, self._has_left) if relays else None
         """What it forwards; None: it is no relay."""
         self._clock = clock
         self._transport = transport
@@ -276,6 +276,9 @@ class MasterServer:
         if target is None or target.group != known.group:
             return "the other peer is not in its group"
         return self.relay.refusal(remote.source, remote.target)
+
+    def _has_left(self, peer: PeerId) -> bool:
+        return peer not in self.machine.membership.peers
 
     def _on_proven(self, connection: Connection, remote: Opening, deadline_ns: int) -> None:
         if remote.channel is Channel.RELAY and self.relay is not None:

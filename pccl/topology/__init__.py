@@ -5,6 +5,7 @@
   fastest algorithms.
 * ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
+* ``relay_pairs``: which connections of other peers a relay joins, and when it ends them.
 * ``lane_watch``: detects lanes that owe progress and make none.
 * ``segment_limit``: finds links on which large packets vanish, and gives them smaller segments.
 * ``tracer``: which process may read the memory of this one.

@@ -121,7 +121,9 @@ class LinkKeeper:
         """Running dials, and timers of later ones, by peer and number of the lane."""
         self._meetings: dict[PeerId, asyncio.Task[None]] = {}
         """The last meeting with each peer, at a relay and then without it."""
-        self.relay = Relay(clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s))
+        self.relay = Relay(
+            clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s), has_left
+        )
         """What this peer forwards for others."""
         self._reception = Reception(
             clock, timing.ns(timing.dial_s), limits.unproven, credentials,

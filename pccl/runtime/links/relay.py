@@ -1,21 +1,25 @@
 """``Relay``: joins the connections of two peers that cannot dial each other.
 
-Their master has told both to dial this process, and each names the other. The first one waits. What
-they send each other is encrypted; see :mod:`pccl.transports.relay`.
+Their master has told both to dial this process, and each names the other. What they send each other
+is encrypted; see :mod:`pccl.transports.relay`. ``RelayPairs`` decides; this module carries out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from pccl.protocol.limits import RELAYED_PAIRS_MAX, RELAYED_WAIT_MAX
 from pccl.protocol.types import PeerId
 from pccl.runtime.clock import Clock, Timer
+from pccl.topology.relay_pairs import (
+    EndConnection,
+    FindStuck,
+    JoinConnections,
+    RelayPairs,
+    RelayStep,
+)
 from pccl.transports.base import Connection
 from pccl.transports.relay import SplicedEnd
-
-_Way = tuple[PeerId, PeerId]
-"""The peer that has dialled the relay, and the one that it wants to reach."""
 
 
 class Relay:
@@ -25,97 +29,84 @@ class Relay:
         clock: gives the time.
         patience_ns: how long a connection may wait for the other peer.
         stall_ns: how long a peer may take nothing of what waits for it, at least.
+        has_left: whether a peer was removed from the run.
     """
 
-    def __init__(self, clock: Clock, patience_ns: int, stall_ns: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        patience_ns: int,
+        stall_ns: int,
+        has_left: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._clock = clock
-        self._patience_ns = patience_ns
-        self._stall_ns = stall_ns
-        self._looks: Timer | None = None
-        self._waiting: dict[_Way, tuple[SplicedEnd, Timer]] = {}
-        self._joined: dict[_Way, SplicedEnd] = {}
+        self._pairs = RelayPairs(patience_ns, stall_ns, has_left)
+        self.refusal = self._pairs.refusal
+        self._ends: dict[int, SplicedEnd] = {}
+        self._last_number = 0
+        self._timer: Timer | None = None
+        self._timer_ns: int | None = None
         self._ended_bytes = 0
 
     @property
     def pairs(self) -> int:
         """Number of pairs of peers for which this process forwards."""
-        return len(self._joined) // 2
+        return self._pairs.pairs
 
     @property
     def carried_bytes(self) -> int:
         """Bytes that this process has forwarded, in both directions."""
-        return self._ended_bytes + sum(end.carried_bytes for end in self._joined.values())
-
-    def refusal(self, source: PeerId, target: PeerId) -> str:
-        """Return why this process does not forward for two peers now; empty: it does."""
-        if source == target:
-            return "a relay connects two different peers"
-        if self.pairs >= RELAYED_PAIRS_MAX and (source, target) not in self._joined:
-            return "this relay is full: it forwards for too many others"
-        if (target, source) in self._waiting:
-            return ""
-        others = [way for way in self._waiting if way != (source, target)]
-        of_source = sum(way[0] == source for way in others)
-        if of_source >= RELAYED_WAIT_MAX or len(others) >= 16 * RELAYED_WAIT_MAX:
-            return "too many connections wait at this relay"
-        return ""
+        return self._ended_bytes + sum(end.carried_bytes for end in self._ends.values())
 
     def accept(self, connection: Connection, source: PeerId, target: PeerId) -> None:
         """Take a connection of ``source``, and join it with that of ``target`` once both are here.
 
         Two peers have one connection through a relay: a newer one replaces it.
         """
-        if self.refusal(source, target):  # others came during its handshake
+        self._last_number += 1
+        number = self._last_number
+        steps = self._pairs.came(number, source, target, self._clock.now_ns())
+        if steps is None:
             connection.abort()
             return
-        way, back = (source, target), (target, source)
-        if way in self._waiting:
-            earlier, timer = self._waiting.pop(way)
-            timer.cancel()
-            earlier.close()
-        end = SplicedEnd(connection, partial(self._ended, way))
-        if back not in self._waiting:
-            due_ns = self._clock.now_ns() + self._patience_ns
-            self._waiting[way] = end, self._clock.call_at_ns(due_ns, end.close)
-            return
-        other, timer = self._waiting.pop(back)
-        timer.cancel()
-        if way in self._joined:
-            self._joined[way].abort()
-        self._joined[way], self._joined[back] = end, other
-        end.join(other)
-        if self._looks is None:
-            self._look_later()
+        self._ends[number] = SplicedEnd(connection, partial(self._ended, number))
+        self._carry_out(steps)
 
     def forget(self, peer: PeerId) -> None:
         """Close the connections of a peer that has left the run."""
-        for way in [way for way in self._joined if way[0] == peer]:
-            self._joined[way].abort()
-        for way in [way for way in self._waiting if peer in way]:
-            self._waiting[way][0].close()
-
-    def _look_later(self) -> None:
-        self._looks = self._clock.call_at_ns(self._clock.now_ns() + self._stall_ns, self._look)
-
-    def _look(self) -> None:
-        """Close the pairs that are stuck."""
-        for end in [end for end in self._joined.values() if end.is_stuck()]:
-            end.abort()
-        self._looks = None
-        if self._joined:
-            self._look_later()
+        self._carry_out(self._pairs.left(peer))
 
     def close(self) -> None:
         """Close all connections."""
-        if self._looks is not None:
-            self._looks.cancel()
-            self._looks = None
-        for end in [*(end for end, _ in self._waiting.values()), *self._joined.values()]:
-            end.close()
+        self._carry_out(self._pairs.close())
 
-    def _ended(self, way: _Way, end: SplicedEnd) -> None:
-        self._ended_bytes += end.carried_bytes
-        if self._joined.get(way) is end:
-            del self._joined[way]
-        elif way in self._waiting and self._waiting[way][0] is end:
-            self._waiting.pop(way)[1].cancel()
+    def _carry_out(self, steps: Iterable[RelayStep]) -> None:
+        for step in steps:
+            match step:
+                case JoinConnections(one, other):
+                    self._ends[one].join(self._ends[other])
+                case EndConnection(number, at_once):
+                    end = self._ends[number]
+                    (end.abort if at_once else end.close)()
+                case FindStuck():
+                    stuck = [number for number, end in self._ends.items() if end.is_stuck()]
+                    self._carry_out(self._pairs.stuck(stuck))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due_ns = self._pairs.due_ns
+        if due_ns == self._timer_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = due_ns
+        self._timer = None if due_ns is None else self._clock.call_at_ns(due_ns, self._due)
+
+    def _due(self) -> None:
+        self._timer = self._timer_ns = None
+        self._carry_out(self._pairs.due(self._clock.now_ns()))
+
+    def _ended(self, number: int, _: SplicedEnd) -> None:
+        for one in self._pairs.ended(number):
+            self._ended_bytes += self._ends.pop(one).carried_bytes
+        self._set_timer()
