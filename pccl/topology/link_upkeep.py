@@ -191,6 +191,8 @@ class LinkUpkeep:
         self._own = NOBODY
         self._links: dict[PeerId, _WantedLink] = {}
         self._newcomers: SourceShares[PeerId] = SourceShares(newcomers_max)
+        self._meetings: dict[PeerId, PeerId] = {}
+        """Peer -> the relay at which this peer waits for it."""
 
     # -- wanted links ----------------------------------------------------------------------------
 
@@ -291,8 +293,23 @@ class LinkUpkeep:
         del link.dials[number]
         return True
 
-    def meets(self, peer: PeerId, *, punches: bool = False) -> bool:
+    def begins_meeting(self, peer: PeerId, relay: PeerId) -> bool:
         """Whether this peer shall dial a relay, as its master asks, to link itself to ``peer``.
+
+        If it does so already, it goes on: the other peer may be slow.
+        """
+        if not self.meets(peer) or self._meetings.get(peer) == relay:
+            return False
+        self._meetings[peer] = relay
+        return True
+
+    def leaves_meeting(self, peer: PeerId, relay: PeerId) -> None:
+        """Record that this peer waits no more at this relay: it has met ``peer``, or has failed."""
+        if self._meetings.get(peer) == relay:
+            del self._meetings[peer]
+
+    def meets(self, peer: PeerId, *, punches: bool = False) -> bool:
+        """Whether this peer needs the lane that it gets through a relay to link itself to ``peer``.
 
         Only the younger of the two can tell that it needs no new lane: it begins the handshake.
         ``punches``: whether the two shall dial each other at the same time instead, which makes a

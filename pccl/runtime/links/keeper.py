@@ -119,8 +119,8 @@ class LinkKeeper:
         self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers, has_left)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
         """Running dials, and timers of later ones, by peer and number of the lane."""
-        self._meetings: dict[PeerId, asyncio.Task[None]] = {}
-        """The last meeting with each peer, at a relay and then without it."""
+        self._meetings: dict[PeerId, tuple[PeerId, asyncio.Task[None]]] = {}
+        """The last meeting with each peer: its relay, and the task, which then does without it."""
         self.relay = Relay(
             clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s), has_left
         )
@@ -304,14 +304,17 @@ class LinkKeeper:
 
     def meet(self, member: Member, relay: Member) -> None:
         """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``."""
-        if self._closed or not self._upkeep.meets(member.peer):
+        if self._closed or not self._upkeep.begins_meeting(member.peer, relay.peer):
             return
         self._leave_meeting(member.peer)
-        self._meetings[member.peer] = self._create_task(self._meet(member, relay))
+        meeting = self._create_task(self._meet(member, relay))
+        self._meetings[member.peer] = relay.peer, meeting
 
     def _leave_meeting(self, peer: PeerId) -> None:
         if peer in self._meetings:
-            self._meetings.pop(peer).cancel()
+            relay, meeting = self._meetings.pop(peer)
+            meeting.cancel()
+            self._upkeep.leaves_meeting(peer, relay)  # it may not have begun
 
     async def _meet(self, member: Member, relay: Member) -> None:
         """Meet a peer at a relay; then try to reach it without the relay.
@@ -320,8 +323,11 @@ class LinkKeeper:
         """
         where: object = behind(member.peer, relay.peer)
         try:
-            relayed, there = await self._through(relay, member.peer)
-            await self._greet_met(relayed, member)
+            try:
+                relayed, there = await self._through(relay, member.peer)
+                await self._greet_met(relayed, member)
+            finally:
+                self._upkeep.leaves_meeting(member.peer, relay.peer)
             if self._upkeep.meets(member.peer, punches=True):
                 where, may_dial = there, partial(self._may_dial, "")
                 patience_s = self._timing.dial_s

@@ -381,6 +381,19 @@ def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
     assert not links.redials(STRANGER)
 
 
+def test_a_meeting_that_its_master_repeats_goes_on() -> None:
+    links = upkeep(ELDER)
+    one, other = PeerId(1), PeerId(2)
+    assert [links.begins_meeting(ELDER.peer, one) for _ in range(2)] == [True, False]
+    assert links.begins_meeting(STRANGER, one)
+    assert links.begins_meeting(ELDER.peer, other)
+    links.leaves_meeting(ELDER.peer, one)  # that was left for the other one
+    assert not links.begins_meeting(ELDER.peer, other)
+    links.leaves_meeting(ELDER.peer, other)
+    assert links.begins_meeting(ELDER.peer, other)
+    assert not links.begins_meeting(OWN, one)
+
+
 class Shell:
     """Carries out steps, and checks that each makes sense."""
 
