@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
-from pccl.topology.segment_limit import PathFacts, StuckLane, stuck_way
+from pccl.topology.segment_limit import LaneFacts, StuckLane, stuck_way
 
 
 class LaneStep(enum.Enum):
@@ -51,7 +51,7 @@ class LaneWatch:
     """The lane, if small packets pass since it was asked for a sign of life, and large ones do not.
     """
 
-    _asked: PathFacts | None = None
+    _asked: LaneFacts | None = None
     """What was known when it was asked for a sign of life."""
 
     def look(
@@ -92,7 +92,7 @@ class LaneWatch:
             steps.append(LaneStep.PONG)
         return steps
 
-    def judge(self, facts: PathFacts, now_ns: int, *, is_alive: bool) -> None:
+    def judge(self, facts: LaneFacts, now_ns: int, *, is_alive: bool) -> None:
         """Decide on a tick whether the lane is stuck, once it was asked for a sign of life.
 
         ``is_alive``: whether the other side has answered on another lane since it was asked.

@@ -28,7 +28,7 @@ from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX,
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.topology.link_damage import LinkDamage
-from pccl.topology.segment_limit import PathFacts, SegmentLimit, StuckLane
+from pccl.topology.segment_limit import LaneFacts, SegmentLimit, StuckLane
 
 _UNMET_FACTOR = 4
 """Factor for the longest pause between dials, if the peers never had a link."""
@@ -489,7 +489,7 @@ class LinkUpkeep:
         link = self._links.get(peer)
         return link is not None and link.segments.is_open
 
-    def carried(self, peer: PeerId, facts: PathFacts, opened_ns: int) -> list[LinkStep]:
+    def carried(self, peer: PeerId, facts: LaneFacts, opened_ns: int) -> list[LinkStep]:
         """Record what a lane of a suspect link has carried."""
         link = self._links.get(peer)
         if link is None or not link.segments.carried(facts, opened_ns):

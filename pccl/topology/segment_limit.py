@@ -45,7 +45,7 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PathFacts:
+class LaneFacts:
     """What the kernel knows of the connection of a lane.
 
     Attributes:
@@ -80,7 +80,7 @@ class StuckLane:
     asked_ns: int
 
 
-def stuck_way(before: PathFacts, now: PathFacts, *, is_heard: bool, is_alive: bool) -> Way | None:
+def stuck_way(before: LaneFacts, now: LaneFacts, *, is_heard: bool, is_alive: bool) -> Way | None:
     """Return in which direction large packets vanish; None: nothing speaks for it.
 
     In an outage nothing passes, and a stopped process answers nothing. So small packets must have
@@ -142,7 +142,7 @@ class SegmentLimit:
         self.segment_bytes, self._in_a_row, self._is_told = self._sizes.pop(0), 0, False
         return True
 
-    def carried(self, facts: PathFacts, opened_ns: int) -> bool:
+    def carried(self, facts: LaneFacts, opened_ns: int) -> bool:
         """Record what a lane has carried; return whether it proves the smaller segments right.
 
         Larger segments that pass on a new lane prove them wrong: it was something else.

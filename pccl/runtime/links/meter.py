@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, LinkMeasure, MeasuredLink, PeerId
 from pccl.runtime.clock import Clock
-from pccl.topology.segment_limit import PathFacts
+from pccl.topology.segment_limit import LaneFacts
 from pccl.transports.base import Connection, PathMeasure
 from pccl.transports.link import Link, Links
 
@@ -13,12 +13,12 @@ PERIOD_NS = 2 * NS_PER_S
 costs one system call per lane."""
 
 
-def facts_of(connection: Connection) -> PathFacts | None:
+def facts_of(connection: Connection) -> LaneFacts | None:
     """Return what the kernel knows of a connection; None: it does not tell."""
     path = connection.measure()
     if path is None or not path.segment_bytes:
         return None
-    return PathFacts(
+    return LaneFacts(
         path.segment_bytes,
         path.acked_bytes,
         path.arrived_bytes,

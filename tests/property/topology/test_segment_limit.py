@@ -10,7 +10,7 @@ from pccl.topology.segment_limit import (
     SEGMENTS_BYTES,
     SMALL_BYTES,
     STILL_BYTES,
-    PathFacts,
+    LaneFacts,
     SegmentLimit,
     StuckLane,
     Way,
@@ -21,7 +21,7 @@ FULL, MEMORY_NS = 1448, 40
 
 SIZES = st.sampled_from([0, 300, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES, 1 << 40])
 FACTS = st.builds(
-    PathFacts,
+    LaneFacts,
     st.sampled_from([FULL, 1188, 524]), SIZES, SIZES,
     st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**10),
 )  # fmt: skip
@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_segments_get_smaller_for_a_reason_only(
-    steps: list[tuple[int, int, PathFacts, Way, bool]],
+    steps: list[tuple[int, int, LaneFacts, Way, bool]],
 ) -> None:
     limit, now_ns, struck = SegmentLimit(MEMORY_NS), 0, 0
     for pause_ns, age_ns, facts, way, ends in steps:
@@ -65,13 +65,13 @@ def test_a_black_hole_is_left_after_three_lanes_at_most(longest: int, way: Way, 
         rounds += 1
         assert rounds <= 3
     assert limit.segment_bytes == (1200 if longest == 1300 else 536)
-    passed = PathFacts(limit.segment_bytes - 12, LARGE_BYTES, LARGE_BYTES, 0, 0, 0)
+    passed = LaneFacts(limit.segment_bytes - 12, LARGE_BYTES, LARGE_BYTES, 0, 0, 0)
     assert limit.carried(passed, now_ns + 1)
 
 
 @given(FACTS, FACTS, st.booleans(), st.booleans())
 def test_what_is_acknowledged_or_arrives_is_not_stuck(
-    before: PathFacts, now: PathFacts, is_heard: bool, is_alive: bool
+    before: LaneFacts, now: LaneFacts, is_heard: bool, is_alive: bool
 ) -> None:
     way = stuck_way(before, now, is_heard=is_heard, is_alive=is_alive)
     if way is Way.OUT:

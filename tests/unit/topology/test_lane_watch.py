@@ -9,7 +9,7 @@ import pytest
 
 from pccl.protocol.types import NS_PER_S
 from pccl.topology.lane_watch import LaneStep, LaneWatch
-from pccl.topology.segment_limit import PathFacts, StuckLane, Way
+from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
 
 STALL_NS, TICK_NS = 10 * NS_PER_S, NS_PER_S // 4
 
@@ -56,14 +56,14 @@ def test_a_receiver_says_what_has_arrived_from_time_to_time() -> None:
 
 
 FULL = 1448
-SENT = PathFacts(FULL, 300, 300, unacknowledged=12, retransmits=4, ack_ago_ns=0)
+SENT = LaneFacts(FULL, 300, 300, unacknowledged=12, retransmits=4, ack_ago_ns=0)
 """A new lane with a large write of which nothing is acknowledged."""
-WAITS = PathFacts(FULL, 400, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+WAITS = LaneFacts(FULL, 400, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
 """A new lane to which nothing comes, although its question was acknowledged."""
 
 
 def judged(
-    facts: PathFacts, *, heard_s: float, is_alive: bool, suspects: bool = False, dials: bool = True
+    facts: LaneFacts, *, heard_s: float, is_alive: bool, suspects: bool = False, dials: bool = True
 ) -> tuple[StuckLane | None, float]:
     """What a lane is that moves nothing, and when it is replaced.
 
@@ -94,7 +94,7 @@ def judged(
     ],
 )
 def test_a_lane_on_which_only_large_packets_vanish(
-    facts: PathFacts, heard_s: float, is_alive: bool, way: Way | None
+    facts: LaneFacts, heard_s: float, is_alive: bool, way: Way | None
 ) -> None:
     stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S)
     judge = partial(judged, facts, heard_s=heard_s, is_alive=is_alive)

@@ -22,7 +22,7 @@ from pccl.topology.link_upkeep import (
     TellLink,
     lanes_of,
 )
-from pccl.topology.segment_limit import PathFacts, StuckLane, Way
+from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
 
 MS = 1_000_000
 TIMING = Timing(redial_min_s=0.02, redial_max_s=0.5, lane_stall_s=10.0)
@@ -363,7 +363,7 @@ def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
         NarrowLink(peer, 1200, is_proven=False),
     ]
     dial(links, now_ns=20 * NS_PER_S)
-    passed = PathFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+    passed = LaneFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
     proof = links.carried(peer, passed, 20 * NS_PER_S)
     assert proof == [NarrowLink(peer, 1200, is_proven=True)]
     assert not links.is_suspect(peer)
@@ -374,7 +374,7 @@ def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
 
 def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
     links = upkeep()
-    facts = PathFacts(1448, 0, 0, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+    facts = LaneFacts(1448, 0, 0, unacknowledged=0, retransmits=0, ack_ago_ns=0)
     assert links.carried(STRANGER, facts, 0) == []
     assert links.segment_bytes(STRANGER) == 0
     assert not links.is_suspect(STRANGER)

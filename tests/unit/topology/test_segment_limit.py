@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pccl.topology.segment_limit import PathFacts, SegmentLimit, StuckLane, Way
+from pccl.topology.segment_limit import LaneFacts, SegmentLimit, StuckLane, Way
 
 FULL, MEMORY_NS = 1448, 100
-PASSED = PathFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
+PASSED = LaneFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
 
 
 def stuck(asked_ns: int, segment_bytes: int = FULL, way: Way = Way.OUT) -> StuckLane:
