@@ -13,7 +13,7 @@ import click
 
 import pccl.addresses
 from pccl import config
-from pccl.checks import SECONDS_MAX
+from pccl.checks import MIN_PEERS_MAX, SECONDS_MAX
 from pccl.observe.logs import resolve_level, resolve_local_time
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -156,6 +156,16 @@ def upload_option() -> Callable[[F], F]:
         callback=_check_upload_max,
         help="Send at most so many bytes per second to other machines, in total. Providers count "
         f"bits: for 40 Mbit/s, give 5MB ({config.UPLOAD_MAX}).",
+    )
+
+
+def min_peers_option() -> Callable[[F], F]:
+    """Return the option ``--min-peers``."""
+    return click.option(
+        "--min-peers",
+        metavar="COUNT",
+        type=click.IntRange(1, MIN_PEERS_MAX),
+        help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
     )
 
 

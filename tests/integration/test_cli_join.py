@@ -63,7 +63,16 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     token = tmp_path / "token"
     keep(token, SECRET)
     relative = os.path.relpath(token, ROOT)
-    options = ("--group", "3", "--advertise", "198.51.100.7:5000-5009", "--token", relative)
+    options = (
+        "--group",
+        "3",
+        "--min-peers",
+        "2",
+        "--advertise",
+        "198.51.100.7:5000-5009",
+        "--token",
+        relative,
+    )
     join = start(
         *("--timeout", str(LIMIT_S), "--upload-max", "2M", *options, "--no-map-port", address),
         *("--", sys.executable, "-c", SHOW, "--group", "--", "x y"),
@@ -86,6 +95,7 @@ def test_waits_for_a_late_master(port: tuple[socket.socket, str], tmp_path: Path
     assert shown["told"] == {
         "PCCL_MASTER": address,
         "PCCL_GROUP": "3",
+        "PCCL_MIN_PEERS": "2",
         "PCCL_ADVERTISE": "198.51.100.7:5000-5009",
         "PCCL_MAP_PORT": "0",
         "PCCL_TOKEN_FILE": str(token),

@@ -27,6 +27,7 @@ from pccl.cli.command_line import (
     check_switches,
     encrypt_option,
     metrics_option,
+    min_peers_option,
     read_secret,
     token_option,
     upload_option,
@@ -155,6 +156,7 @@ class JoinCommand(Wrapper):
     type=click.IntRange(0, PEER_GROUP_MAX),
     help="Peer group (PCCL_GROUP).",
 )
+@min_peers_option()
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
@@ -202,6 +204,7 @@ def join(
     master: str,
     peer_name: str | None,
     group: int | None,
+    min_peers: int | None,
     advertise: str | None,
     listen: str | None,
     interface: str | None,
@@ -226,7 +229,7 @@ def join(
     environment[LEVEL] = environment.get(LEVEL) or "info"
     given: dict[str, object] = {config.GROUP: group, config.LANES: lanes, config.NAME: peer_name}
     given |= {config.ADVERTISE: advertise, config.LISTEN: listen, config.METRICS: metrics}
-    given[config.INTERFACE] = interface
+    given |= {config.MIN_PEERS: min_peers, config.INTERFACE: interface}
     given[config.MAP_PORT] = 0 if no_map_port else None
     given[config.UPLOAD_MAX] = upload_bytes_per_s_max
     environment |= {name: str(value) for name, value in given.items() if value is not None}

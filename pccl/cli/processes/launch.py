@@ -24,7 +24,7 @@ import click
 import pccl
 from pccl import config
 from pccl.addresses import PORT_MAX
-from pccl.checks import MIN_PEERS_MAX, PEER_GROUP_MAX
+from pccl.checks import PEER_GROUP_MAX
 from pccl.cli import logs
 from pccl.cli.command_line import (
     Seconds,
@@ -33,6 +33,7 @@ from pccl.cli.command_line import (
     check_switches,
     encrypt_option,
     metrics_option,
+    min_peers_option,
     wrapped_command,
 )
 from pccl.cli.page import http_option, page_of
@@ -356,12 +357,7 @@ class LaunchCommand(Wrapper):
     type=click.IntRange(0, PEER_GROUP_MAX),
     help="Peer group of all peers (PCCL_GROUP).",
 )
-@click.option(
-    "--min-peers",
-    metavar="COUNT",
-    type=click.IntRange(1, MIN_PEERS_MAX),
-    help="Number of members that connect() waits for (PCCL_MIN_PEERS).",
-)
+@min_peers_option()
 @encrypt_option()
 @metrics_option("Serve metrics for Prometheus: of the master here, of the peers at the next ports.")
 @click.option("--fail-fast", is_flag=True, help="End all peers when one fails.")
