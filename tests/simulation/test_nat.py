@@ -25,7 +25,7 @@ from tests.support.virtual_runs import VirtualRun, run_faults
 COUNT = 5000
 REDUCES_MAX = 60
 SLOW, SOON, LATE = {"443", "v4"}, 5, 14
-"""Places from which a join takes longer: up to 12 s, while one relay after another is tried."""
+"""Places from which a join takes longer: up to 9 s, until dials have failed."""
 
 
 def nats(cell: str) -> list[Fault]:

@@ -1,9 +1,10 @@
 """``Meetings``: two peers that cannot dial each other meet at a relay; which one, and when.
 
 A relay is a peer of their group that both can dial, or the master, if it is allowed to. The master
-prefers peers that a test has reached or that forward already, then itself, then the others; members
-before newcomers, then peers with links to both, then those that forward for fewer. After a failure,
-also one soon after a success, it names the next one.
+prefers peers that a test has reached or that forward already, then itself, then the others. Last
+are peers to which one of the two reports that it has no link. Members come before newcomers, then
+peers with links to both, then those that forward for fewer. After a failure, also one soon after a
+success, the master names the next one.
 
 Not every pair needs a link: neighbours in the ring do, all members of a small group, newcomers
 their future neighbours, and pairs between which an operation has to move data.
@@ -138,15 +139,16 @@ class Meetings:
     def relays(self, one: RegisteredPeer, other: RegisteredPeer) -> list[Member]:
         """Return what could carry a link of the two, the best first."""
         links, pair = self._membership.links, (one.id, other.id)
-        found: list[tuple[bool, bool, bool, int, int, PeerId]] = []
+        found: list[tuple[bool, bool, bool, bool, int, int, PeerId]] = []
         for peer in self._candidates(one.group):
             if peer.id not in pair:
                 is_doubtful, is_new, load, _ = self._rank(peer)
+                is_cut = any(links.why_down(end, peer.id) is not None for end in pair)
                 is_apart = any(not links.are_direct(end, peer.id) for end in pair)
                 rtt_ns = sum(self._rtt_ns(end, peer.id) for end in pair)
-                found.append((is_doubtful, is_new, is_apart, load, rtt_ns, peer.id))
+                found.append((is_cut, is_doubtful, is_new, is_apart, load, rtt_ns, peer.id))
         if self._master_relays:  # after all peers that were reached
-            found.append((False, True, True, PEERS_MAX**2, 0, NOBODY))
+            found.append((False, False, True, True, PEERS_MAX**2, 0, NOBODY))
         peers = self._membership.peers
         return [peers[peer].member if peer else _THE_MASTER for *_, peer in sorted(found)]
 
@@ -161,10 +163,17 @@ class Meetings:
         return list(dict.fromkeys((*pairs, *map(Pair, demanded))))
 
     def _has_given_up(self, pair: Pair) -> bool:
+        """Whether no dial of the two will succeed, as far as is known."""
         links = self._membership.links
         if links.have_given_up(*pair):
             return True
-        return not links.are_linked(*pair) and self._is_undialable(pair)
+        if links.are_linked(*pair):
+            return False
+        one, other = pair
+        return all(
+            self._is_dialable(end) is False or links.why_down(there, end) is not None
+            for end, there in ((one, other), (other, one))
+        )
 
     def _is_undialable(self, pair: Pair) -> bool:
         return all(self._is_dialable(peer) is False for peer in pair)
