@@ -110,6 +110,11 @@ class NatTransport:
         self._version = 4 if host in network.nats else version
         self._dialler = TcpDialler(transport.loop, self._resolve, self._connect)
 
+    def through(self, interface: str) -> NatTransport:
+        """Return this transport: its host has one interface."""
+        del interface
+        return self
+
     async def listen(
         self, address: Address, on_connection: Callable[[Connection], None]
     ) -> Listener:
