@@ -82,7 +82,9 @@ def _name_of_scope(scope: str) -> str:
 def _interface_v4(host: str) -> str:
     if host.startswith("127."):
         host = "127.0.0.1"
-    return next((name for _, name in socket.if_nameindex() if _address_v4(name) == host), "")
+    with contextlib.suppress(OSError):  # some systems let no program list its interfaces
+        return next((name for _, name in socket.if_nameindex() if _address_v4(name) == host), "")
+    return ""
 
 
 def _address_v4(name: str) -> str:

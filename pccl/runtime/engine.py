@@ -86,7 +86,7 @@ from pccl.runtime.state.service import StateService
 from pccl.runtime.state.sync import SyncOptions
 from pccl.runtime.tasks import Tasks
 from pccl.runtime.waiting import next_turn
-from pccl.telemetry.events import LargePacketsLost, NoRoom
+from pccl.telemetry.events import LargePacketsLost, NoRoom, PortForwarded, PortNotForwarded
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
@@ -173,8 +173,9 @@ class PeerEngine:
         """The port that other peers dial; the router may forward it."""
         self._port_mapping = port_mapping
         self._has_mapped_port = False
+        """Whether peers dial a port of the router, which still forwards it."""
         if port_mapping is not None:
-            port_mapping.on_changed = lambda event: self.events.put(event, self.now_ns())
+            port_mapping.on_changed = self._on_port_mapping
         self._reporter = PeerReporter(self.events, self.names, self.recorder, self._timing)
         self._posted: dict[OperationId, int] = {}
         self._callers_blocked = options.callers_blocked or (lambda: len(self.calls) > 0)
@@ -352,6 +353,10 @@ class PeerEngine:
             if forwarded is not None:
                 return forwarded.public_host, forwarded.port
         return self._options.advertise_host, self._options.advertise_port or own_port
+
+    def _on_port_mapping(self, event: PortForwarded | PortNotForwarded) -> None:
+        self._has_mapped_port &= isinstance(event, PortForwarded)
+        self.events.put(event, self.now_ns())
 
     async def round(self, request: RunRequest) -> bool:
         """Make a joint call of all members; return whether newcomers are pending, if asked.
@@ -676,6 +681,7 @@ class PeerEngine:
     def _on_link_change(self, link: TellLink) -> None:
         if link.reason is not None:
             self._meter.forget(link.peer)
+            self.narrow_links.pop(link.peer, None)
         elif measured := self._meter.look_at(self.links.to(link.peer)):
             self.feed(LinkMeasurements(measured))  # first, for the view that the link may open
         self.feed(LinkChanged(link.peer, link.reason, link.relay, link.path))

@@ -484,10 +484,10 @@ class LinkUpkeep:
         link = self._links.get(peer)
         return link is not None and link.keeps
 
-    def is_suspect(self, peer: PeerId) -> bool:
+    def is_suspect(self, peer: PeerId, now_ns: int) -> bool:
         """Whether lanes of a link were stuck, and no large packet has passed since."""
         link = self._links.get(peer)
-        return link is not None and link.segments.is_open
+        return link is not None and link.segments.is_open(now_ns)
 
     def carried(self, peer: PeerId, facts: LaneFacts, opened_ns: int) -> list[LinkStep]:
         """Record what a lane of a suspect link has carried."""

@@ -120,13 +120,17 @@ class SegmentLimit:
         self._struck_ns: int | None = None
         self._is_told = True
 
-    @property
-    def is_open(self) -> bool:
-        """Whether lanes were stuck, and no large packet has passed since."""
+    def is_open(self, now_ns: int) -> bool:
+        """Whether lanes were stuck lately, and no large packet has passed since."""
+        if self._struck_ns is None or now_ns - self._struck_ns > self._memory_ns:
+            return False
         return self._in_a_row > 0 or not self._is_told
 
     def stuck(self, lane: StuckLane, now_ns: int) -> bool:
-        """Record a stuck lane that has ended; return whether the segments get smaller."""
+        """Record a stuck lane that has ended; return whether the segments get smaller.
+
+        If the smallest segments do not help, it is something else, and the limit ends.
+        """
         if self.segment_bytes and lane.segment_bytes > self.segment_bytes:
             return False  # it was opened before the last decision, or by the other side
         if self._struck_ns is not None:
@@ -136,8 +140,11 @@ class SegmentLimit:
                 self._in_a_row = 0
         self._struck_ns, self._way = now_ns, lane.way
         self._in_a_row += 1
-        enough = 1 if self.segment_bytes else STUCK_LANES_MAX
-        if self._in_a_row < enough or not self._sizes:
+        is_next = not self._is_told and bool(self._sizes)  # the size that is tried does not fit
+        if self._in_a_row < STUCK_LANES_MAX and not is_next:
+            return False
+        if not self._sizes:
+            self._forget()
             return False
         self.segment_bytes, self._in_a_row, self._is_told = self._sizes.pop(0), 0, False
         return True
@@ -153,11 +160,16 @@ class SegmentLimit:
         """
         is_new = self._struck_ns is not None and opened_ns >= self._struck_ns
         nbytes = facts.acked_bytes if self._way is Way.OUT else facts.arrived_bytes
-        if not (self.is_open and is_new) or nbytes < LARGE_BYTES:
+        is_open = self._in_a_row > 0 or not self._is_told
+        if not (is_open and is_new) or nbytes < LARGE_BYTES:
             return False
         self._in_a_row = 0
         if self.segment_bytes and facts.segment_bytes > self.segment_bytes:
-            self.segment_bytes, self._sizes, self._is_told = 0, list(SEGMENTS_BYTES), True
+            self._forget()
             return False
         is_news, self._is_told = not self._is_told, True
         return is_news
+
+    def _forget(self) -> None:
+        self.segment_bytes, self._sizes = 0, list(SEGMENTS_BYTES)
+        self._in_a_row, self._is_told = 0, True

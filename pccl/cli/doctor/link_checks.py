@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from ipaddress import IPv6Address, ip_address
 
-from pccl.cli.doctor.checks import Finding, Severity
+from pccl.cli.doctor.checks import Finding, Severity, is_inside
 from pccl.inquiry import Examination, Sighting
 
 BY_HAND = "forward a TCP port of the router, such as 48200, to this machine, and announce it: "
@@ -43,8 +43,7 @@ def port_change(made: Examination) -> PortChange:
     outside = sightings_outside(made)
     if not outside:
         return PortChange.NO_ROUTER
-    ports = {(plain(one.host), one.port) for one in outside}
-    if len(ports) > 1:
+    if len({(plain(one.host), one.port) for one in outside}) > 1:
         return PortChange.EACH
     if outside[0].port == made.local_port:
         return PortChange.KEPT
@@ -52,8 +51,13 @@ def port_change(made: Examination) -> PortChange:
 
 
 def sightings_outside(made: Examination) -> list[Sighting]:
-    """Return the sightings from the other side of the router."""
-    return [one for one in made.sightings if one.host and plain(one.host) != plain(made.local)]
+    """Return the sightings from the other side of the router.
+
+    A member that is reached by a VPN sees a private address, which tells nothing of the router.
+    """
+    outside = [one for one in made.sightings if one.host and plain(one.host) != plain(made.local)]
+    public = [one for one in outside if not is_inside(one.host)]
+    return public or outside
 
 
 def nat_finding(made: Examination) -> Finding:

@@ -75,7 +75,7 @@ async def wait_for_master(
         reason = ""
         for address in addresses:
             if interface:
-                reason = _knock(str(address), dial_s, interface)
+                reason = await asyncio.to_thread(_knock, str(address), dial_s, interface)
             else:
                 reason = await _dial(address.host, address.port, dial_s)
             if not reason:

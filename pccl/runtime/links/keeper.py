@@ -183,7 +183,8 @@ class LinkKeeper:
                     busy.add(lane.number)
                 intact_bytes = max(intact_bytes, lane.intact_bytes)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
-            suspects, dials = self._upkeep.is_suspect(link.peer), self._upkeep.redials(link.peer)
+            suspects = self._upkeep.is_suspect(link.peer, now_ns)
+            dials = self._upkeep.redials(link.peer)
             for lane in link.lanes:
                 owes = not tick.slept_ns and (used or lane.number in working)
                 steps = self._watches[lane].look(
@@ -208,6 +209,8 @@ class LinkKeeper:
     def _look_at_path(self, lane: Lane, now_ns: int) -> None:
         """Find out whether only large packets vanish, if a lane is silent or others were stuck."""
         watch = self._watches[lane]
+        if relay_of(lane.connection) is not None or lane.link.near:
+            return  # the kernel knows the way to the relay only; nothing lies inside a machine
         if (facts := facts_of(lane.connection)) is not None:
             moved_ns = max(self._watches[one].since_ns for one in lane.link.lanes)
             watch.judge(facts, now_ns, is_alive=moved_ns > watch.asked_ns)
@@ -306,7 +309,8 @@ class LinkKeeper:
         """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``."""
         if self._closed or not self._upkeep.begins_meeting(member.peer, relay.peer):
             return
-        self._leave_meeting(member.peer)
+        if member.peer in self._meetings:  # at another relay, or after it: see _meet
+            self._meetings[member.peer][1].cancel()
         meeting = self._create_task(self._meet(member, relay))
         self._meetings[member.peer] = relay.peer, meeting
 

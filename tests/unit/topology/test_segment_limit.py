@@ -18,10 +18,10 @@ def narrowed() -> SegmentLimit:
     """After two lanes in a row, at 10 and at 20."""
     limit = SegmentLimit(MEMORY_NS)
     assert not limit.stuck(stuck(5), 10)
-    assert limit.is_open
+    assert limit.is_open(10)
     assert limit.segment_bytes == 0
     assert limit.stuck(stuck(15, way=Way.IN), 20)
-    assert limit.is_open
+    assert limit.is_open(20)
     assert limit.segment_bytes == 1200
     return limit
 
@@ -31,7 +31,7 @@ def test_segments_get_smaller_and_stay_so() -> None:
     assert not limit.carried(replace(PASSED, arrived_bytes=1 << 20), 19), "it was opened before"
     assert not limit.carried(PASSED, 21), "this has passed in the other direction"
     assert limit.carried(replace(PASSED, arrived_bytes=1 << 20), 21)
-    assert not limit.is_open
+    assert not limit.is_open(21)
     assert not limit.carried(replace(PASSED, arrived_bytes=1 << 21), 21), "it is known"
     assert limit.segment_bytes == 1200
 
@@ -54,9 +54,9 @@ def test_a_large_packet_that_passes_ends_the_suspicion() -> None:
     limit = SegmentLimit(MEMORY_NS)
     assert not limit.stuck(stuck(5), 10)
     assert not limit.carried(replace(PASSED, acked_bytes=8000), 11)
-    assert limit.is_open
+    assert limit.is_open(11)
     assert not limit.carried(replace(PASSED, segment_bytes=FULL), 11)
-    assert not limit.is_open
+    assert not limit.is_open(11)
     assert not limit.stuck(stuck(15), 20)
 
 
@@ -74,4 +74,32 @@ def test_a_large_segment_that_passes_proves_the_decision_wrong() -> None:
     limit = narrowed()
     wide = replace(PASSED, segment_bytes=FULL, arrived_bytes=1 << 20)
     assert not limit.carried(wide, 21)
-    assert (limit.segment_bytes, limit.is_open) == (0, False)
+    assert (limit.segment_bytes, limit.is_open(21)) == (0, False)
+
+
+def test_a_suspicion_ends_with_time() -> None:
+    limit = SegmentLimit(MEMORY_NS)
+    assert not limit.stuck(stuck(5), 10)
+    assert limit.is_open(10 + MEMORY_NS)
+    assert not limit.is_open(11 + MEMORY_NS)
+
+
+def test_segments_that_have_passed_get_smaller_only_after_two_lanes_in_a_row() -> None:
+    limit = narrowed()
+    assert limit.carried(replace(PASSED, arrived_bytes=1 << 20), 21)
+    assert not limit.stuck(stuck(1000, 1188), 1010)
+    assert limit.segment_bytes == 1200
+    assert limit.stuck(stuck(1020, 1188), 1030)
+    assert limit.segment_bytes == 536
+
+
+def test_a_limit_that_does_not_help_ends() -> None:
+    limit = narrowed()
+    assert limit.stuck(stuck(35, 1188), 40)
+    assert not limit.stuck(stuck(45, 524), 50)
+    assert limit.segment_bytes == 536
+    assert not limit.stuck(stuck(55, 524), 60)
+    assert (limit.segment_bytes, limit.is_open(60)) == (0, False)
+    assert not limit.stuck(stuck(65), 70), "it begins anew"
+    assert limit.stuck(stuck(75), 80)
+    assert limit.segment_bytes == 1200

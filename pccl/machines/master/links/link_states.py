@@ -93,6 +93,8 @@ class LinkStates:
             return LinkPath.RELAYED
         was_dialled = here.path in (LinkPath.DIRECT, LinkPath.DIALLED_BACK)
         is_mapped = there is not None and (there.why_down, there.path) == (None, LinkPath.MAPPED)
+        if here.path is LinkPath.RELAYED:  # but the peer names no relay
+            return LinkPath.DIRECT
         return LinkPath.MAPPED if was_dialled and is_mapped else here.path
 
     def carried_by(self, relay: PeerId) -> int:

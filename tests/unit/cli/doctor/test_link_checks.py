@@ -66,6 +66,12 @@ def test_members_inside_tell_nothing_about_the_router() -> None:
     assert port_change(seen) is PortChange.UNKNOWN
 
 
+def test_a_member_in_a_vpn_tells_nothing_about_the_router() -> None:
+    made = behind_nat(41201)
+    vpn = Sighting("carol", "10.8.0.1", 50001)
+    assert port_change(replace(made, sightings=(*made.sightings, vpn))) is PortChange.KEPT
+
+
 def test_an_address_for_each_destination_is_symmetric() -> None:
     made = behind_nat(41201)
     other = Sighting("carol", "198.51.100.8", 41201)
