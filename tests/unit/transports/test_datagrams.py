@@ -168,3 +168,11 @@ async def test_an_interface_that_does_not_exist() -> None:
         await transport.listen(Address("127.0.0.1", 0), lambda one: one.abort())
     with pytest.raises(LinkError, match=f"cannot reach 192.0.2.1:9: {reason}"):
         await transport.dial(Address("192.0.2.1", 9), LIMIT_S)
+
+
+def test_a_system_that_lets_nobody_list_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> list[tuple[int, str]]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "if_nameindex", refuse)
+    assert interface_of("127.0.0.1") == ""
