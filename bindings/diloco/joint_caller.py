@@ -134,7 +134,7 @@ class JointCaller:
             return news
 
     def wait(self) -> None:
-        """Wait until there is news.
+        """Wait until an event has arrived.
 
         Raises:
             PCCLError: the run cannot continue; the message says why.

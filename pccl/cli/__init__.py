@@ -8,7 +8,7 @@
 * ``master``: ``pccl master`` runs one master in the foreground.
 * ``processes``: ``pccl launch`` and ``pccl join``, and the child processes of
   all commands.
-* ``why``: says who holds up a run, and why.
+* ``why``: ``pccl why`` says which peer or link holds up a run, and why.
 * ``runs``: which run a command is about: files that name runs, and the choice of a master.
 * ``tokens``: ``pccl token`` and ``pccl expel``: who may join a run.
 * ``status``: ``pccl status`` shows a run as its master sees it.

@@ -127,7 +127,7 @@ def lines(
 
 
 def _holds_up(finding: BlameFinding) -> bool:
-    """Whether a finding tells who holds up the run, and not only what makes it slower."""
+    """Whether a finding names what holds up the run, and not only what makes it slower."""
     return finding.cause is not Cause.LARGE_PACKETS_LOST
 
 

@@ -1,8 +1,8 @@
 """Shows what happens in a run: logs, metrics, recordings. All of it consumes one stream of events.
 
-* ``blame``: who holds up a run, and why.
+* ``blame``: which peer or link holds up a run, and why.
 * ``events``: the events, for programs and tools that consume them.
-* ``handoff``: a thread that takes items, so that who puts them never waits.
+* ``handoff``: a thread that takes items, so that callers that put them never wait.
 * ``listeners``: calls several consumers, drops one that fails, and ends them with the peer.
 * ``summary``: what people want to know of a status.
 * ``page``: a page that shows a run in a browser.

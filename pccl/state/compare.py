@@ -31,7 +31,7 @@ def layout_difference(
 
 
 def content_difference(mine: PieceMap, theirs: PieceMap) -> Difference | None:
-    """Describe the first differing piece of two states of the same layout; None: there is none.
+    """Describe the first piece in which two states of the same layout differ, or return None.
 
     Tensors that may differ do not count.
     """

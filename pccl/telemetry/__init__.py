@@ -6,9 +6,9 @@
 * ``pace``: the latest call and the steps of one peer.
 * ``ended``: the calls of a run that ended last.
 * ``link_paths``: how two peers are connected, and why that is not better.
-* ``blame``: who holds up a run, and why.
+* ``blame``: which peer or link holds up a run, and why.
 * ``clocks``: the clock of the master, as a peer knows it.
-* ``evidence``: the form of what peers tell people who ask.
+* ``evidence``: the form of a peer's answers to people.
 * ``words``: the line of the log for an event.
 * ``recorder``: what one peer did last, and its form in JSON, the record.
 * ``records``: records of other processes, checked.

@@ -1,4 +1,4 @@
-"""Who holds up a run, and why: conclusions from what the master, the peers and the kernel know.
+"""Which peer or link holds up a run, and why: conclusions from evidence.
 
 A stopped process, a held interpreter lock and a dead link look alike from afar, so each conclusion
 needs evidence from several places. Where it is missing, a finding names the causes that remain
@@ -113,7 +113,7 @@ def waits_in_words(status: StatusReport) -> Iterator[str]:
 
 
 def find_blame(status: StatusReport, clues: Mapping[PeerId, Clues]) -> list[BlameFinding]:
-    """Return who holds up the run, the most certain conclusion first; empty: nobody does."""
+    """Return what holds up the run, the most certain conclusion first; empty: nothing does."""
     case = _Situation(status, clues)
     findings = [*case.processes(), *case.cut_off(), *case.silent(), *case.no_room()]
     findings += case.crossed()

@@ -1,4 +1,4 @@
-"""The form of what peers tell people: compressed JSON, bounded on every path."""
+"""The form of a peer's answers to people: compressed JSON, bounded on every path."""
 
 from __future__ import annotations
 

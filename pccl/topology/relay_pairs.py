@@ -17,7 +17,7 @@ from pccl.protocol.limits import RELAYED_PAIRS_MAX, RELAYED_WAIT_MAX
 from pccl.protocol.types import PeerId
 
 RelayedWay = tuple[PeerId, PeerId]
-"""The peer that has dialled the relay, and the one that it wants to reach."""
+"""The peer that has dialled the relay, and the peer that it wants to reach."""
 
 
 @dataclass(frozen=True, slots=True)

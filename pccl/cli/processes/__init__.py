@@ -9,5 +9,5 @@
 * ``crew``: the worker processes of one command: Python programs that have names and write lines.
 * ``reports``: the reports of worker processes: a dataclass on each line of stdout, as JSON.
 * ``proxies``: proxies that emulate links: worker processes, one in front of each target.
-* ``peer_output``: prints the output of peers line by line, with the peer's number before each line.
+* ``peer_output``: prints the output of peers line by line, with the peer's name before each line.
 """

@@ -95,12 +95,12 @@ def _peer(status: MasterStatus, name: str) -> MemberStatus | NewcomerStatus:
 def _wait_until_gone(
     run: KeyedRun, gone: int, tokens: Iterable[str | bytes | None], timeout_s: float
 ) -> None:
-    """Wait until the master has taken up the change.
+    """Wait until the master has applied the change.
 
     Args:
         run: the run.
         gone: id of the peer.
-        tokens: tokens to ask with: from one that is refused, the next takes over.
+        tokens: tokens to ask with, in order; after a refusal, the next one.
         timeout_s: the time limit.
     """
     assert run.target is not None

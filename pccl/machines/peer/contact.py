@@ -109,7 +109,7 @@ class MasterLiveness:
         self.clocks.reset()
 
     def begins(self, now_ns: int) -> None:
-        """Start the time to wait for a master now."""
+        """Restart the time limit for finding a master."""
         self.heard_ns = self._served_ns = now_ns
 
     def heard(self, now_ns: int) -> None:

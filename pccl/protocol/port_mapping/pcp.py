@@ -74,7 +74,7 @@ class PortRequest:
         """Return the request.
 
         Args:
-            outer: the router's port that is wanted; 0: any.
+            outer: the wanted port of the router; 0: any.
             lifetime_s: for how long to forward; 0 deletes the mapping.
         """
         header = _REQUEST_HEADER.pack(VERSION, _MAP, lifetime_s, _pack_host(self.own_host))

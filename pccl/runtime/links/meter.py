@@ -14,7 +14,7 @@ costs one system call per lane."""
 
 
 def facts_of(connection: Connection) -> LaneFacts | None:
-    """Return what the kernel knows of a connection; None: it does not tell."""
+    """Return what the kernel reports about a connection, or None if it reports nothing."""
     path = connection.measure()
     if path is None or not path.segment_bytes:
         return None

@@ -1,7 +1,7 @@
 """``PortMapping``: keeps a port of the router forwarded to this process.
 
-``PortMapper`` decides; this class sends datagrams, sets timers, and finds the way to the router
-anew before each exchange. A socket is open only while an answer is awaited.
+``PortMapper`` decides; this class sends datagrams, sets timers, and looks up the route to
+the router before each exchange. A socket is open only while this class waits for an answer.
 """
 
 from __future__ import annotations
