@@ -12,6 +12,7 @@ dialled it. The two may try a simultaneous open with it.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -87,12 +88,12 @@ class Introduction:
 
     Args:
         connection: a connection to a relay, paused; nothing else reads it.
-        done: called with the address, or with the reason why there is none.
+        told: gets the address, or a LinkError that says why there is none.
     """
 
-    def __init__(self, connection: Connection, done: Callable[[Address | LinkError], None]) -> None:
+    def __init__(self, connection: Connection, told: asyncio.Future[Address]) -> None:
         self._connection = connection
-        self._done: Callable[[Address | LinkError], None] | None = done
+        self._told = told
         self._memory = memoryview(bytearray(_INTRODUCTION.size))
         self._received = 0
         connection.start(self)
@@ -108,10 +109,13 @@ class Introduction:
         if self._received == _INTRODUCTION.size:
             self._connection.pause_reading()
             try:
-                self._tell(decode_introduction(self._memory))
+                address = decode_introduction(self._memory)
             except LinkError as error:
-                self._tell(error)
+                self._fail(error)
                 self._connection.abort()
+            else:
+                if not self._told.done():
+                    self._told.set_result(address)
 
     def writable(self) -> None:
         """Nothing is sent before the introduction."""
@@ -119,12 +123,11 @@ class Introduction:
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that there is no introduction."""
         lost = LinkError(func="connection", reason="the other peer has not come to the relay")
-        self._tell(error if isinstance(error, LinkError) else lost)
+        self._fail(error if isinstance(error, LinkError) else lost)
 
-    def _tell(self, what: Address | LinkError) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            done(what)
+    def _fail(self, error: LinkError) -> None:
+        if not self._told.done():  # otherwise nobody waits any more
+            self._told.set_exception(error)
 
 
 class Introducer:

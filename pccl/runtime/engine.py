@@ -90,7 +90,7 @@ from pccl.telemetry.events import LargePacketsLost, NoRoom, PortForwarded, PortN
 from pccl.telemetry.names import Names
 from pccl.telemetry.recorder import Recorder
 from pccl.telemetry.stream import EventStream
-from pccl.topology.link_upkeep import TellLink
+from pccl.topology.link_steps import TellLink
 from pccl.transports.base import Address, Listener, Traffic, Transport
 from pccl.transports.link import Link, Links
 from pccl.transports.pacing.transport import limited

@@ -4,6 +4,7 @@
 * ``cost_model``: how long an all-reduce takes as a ring, a star or a mesh, and the table of the
   fastest algorithms.
 * ``ring_order``: an order of the members in which all neighbours have links.
+* ``link_steps``: what ``link_upkeep`` wants to be done.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
 * ``relay_pairs``: which connections of other peers a relay joins, and when it ends them.
 * ``lane_watch``: detects lanes that owe progress and make none.

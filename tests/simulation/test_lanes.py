@@ -22,7 +22,7 @@ from pccl.protocol.types import NS_PER_S, Descriptor, OperationId, PeerId, Reduc
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import ReduceInfo, ReduceRequest
-from pccl.topology.link_upkeep import TellLink
+from pccl.topology.link_steps import TellLink
 from pccl.transports.link import Lane
 from pccl.transports.sim.connection import SimConnection
 from tests.support.virtual_runs import VirtualRun

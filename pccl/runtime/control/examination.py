@@ -321,30 +321,22 @@ class _Examiner:
         """Dial a member from an own port; return the address from which it sees this process."""
         told: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
 
-        def settle(what: Address | LinkError) -> None:
-            if told.done():
-                return
-            if isinstance(what, LinkError):
-                told.set_exception(what)
-            else:
-                told.set_result(what)
-
         def take(connection: Connection, remote: Opening) -> None:
             connection.pause_reading()
-            Introduction(connection, settle)
+            Introduction(connection, told)
 
         def may_dial(found: str) -> bool:
             return may_be_dialled(found, seen=member.host, by=self._master.host)
 
         patience_ns = round(min(self._timeout_s * 1e9, self._patience_ns))
-        deadline_ns = self._clock.now_ns() + patience_ns
         there = Address(member.host, member.port)
         connection = await self._transport.punch(local, there, patience_ns / 1e9, may_dial)
+        deadline_ns = self._clock.now_ns() + patience_ns
         own = Opening(
             Channel.PROBE, status.run, status.term, target=PeerId(member.peer), flags=ASKS_ADDRESS
         )
         handshake = self._credentials.dial(connection, own)
-        timer = self._clock.call_at_ns(deadline_ns, settle, LinkError(reason="no answer in time"))
+        timer = self._clock.call_at_ns(deadline_ns, connection.abort)  # which fails ``told``
         try:
             await introduce(connection, handshake, self._clock, deadline_ns, take)
             return await told

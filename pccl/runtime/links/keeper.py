@@ -29,15 +29,15 @@ from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.meter import facts_of
 from pccl.runtime.links.relay import Relay
 from pccl.topology.lane_watch import LaneStep, LaneWatch
-from pccl.topology.link_upkeep import (
+from pccl.topology.link_steps import (
     DialLane,
     DropLink,
     GiveUpLane,
     LinkStep,
-    LinkUpkeep,
     NarrowLink,
     TellLink,
 )
+from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
 from pccl.transports.relay import (
@@ -172,16 +172,9 @@ class LinkKeeper:
         tick = self._ticks.note(now_ns, busy_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
-            working: set[int] = set()
-            busy: set[int] = set()
-            intact_bytes = 0
-            for lane in link.lanes:
-                if lane.receiving or lane.backlog_bytes:
-                    working.add(lane.number)
-                    busy.add(lane.number)
-                elif lane.carried:
-                    busy.add(lane.number)
-                intact_bytes = max(intact_bytes, lane.intact_bytes)
+            working = {one.number for one in link.lanes if one.receiving or one.backlog_bytes}
+            busy = working.union(lane.number for lane in link.lanes if lane.carried)
+            intact_bytes = max((lane.intact_bytes for lane in link.lanes), default=0)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             suspects = self._upkeep.is_suspect(link.peer, now_ns)
             dials = self._upkeep.redials(link.peer)
@@ -299,8 +292,7 @@ class LinkKeeper:
                 self._frames.lane_failed(peer)
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
-            answered = connection is not None
-            steps = self._upkeep.failed(peer, number, error.reason, answered=answered)
+            steps = self._upkeep.failed(peer, number, error.reason, answered=connection is not None)
             self._carry_out(steps)
 
     # -- relays --------------------------------------------------------------------------------
@@ -334,11 +326,9 @@ class LinkKeeper:
                 self._upkeep.leaves_meeting(member.peer, relay.peer)
             if self._upkeep.meets(member.peer, punches=True):
                 where, may_dial = there, partial(self._may_dial, "")
-                patience_s = self._timing.dial_s
-                segment_bytes = self._upkeep.segment_bytes(member.peer)
-                met = await self._transport.punch(
-                    relayed.local, there, patience_s, may_dial, segment_bytes
-                )
+                patience_s, segment = self._timing.dial_s, self._upkeep.segment_bytes(member.peer)
+                ends = relayed.local, there
+                met = await self._transport.punch(*ends, patience_s, may_dial, segment)
                 if self._upkeep.meets(member.peer, punches=True):
                     await self._greet_met(PunchedConnection(met), member)
                 else:
@@ -372,15 +362,7 @@ class LinkKeeper:
 
         def take(connection: Connection, remote: Opening) -> None:
             at_relay.append(connection)
-            Introduction(connection, settle)
-
-        def settle(what: Address | LinkError) -> None:
-            if introduced.done():
-                return  # nobody waits any more
-            if isinstance(what, LinkError):
-                introduced.set_exception(what)
-            else:
-                introduced.set_result(what)
+            Introduction(connection, introduced)
 
         dial = partial(self._transport.dial, segment_bytes=self._upkeep.segment_bytes(peer))
         if relay.peer:

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from pccl.protocol.limits import Timing
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import KEY_BYTES, NS_PER_S, Member, PeerId
-from pccl.topology.link_upkeep import (
+from pccl.topology.link_steps import (
     DialLane,
     DropLink,
     GiveUpLane,
     LinkStep,
-    LinkUpkeep,
     NarrowLink,
     TellLink,
-    lanes_of,
 )
+from pccl.topology.link_upkeep import LinkUpkeep, lanes_of
 from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
 
 MS = 1_000_000

@@ -23,7 +23,7 @@ from pccl.runtime.control.greeting import Credentials, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
-from pccl.topology.link_upkeep import TellLink
+from pccl.topology.link_steps import TellLink
 from pccl.transports.base import Address, Connection
 from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
