@@ -338,8 +338,7 @@ class MasterServer:
     def _has_spoken(self, number: int) -> None:
         self._desk.forget(number)
         self._silent_shares.remove(number)
-        timer = self._silent.pop(number, None)
-        if timer is not None:
+        if (timer := self._silent.pop(number, None)) is not None:
             timer.cancel()
 
     def _dismiss(self, number: int, reason: str) -> None:
@@ -446,8 +445,7 @@ class MasterServer:
     def _carry_out(self, effect: MasterEffect) -> None:
         match effect:
             case SendTo(connection, message):
-                stream = self._streams.get(connection)
-                if stream is not None:
+                if (stream := self._streams.get(connection)) is not None:
                     stream.send(message)
                     if isinstance(message, msg.Admitted) and stream.read_on():
                         self._feed(ConnectionPaused(connection, self._clock.now_ns()))
@@ -460,8 +458,7 @@ class MasterServer:
                 self._carry_out(SendTo(connection, self.machine.status()))
             case CloseConnection(connection, reason):
                 self._has_spoken(connection)
-                stream = self._streams.pop(connection, None)
-                if stream is not None:
+                if (stream := self._streams.pop(connection, None)) is not None:
                     stream.close()
                     self._tell_closed(stream, reason)
             case Remember(run, term, incumbent, coordinated, vouched):
