@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,13 @@ from tests.support.patience import LIMIT_S
 PEER = ROOT / "tests/integration/nat_peer.py"
 PCCL = [sys.executable, "-m", "pccl.cli.main"]
 TOKEN = {"PCCL_TOKEN": "a secret that all members know"}
+
+
+@pytest.fixture(autouse=True)
+def run_files_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Commands of tests that run at the same time do not find these masters."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def one_home(nets: NatNetworks) -> Sequence[str]:
@@ -142,7 +150,7 @@ def test_two_peers_use_the_interface_that_is_named(
         said = f"reaches the master {master} from {hosts}.{own} (interface {interface})"
         assert said in output, output
         assert f"links lead from {hosts}.{own} to {hosts}.{3 - own}\n" in output, output
-        assert output.splitlines()[-1] == "the state is that of rank 0", output
+        assert "the state is that of rank 0" in output.splitlines(), output
 
 
 def test_an_interface_that_does_not_exist() -> None:

@@ -91,8 +91,7 @@ def _run(
     stdout: Connection,
     environment: dict[str, str],
 ) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+    _use_environment(environment)
     for end, number in ((stdin, 0), (stdout, 1)):
         os.dup2(end.fileno(), number)
         end.close()
@@ -141,6 +140,12 @@ def serve(listener: socket.socket, python: str) -> None:
         asker.close()
 
 
+def _use_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # an earlier import may have looked it up
+
+
 def _attend(asker: socket.socket, python: str) -> None:
     """Run a script in one more fork; tell how it ended, and end it if nobody waits any longer."""
     _, streams, _, _ = socket.recv_fds(asker, 1, 3)
@@ -153,8 +158,7 @@ def _attend(asker: socket.socket, python: str) -> None:
             os.dup2(stream, number)
             os.close(stream)
         os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
+        _use_environment(environment)
         _run_script(command, python)
         return
     asker.sendall(b"%d\n" % pid)
