@@ -383,7 +383,7 @@ class SimNetwork:
         memories: machines on which several hosts share memory; fill it before booting hosts.
         nats: the NAT of each host that is behind one, by its name, and by the NAT's own address.
         local: local network of each host that is in one, by name.
-        versions: the only version of IP that a host has, by name; the others have both.
+        versions: host name -> the only version of IP that this host has; other hosts have both.
     """
 
     def __init__(

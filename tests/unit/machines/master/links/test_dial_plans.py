@@ -18,7 +18,7 @@ def move(run: MeetingRun, peer: int) -> None:
 
 
 def told(plans: DialPlans) -> dict[int, list[tuple[int, str]]]:
-    """Peer -> whom it is told to dial at a heartbeat, and where."""
+    """Return, for each peer, the peers that a heartbeat tells it to dial, and their hosts."""
     found: dict[int, list[tuple[int, str]]] = {}
     for peer, message in plans.beat():
         assert isinstance(message, msg.DialNewcomers | msg.LinkPlan)
