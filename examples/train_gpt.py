@@ -10,6 +10,7 @@ The modes differ in how often the peers average, and whether they wait for the a
 - ``data-parallel``: the peers average all gradients at every step.
 - ``sync``: DiLoCo: every ``--sync-every`` steps, the peers average the changes of their weights.
 - ``delayed``: as ``sync``, but the peers continue to train during the average.
+- ``eager``: as ``delayed``, but each peer applies its own share of an average without delay.
 - ``streaming``: as ``delayed``, with one fragment of the model after another.
 
 All peers begin with the same weights, and draw different batches. At the end they print the same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import weakref
@@ -71,6 +72,8 @@ class DiLoCo(torch.optim.Optimizer):
             waits for the average; ``sync_every``: the update is delayed by one round.
         mixing: share of the local parameters that a merge keeps; None: 0.5 with a delay between 0
             and ``sync_every``, otherwise 0.
+        eager: with a delay of ``sync_every``: train on what the outer step makes of the own latest
+            pseudo-gradient alone, instead of waiting a round for it (arXiv:2502.12996).
         fragments: number of parts of the model that are synchronized in turn; more parts make each
             transfer smaller.
         fragment_order: ``"strided"``: each fragment has parameters of all depths;
@@ -96,6 +99,7 @@ class DiLoCo(torch.optim.Optimizer):
         outer: OuterFactory | None = None,
         delay: int = 0,
         mixing: float | None = None,
+        eager: bool = False,
         fragments: int = 1,
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
@@ -107,6 +111,7 @@ class DiLoCo(torch.optim.Optimizer):
         factory = outer_factory(outer)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
+        self._schedule.check_eager(eager, mixed)
         min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
@@ -116,11 +121,17 @@ class DiLoCo(torch.optim.Optimizer):
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
+            previews=eager,
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
         )
         weakref.finalize(self, self._caller.stop)
+        if self._schedule.is_round_late and not eager and self._outer.has_momentum:
+            _log.warning(
+                "averages that are merged a whole round late (delay=sync_every) overshoot with "
+                "outer momentum; use eager=True, or an outer optimizer without momentum"
+            )
         self._comm = comm
         listeners = check_listeners(on_event)
         self._events = EventQueue(listeners)
@@ -128,7 +139,7 @@ class DiLoCo(torch.optim.Optimizer):
         if listeners.count:
             self._stop_listening = weakref.finalize(self, self._events.listen_to(comm))
         self._driver = TrainingDriver(
-            self._schedule, self._model, mixed, self._caller, self._events
+            self._schedule, self._model, mixed, self._caller, self._events, eager=eager
         )
         self._pipeline = self._driver.trainer.pipeline
         self._has_started = self._has_joined = self._has_stepped = False
@@ -399,7 +410,8 @@ class DiLoCo(torch.optim.Optimizer):
         values = self._model.parts[fragment].outer.empty().copy_(packed["values"])
         contribution = Contribution(number, fragment, packed["weight"], values, 0)
         average = Average(tuple(packed["contributors"]), packed["total_weight"])
-        return RoundCommitted(contribution, average, packed["mean_norm"])
+        state = packed.get("outer_state")
+        return RoundCommitted(contribution, average, packed["mean_norm"], state)
 
     def close(self) -> None:
         """Leave the run: finish the open call, and close ``comm``. Idempotent."""
@@ -427,4 +439,5 @@ def _packed(committed: RoundCommitted) -> dict[str, Any]:
         "contributors": list(committed.average.contributors),
         "total_weight": committed.average.total_weight,
         "mean_norm": committed.mean_norm,
+        "outer_state": copy.deepcopy(committed.outer_state),
     }

@@ -73,6 +73,7 @@ class OuterFragment:
         self.flat = self.empty()
         for view, tensor in zip(self.views(self.flat), tensors, strict=True):
             view.copy_(tensor)
+        self._factory = factory
         self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
         self.optimizer = factory(list(self._parameters))
         _check_covers(self.optimizer, self._parameters)
@@ -152,6 +153,30 @@ class OuterFragment:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def copy_state(self) -> list[dict[str, Any]]:
+        """Return a copy of the optimizer's state, for ``preview``; one dict for each parameter."""
+        return [
+            {key: value.clone() for key, value in held.items() if value is not None}
+            for held in map(self.optimizer.state.__getitem__, self._parameters)
+        ]
+
+    def preview(
+        self, values: torch.Tensor, state: Sequence[dict[str, Any]], gradient: torch.Tensor
+    ) -> None:
+        """Take an outer step on copies, and leave the fragment as it is. Any thread may call it.
+
+        Args:
+            values: outer parameters, shape (n,), which become those after the step.
+            state: a result of ``copy_state``, which is used up.
+            gradient: the pseudo-gradient, shape (n,).
+        """
+        parameters = [torch.nn.Parameter(view) for view in self.views(values)]
+        optimizer = self._factory(list(parameters))
+        for parameter, held, view in zip(parameters, state, self.views(gradient), strict=True):
+            optimizer.state[parameter] = held
+            parameter.grad = view
+        optimizer.step()
+
     def infos(self) -> list[pccl.TensorInfo]:
         """Return the entries of this fragment for the shared state."""
         entries = [
@@ -171,10 +196,14 @@ class OuterParameters:
         fragments: the fragments, in order.
         agreed: other settings that must be equal on all members, as text. They are in the name of
             an entry, so a peer with other settings gets an error when it joins.
+        previews: whether local models preview outer steps.
     """
 
-    def __init__(self, fragments: Sequence[OuterFragment], agreed: str = "") -> None:
+    def __init__(
+        self, fragments: Sequence[OuterFragment], agreed: str = "", *, previews: bool = False
+    ) -> None:
         self.fragments = tuple(fragments)
+        self._previews = previews
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)
         infos = [fragment.infos() for fragment in self.fragments]
@@ -184,6 +213,11 @@ class OuterParameters:
         # First, so that a member with other settings gets an error that names this entry.
         entries = [book] + [info for part in infos for info in part]
         self.state = pccl.SharedState(entries, track_touched=True)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the outer optimizer is SGD with momentum."""
+        return any(group.get("momentum") for group in self.fragments[0].optimizer.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all parameters, optimizer states, the ledger and the revision."""
@@ -217,9 +251,10 @@ class OuterParameters:
         self.fragments[fragment].step(average)
         return norm
 
-    def copy(self, fragment: int, target: torch.Tensor) -> None:
-        """Copy the outer parameters of the fragment into ``target``."""
+    def copy(self, fragment: int, target: torch.Tensor) -> list[dict[str, Any]] | None:
+        """Copy the outer parameters into ``target``; for previews, return the optimizer's state."""
         target.copy_(self.fragments[fragment].flat)
+        return self.fragments[fragment].copy_state() if self._previews else None
 
     def touch(self, fragment: int | None) -> None:
         """Mark the ledger, and the fragment unless it is None, as changed in the shared state."""

@@ -172,6 +172,8 @@ class RoundCommitted:
     average: Average
     mean_norm: float
     """L2 norm of the average."""
+    outer_state: Any = field(default=None, repr=False)
+    """What ``Outer.copy`` returned."""
 
 
 Notice = Entered | RoundCommitted | Members
@@ -194,8 +196,11 @@ class Outer(Protocol):
         """Take the outer step of a fragment; return the L2 norm of the average."""
         ...
 
-    def copy(self, fragment: int, target: Any) -> None:
-        """Copy the parameters of a fragment into ``target``, the values of a contribution."""
+    def copy(self, fragment: int, target: Any) -> Any:
+        """Copy the parameters of a fragment into ``target``, the values of a contribution.
+
+        Returns a copy of the optimizer's state, if local models preview outer steps, else None.
+        """
         ...
 
     def touch(self, fragment: int | None) -> None:
@@ -392,12 +397,12 @@ class Rounds:
         except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
         norm = self.finish(contribution.fragment, contribution.values, average)
-        self._outer.copy(contribution.fragment, contribution.values)
+        state = self._outer.copy(contribution.fragment, contribution.values)
         self._doubt = None
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
-        self._notify(RoundCommitted(contribution, average, norm))
+        self._notify(RoundCommitted(contribution, average, norm, state))
         yield from self._sync()  # newcomers can now fetch the new state
 
     def finish(self, fragment: int, values: Any, average: Average) -> float:

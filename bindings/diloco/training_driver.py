@@ -46,6 +46,7 @@ class TrainingDriver:
         mixing: share of the local parameters that a merge keeps.
         caller: makes the joint calls.
         events: queue for the events of this replica.
+        eager: whether a merge previews the next outer step.
 
     Attributes:
         trainer: decides on the actions.
@@ -60,8 +61,10 @@ class TrainingDriver:
         mixing: float,
         caller: JointCaller,
         events: EventQueue,
+        *,
+        eager: bool = False,
     ) -> None:
-        self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic)
+        self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic, eager=eager)
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
         self._caller = caller

@@ -12,7 +12,7 @@ from pathlib import Path
 import pccl
 from gpt.model import Shape
 
-MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
+MODES = ("alone", "data-parallel", "sync", "delayed", "eager", "streaming")
 FORMATS = tuple(wire.label for wire in pccl.WireFormat)
 """Values of ``--compression``."""
 
@@ -96,7 +96,7 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
     if given.mixing is None:
         known["mixing"] = MIXING if given.mode == "streaming" else 0.0
     if given.outer_momentum is None:
-        known["outer_momentum"] = 0.0 if given.mode == "delayed" else OUTER_MOMENTUM
+        known["outer_momentum"] = 0.0 if given.mode in ("delayed", "eager") else OUTER_MOMENTUM
     if given.delay is None:
         known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
     known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
@@ -113,12 +113,12 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
 def usual_delay(mode: str, sync_every: int | str, fragments: int) -> int:
     """Return the default of ``--delay``: inner steps until an average is merged.
 
-    In both modes, that is when the next average begins: in ``streaming``, of the next fragment.
+    In these modes, that is when the next average begins: in ``streaming``, of the next fragment.
 
     Raises:
         ValueError: ``sync_every`` is a time, so the number of steps is unknown.
     """
-    if mode not in ("delayed", "streaming"):
+    if mode not in ("delayed", "eager", "streaming"):
         return 0
     if not isinstance(sync_every, int):
         raise ValueError(f"--sync-every {sync_every} with --mode {mode} needs --delay STEPS")
@@ -166,7 +166,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=count,
         metavar="N",
         help="inner steps until an average is merged "
-        "(delayed: --sync-every, streaming: --sync-every / --fragments, else 0)",
+        "(delayed, eager: --sync-every, streaming: --sync-every / --fragments, else 0)",
     )
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
@@ -175,7 +175,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--outer-momentum",
         type=float,
         metavar="M",
-        help=f"Nesterov momentum of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
+        help=f"Nesterov momentum of the outer optimizer (delayed, eager: 0, else {OUTER_MOMENTUM})",
     )
     add("--compression", choices=FORMATS, metavar="FORMAT", help=f"{', '.join(FORMATS)}")
     add("--min-peers", type=positive, metavar="N", help="begin with so many (all in the launch)")

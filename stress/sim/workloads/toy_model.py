@@ -159,6 +159,10 @@ class ToyPart:
         """Move the base back, so that ``work`` counts as work since the base again."""
         self.base += work
 
+    def preview(self, common: Floats, state: None, work: Whole, share: float) -> Floats:
+        """Subtract own work from outer parameters: all of it, because the average is a sum here."""
+        return common - work.astype(np.float32)
+
     def merge(self, common: Floats, mixing: float) -> None:
         """Replace the parameters by outer parameters, and drop the work; nothing is mixed."""
         assert not mixing

@@ -115,7 +115,9 @@ class _Life:
         self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
         self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
         self._feedback = ErrorFeedback()
-        self._trainer = LocalTrainer(schedule, self._replica.parts, 0.0, lambda: self._now_s)
+        self._trainer = LocalTrainer(
+            schedule, self._replica.parts, 0.0, lambda: self._now_s, eager=training.eager
+        )
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
         self._steps = self._steps_at_entry = 0
         self._revisions = Revisions(self._outer.ledger)

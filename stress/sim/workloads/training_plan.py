@@ -14,6 +14,7 @@ _PIECES = (256, 1024, 8192)
 _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 """Precise enough to tell digits apart; their rounding errors are still far above float32's."""
 _IS_CODED = 0.25
+_IS_EAGER = 0.5
 _BLOCK = 32
 LIVES_MAX = 2
 """Maximum number of lives of a process; each life starts from nothing."""
@@ -49,6 +50,8 @@ class TrainingPlan:
     piece_bytes: int
     wire: WireFormat = WireFormat.NONE
     """Wire format of the rounds, with error feedback; NONE: no compression."""
+    eager: bool = False
+    """Whether merges preview the next outer step."""
 
     @property
     def quantization(self) -> Quantization:
@@ -103,6 +106,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         step_ns=step_ns,
         piece_bytes=rng.choice(_PIECES),
         wire=_draw_wire(seed),
+        eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
     )
 
 

@@ -239,6 +239,7 @@ def completed(*words: str, peers: int = 1, index: str | None = None) -> Options:
     [
         ("--mode sync --sync-every 60", (0, 1, 0.0)),
         ("--mode delayed --sync-every 60", (60, 1, 0.0)),
+        ("--mode eager --sync-every 60", (60, 1, 0.0)),
         ("--mode streaming --sync-every 60", (15, 4, 0.5)),
         ("--mode streaming --sync-every 2", (1, 4, 0.5)),
         ("--mode streaming --sync-every 60 --fragments 2 --mixing 0", (30, 2, 0.0)),
