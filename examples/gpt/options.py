@@ -13,6 +13,7 @@ import pccl
 from gpt.model import Shape
 
 MODES = ("alone", "data-parallel", "sync", "delayed", "eager", "streaming")
+INNERS = ("adamw", "muon")
 FORMATS = tuple(wire.label for wire in pccl.WireFormat)
 """Values of ``--compression``."""
 
@@ -39,6 +40,7 @@ class Options:
     min_peers: int
     shape: Shape
     batch: int
+    inner: str
     lr: float
     warm_up: int
     seed: int
@@ -188,6 +190,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("learning").add_argument
     add("--batch", type=positive, default=8, metavar="N", help="excerpts per step (%(default)s)")
+    add("--inner", choices=INNERS, default="adamw", help="optimizer of every step (%(default)s)")
     add("--lr", type=float, default=2e-3, metavar="R", help="peak learning rate (%(default)s)")
     add("--warm-up", type=count, default=60, metavar="N", help="steps (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="(%(default)s)")
