@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pccl.protocol.errors import LinkError
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import Member, PeerId
 from pccl.transports.base import Address, Connection, PathMeasure
 
 SPLICE_BYTES = 128 << 10
@@ -35,6 +35,9 @@ INTRODUCTION_BYTES = _INTRODUCTION.size
 @dataclass(frozen=True, slots=True)
 class PunchedAddress(Address):
     """The address of a process that this one has met in a simultaneous open."""
+
+    met_at: Member
+    """The relay that has introduced the two; id 0: the master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,10 @@ def relay_of(connection: Connection) -> PeerId | None:
     return remote.relay if isinstance(remote, RelayAddress) else None
 
 
-def is_punched(connection: Connection) -> bool:
-    """Whether a connection comes from a simultaneous open."""
-    return isinstance(connection.remote, PunchedAddress)
+def met_at(connection: Connection) -> Member | None:
+    """Return the relay that has led to a simultaneous open; None: there was none."""
+    remote = connection.remote
+    return remote.met_at if isinstance(remote, PunchedAddress) else None
 
 
 def introduction(address: Address) -> bytes:
@@ -195,11 +199,12 @@ class PunchedConnection(_MetConnection):
 
     Args:
         connection: the connection, of which nothing was read yet.
+        relay: the relay that has introduced the two.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, relay: Member) -> None:
         remote = connection.remote
-        super().__init__(connection, PunchedAddress(remote.host, remote.port))
+        super().__init__(connection, PunchedAddress(remote.host, remote.port, relay))
 
 
 class RelayedConnection(_MetConnection):

@@ -65,6 +65,10 @@ class FrameKind(enum.IntEnum):
     """The sender has verified the place: it pulls announced segments from now on."""
     PULL_FAILED = 10
     """The sender cannot pull any more: announced segments have to be sent."""
+    MEET = 11
+    """The sender, the younger of two that have met at a relay, dials the receiver for a further
+    lane, and asks to be dialled: ``step`` is the number of the lane, ``offset`` the port from which
+    the relay sees it dial. No payload and no operation."""
     MAP_ASK = 16
     """The sender asks for the digests of all pieces."""
     MAP = 17
@@ -114,7 +118,7 @@ SEGMENT_KINDS = (FrameKind.DATA, FrameKind.ANNOUNCE, FrameKind.PIECE)
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 _BARE = (
-    *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG),
+    *(FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.MEET),
     *(FrameKind.PULL_READY, FrameKind.PULL_FAILED),
     *(FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.WATCH),
 )

@@ -273,7 +273,7 @@ class MasterServer:
         known, target = peers.get(remote.source), peers.get(remote.target)
         if known is None or known.member.key != remote.key:
             return "the master has not registered it"
-        if target is None or target.group != known.group:
+        if remote.target and (target is None or target.group != known.group):
             return "the other peer is not in its group"
         return self.relay.refusal(remote.source, remote.target)
 

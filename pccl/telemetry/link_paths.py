@@ -50,10 +50,10 @@ def path_in_words(link: LinkSpeed) -> PathWords:
             return PathWords("dialled back", why)
         case LinkPath.PUNCHED, False, False:
             why = f"neither peer {elder} nor peer {younger} can be dialled"
-            return PathWords("punched", why, f"for several connections, {_OPEN_A_PORT}")
+            return PathWords("punched", why)
         case LinkPath.PUNCHED, _, _:
             why = f"no other dial between peer {elder} and peer {younger} has succeeded"
-            return PathWords("punched", why, f"for several connections, {_OPEN_A_PORT}")
+            return PathWords("punched", why)
         case _, False, False:
             why = f"neither peer {elder} nor peer {younger} can be dialled"
             why = f"{why}, and simultaneous open has not succeeded"

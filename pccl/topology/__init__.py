@@ -5,6 +5,7 @@
   fastest algorithms.
 * ``ring_order``: an order of the members in which all neighbours have links.
 * ``link_steps``: what ``link_upkeep`` wants to be done.
+* ``wanted_link``: what is known of one link, and how many lanes it gets.
 * ``link_upkeep``: which lanes of which links a peer dials and closes, and when.
 * ``relay_pairs``: which connections of other peers a relay joins, and when it ends them.
 * ``lane_watch``: detects lanes that owe progress and make none.

@@ -6,10 +6,11 @@ Pure: facts of each tick go in, and steps come out.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
-from pccl.topology.segment_limit import LaneFacts, StuckLane, stuck_way
+from pccl.topology.segment_limit import LaneFacts, StuckLane, stuck_among
 
 
 class LaneStep(enum.Enum):
@@ -51,8 +52,8 @@ class LaneWatch:
     """The lane, if small packets pass since it was asked for a sign of life, and large ones do not.
     """
 
-    _asked: LaneFacts | None = None
-    """What was known when it was asked for a sign of life."""
+    _asked: Mapping[int, LaneFacts] | None = None
+    """What was known of all lanes of its link when it was asked for a sign of life."""
 
     def look(
         self,
@@ -92,17 +93,28 @@ class LaneWatch:
             steps.append(LaneStep.PONG)
         return steps
 
-    def judge(self, facts: LaneFacts, now_ns: int, *, is_alive: bool) -> None:
+    def judge(self, number: int, facts: Mapping[int, LaneFacts], now_ns: int) -> None:
         """Decide on a tick whether the lane is stuck, once it was asked for a sign of life.
 
-        ``is_alive``: whether the other side has answered on another lane since it was asked.
+        ``number``: its number; ``facts``: what is known of all lanes of its link, by number.
         """
-        if not self.pinged:
+        if not self.pinged or number not in facts:
             return
         if self._asked is None:
             self.asked_ns, self._asked = now_ns, facts
             return
-        heard_ns, pause_ns = now_ns - facts.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
+        if number not in self._asked:
+            return
+        own = facts[number]
+        heard_ns, pause_ns = now_ns - own.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
         is_heard = heard_ns >= self.since_ns + pause_ns
-        way = stuck_way(self._asked, facts, is_heard=is_heard, is_alive=is_alive)
-        self.stuck = None if way is None else StuckLane(way, facts.segment_bytes, self.asked_ns)
+        way = stuck_among(number, self._asked, facts, is_heard=is_heard)
+        self.stuck = None if way is None else StuckLane(way, own.segment_bytes, self.asked_ns)
+
+
+def needs_facts(watches: Iterable[LaneWatch], *, suspects: bool) -> bool:
+    """Whether to ask the kernel about the lanes of a link, which costs time.
+
+    ``suspects``: whether lanes of the link were stuck lately.
+    """
+    return suspects or any(watch.pinged for watch in watches)

@@ -17,6 +17,9 @@ class DialLane:
     pause_ns: int = 0
     segment_bytes: int = 0
     """The largest segment of its connection; 0: as the system chooses."""
+    met_at: Member | None = None
+    """The relay that tells how others see a new port, if both sides dial; None: only this one does.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ a lane and does not damage data.
 If neither side can be dialled, the master lets both meet at a relay. A relayed link has one lane,
 and either side may have begun it. Both then dial each other at the same time, which may pass their
 address translators, and later try direct dials, with growing pauses; the first connection that
-succeeds replaces the relayed lane. A lane that both have dialled is the only one of its link.
+succeeds replaces the relayed lane. If both have dialled it, further lanes need both, too: the
+younger keeps the link, and for each lane lets a relay tell it how others see a new port. Whenever
+that fails for all lanes under way, a longer pause follows; after a few it does with those it has.
 
 Pure: events go in, and steps come out in the order of execution.
 """
@@ -21,10 +23,9 @@ Pure: events go in, and steps come out in the order of execution.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from pccl.protocol.guards.source_shares import SourceShares
-from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX, Timing
+from pccl.protocol.limits import Timing
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NOBODY, Member, PeerId
 from pccl.topology.link_damage import LinkDamage
@@ -37,6 +38,7 @@ from pccl.topology.link_steps import (
     TellLink,
 )
 from pccl.topology.segment_limit import LaneFacts, SegmentLimit, StuckLane
+from pccl.topology.wanted_link import KnownLink, LaneDial, WantedLink, lanes_of, path_of
 
 _UNMET_FACTOR = 4
 """Factor for the longest pause between dials, if the peers never had a link."""
@@ -47,77 +49,8 @@ _MEMORY_FACTOR = 4
 _DIRECT_FIRST_FACTOR, _DIRECT_LONGEST_FACTOR = 10, 600
 """Factors for the first and the longest pause before a relayed link tries a direct connection."""
 
-
-def lanes_of(told: int, *, near: bool, sharers: int) -> int:
-    """Return how many lanes a link has once it is used.
-
-    Args:
-        told: the number that either side was configured with; 0 if neither was.
-        near: whether both ends are on one machine, where more lanes only cost time.
-        sharers: how many links share the connections, this one included.
-    """
-    if told:
-        return told
-    return 1 if near else max(1, min(LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX // sharers))
-
-
-def _path(*, relayed: bool, punched: bool, mapped: bool, by_younger: bool) -> LinkPath:
-    match relayed, punched, mapped:
-        case True, _, _:
-            return LinkPath.RELAYED
-        case _, True, _:
-            return LinkPath.PUNCHED
-        case _, _, True:
-            return LinkPath.MAPPED
-        case _:
-            return LinkPath.DIRECT if by_younger else LinkPath.DIALLED_BACK
-
-
-def _where(member: Member, mistaken: int) -> Member:
-    """Return where to dial a peer: at all of its hosts, or after mistakes at one after another."""
-    if not (mistaken and member.hosts):
-        return member
-    hosts = (member.host, *member.hosts)
-    return replace(member, host=hosts[mistaken % len(hosts)], hosts=())
-
-
-@dataclass(slots=True)
-class _LaneDial:
-    """A lane that this side keeps up; it is up, is being dialled, or waits for a pause to end."""
-
-    backoff_ns: int
-    up_since_ns: int = 0
-    waits: bool = False
-    is_dialled: bool = False
-    mistaken: int = 0
-    """How often another process than the peer has answered."""
-
-
-@dataclass(slots=True)
-class _WantedLink:
-    """A peer that this peer wants a link to."""
-
-    member: Member
-    told: int
-    """The most lanes that a side was configured with; 0 if neither was."""
-    near: bool
-    up: bool
-    was_up: bool
-    """Whether the two peers ever had a link."""
-    damage: LinkDamage
-    segments: SegmentLimit
-    keeps: bool = False
-    """Whether this side keeps the link: dials its lanes, and redials them."""
-    used: bool = False
-    """Whether the link has carried a collective, or is about to."""
-    relay: PeerId | None = None
-    """The relay that carries the link; None: the link is down, or direct."""
-    path: LinkPath | None = None
-    """How its last lane has come up; None: before the link was wanted. Punched: it has one lane."""
-    is_withheld: bool = False
-    """Whether the link has lanes but is not reported as up, because it damages data."""
-    dials: dict[int, _LaneDial] = field(default_factory=dict[int, _LaneDial])
-    """By number: lanes that this side keeps; else its own dial, in case the other side fails."""
+_MISSES_MAX = 5
+"""Failures in a row after which a link that both sides dial keeps the lanes that it has."""
 
 
 class LinkUpkeep:
@@ -143,10 +76,11 @@ class LinkUpkeep:
         self._lanes = lanes
         self._has_left = has_left
         self._own = NOBODY
-        self._links: dict[PeerId, _WantedLink] = {}
+        self._links: dict[PeerId, WantedLink] = {}
         self._newcomers: SourceShares[PeerId] = SourceShares(newcomers_max)
-        self._meetings: dict[PeerId, PeerId] = {}
-        """Peer -> the relay at which this peer waits for it."""
+        self._meetings: dict[PeerId, tuple[PeerId, int]] = {}
+        """Peer -> the relay at which this peer waits for it, and the number of the meeting."""
+        self._last_meeting = 0
 
     # -- wanted links ----------------------------------------------------------------------------
 
@@ -154,12 +88,11 @@ class LinkUpkeep:
         self,
         own: PeerId,
         members: Iterable[Member],
-        up: Mapping[PeerId, tuple[int, bool, PeerId | None]],
+        up: Mapping[PeerId, KnownLink],
     ) -> list[LinkStep]:
         """Keep links to these peers, and drop links to all other peers that were wanted before.
 
-        ``up``: the links that are up, with the number of lanes that the other side was configured
-        with, whether it is on this machine, and the relay.
+        ``up``: the links that are up.
         """
         self._own = own
         wanted = {member.peer: member for member in members}
@@ -174,21 +107,23 @@ class LinkUpkeep:
             if peer in self._links:
                 self._links[peer].member = member  # its address may have changed
             else:
-                told, near, relay = up.get(peer, (0, False, None))
+                told, near, relay, met_at = up.get(peer, KnownLink(0, near=False, relay=None))
                 told, met = max(told, self._lanes), peer in up
                 damage = LinkDamage(self._patience_ns)
                 segments = SegmentLimit(_MEMORY_FACTOR * self._patience_ns)
-                link = _WantedLink(member, told, near, met, met, damage, segments, relay=relay)
-                self._links[peer] = link
+                link = WantedLink(member, told, near, met, met, damage, segments, relay=relay)
+                link.met_at, self._links[peer] = met_at, link
                 if relay is not None:
                     steps += self._try_direct(link, ours=False)
                 elif not met:
                     steps += self._bring_up(link)
+                elif met_at is not None and peer < own:
+                    link.keeps, link.dials[0] = True, LaneDial(self._first_ns)
         return steps
 
     def use(self, peers: Iterable[PeerId]) -> list[LinkStep]:
         """Dial all lanes of the links to ``peers``, as these are about to carry a collective."""
-        first: list[_WantedLink] = []
+        first: list[WantedLink] = []
         for peer in peers:
             link = self._links.get(peer)
             if link is not None and not link.used:
@@ -247,19 +182,28 @@ class LinkUpkeep:
         del link.dials[number]
         return True
 
-    def begins_meeting(self, peer: PeerId, relay: PeerId) -> bool:
-        """Whether this peer shall dial a relay, as its master asks, to link itself to ``peer``.
+    def waits_in(self, peer: PeerId) -> int:
+        """Return the number of the meeting in which this peer waits for another one; 0: of none."""
+        return self._meetings.get(peer, (None, 0))[1]
 
-        If it does so already, it goes on: the other peer may be slow.
+    def begins_meeting(self, peer: PeerId, relay: PeerId) -> int:
+        """Return the number of a meeting if this peer shall dial a relay, as its master asks.
+
+        Returns 0 if it shall not: it needs no link to ``peer``, or waits for it there already, and
+        goes on, because the other peer may be slow.
         """
-        if not self.meets(peer) or self._meetings.get(peer) == relay:
-            return False
-        self._meetings[peer] = relay
-        return True
+        if not self.meets(peer) or self._meetings.get(peer, (None,))[0] == relay:
+            return 0
+        self._last_meeting += 1
+        self._meetings[peer] = relay, self._last_meeting
+        return self._last_meeting
 
-    def leaves_meeting(self, peer: PeerId, relay: PeerId) -> None:
-        """Record that this peer waits no more at this relay: it has met ``peer``, or has failed."""
-        if self._meetings.get(peer) == relay:
+    def leaves_meeting(self, peer: PeerId, meeting: int) -> None:
+        """Record that this peer waits no more in this meeting: it has met ``peer``, or has failed.
+
+        A later meeting with ``peer`` goes on.
+        """
+        if self.waits_in(peer) == meeting:
             del self._meetings[peer]
 
     def meets(self, peer: PeerId, *, punches: bool = False) -> bool:
@@ -274,6 +218,13 @@ class LinkUpkeep:
             return peer != self._own
         return link is not None and (not link.up or (punches and link.relay is not None))
 
+    def punches(self, peer: PeerId, number: int) -> bool:
+        """Whether to dial a further lane, because a younger peer asks for it and dials it, too."""
+        link = self._links.get(peer)
+        if link is None or link.met_at is None or peer < self._own:
+            return False
+        return number < lanes_of(link.told, near=False, sharers=1)
+
     def failed(
         self, peer: PeerId, number: int, reason: str, *, answered: bool = False
     ) -> list[LinkStep]:
@@ -287,66 +238,80 @@ class LinkUpkeep:
         link.dials[number].mistaken += answered
         if self.gives_way(peer, number):
             return []
+        if link.met_at is not None:
+            return self._missed(link, number)
         return [*self._dial_later(link, number), *([] if link.up else [TellLink(peer, reason)])]
 
-    def _bring_up(self, link: _WantedLink) -> list[LinkStep]:
+    def _missed(self, link: WantedLink, number: int) -> list[LinkStep]:
+        """Give up a lane that both sides dial, except the last one under way, for some times."""
+        is_last = not link.is_dialling(but=number)
+        link.missed = max(1, link.missed + is_last)
+        if not is_last or link.missed > _MISSES_MAX:
+            del link.dials[number]
+            return []
+        link.dials[number].backoff_ns = self._longest_ns << link.missed
+        return self._dial_later(link, number)
+
+    def _bring_up(self, link: WantedLink) -> list[LinkStep]:
         """Bring up a link without lanes: the younger dials at once, the elder after a pause."""
         link.keeps = link.member.peer < self._own
         if link.keeps:
             return self._widen(link)
         if 0 in link.dials:
             return []
-        link.dials[0] = _LaneDial(self._longest_ns)
+        link.dials[0] = LaneDial(self._longest_ns)
         return self._dial_later(link, 0)
 
-    def _width(self, link: _WantedLink) -> int:
+    def _width(self, link: WantedLink) -> int:
         """Return how many lanes the link should have now."""
-        if not link.used or link.path is LinkPath.PUNCHED or link.relay is not None:
+        if not link.used or link.relay is not None:
             return 1
         links = self._links.values()
         sharers = sum(other.used and not (other.near or other.told) for other in links)
         return lanes_of(link.told, near=link.near, sharers=sharers)
 
-    def _widen(self, link: _WantedLink) -> list[LinkStep]:
+    def _widen(self, link: WantedLink) -> list[LinkStep]:
         """Dial the lanes that the link should have and that this side does not keep yet."""
         steps: list[LinkStep] = []
+        if link.met_at is not None and link.missed:
+            return steps  # until one succeeds
         for number in range(self._width(link) if link.up else 1):  # one, until it is up
             if number not in link.dials:
-                link.dials[number] = _LaneDial(self._first_ns)
+                link.dials[number] = LaneDial(self._first_ns)
                 steps += self._dial(link, number)
         return steps
 
-    def _dial(self, link: _WantedLink, number: int) -> list[LinkStep]:
+    def _dial(self, link: WantedLink, number: int) -> list[LinkStep]:
         if (number and not link.up) or (link.up and not link.keeps and link.relay is None):
             # The first lane brings the others, or the other side has dialled.
             del link.dials[number]
             return []
         dial = link.dials[number]
         dial.waits, dial.is_dialled = False, True
-        where, segment_bytes = _where(link.member, dial.mistaken), link.segments.segment_bytes
-        return [DialLane(where, number, segment_bytes=segment_bytes)]
+        where, segment_bytes = dial.where(link.member), link.segments.segment_bytes
+        return [DialLane(where, number, segment_bytes=segment_bytes, met_at=link.met_at)]
 
-    def _dial_later(self, link: _WantedLink, number: int) -> list[LinkStep]:
+    def _dial_later(self, link: WantedLink, number: int) -> list[LinkStep]:
         dial = link.dials[number]
         if dial.waits or dial.is_dialled:
             return []
         # Without an earlier link, only the peer itself claims to be at this address.
         longest_ns = self._longest_ns if link.was_up else _UNMET_FACTOR * self._longest_ns
-        if link.relay is not None:
+        if link.relay is not None or link.met_at is not None:
             longest_ns = _DIRECT_LONGEST_FACTOR * self._longest_ns
         pause_ns = min(dial.backoff_ns, longest_ns)
         dial.waits, dial.backoff_ns = True, 2 * pause_ns
         return [DialLane(link.member, number, pause_ns)]
 
-    def _try_direct(self, link: _WantedLink, *, ours: bool) -> list[LinkStep]:
+    def _try_direct(self, link: WantedLink, *, ours: bool) -> list[LinkStep]:
         """Begin to try direct dials of a relayed link; the elder does so a little later."""
         steps = self._give_up(link)
         link.keeps, is_elder = ours, link.member.peer > self._own
         pause_ns = _DIRECT_FIRST_FACTOR * self._longest_ns * (3 if is_elder else 2) // 2
-        link.dials[0] = _LaneDial(pause_ns)
+        link.dials[0] = LaneDial(pause_ns)
         return steps + self._dial_later(link, 0)
 
-    def _give_up(self, link: _WantedLink, *, but_under_way: bool = False) -> list[LinkStep]:
+    def _give_up(self, link: WantedLink, *, but_under_way: bool = False) -> list[LinkStep]:
         numbers = [n for n, dial in link.dials.items() if not (but_under_way and dial.is_dialled)]
         for number in numbers:
             del link.dials[number]
@@ -388,19 +353,19 @@ class LinkUpkeep:
         ours: bool,
         more: bool,
         relay: PeerId | None = None,
-        punched: bool = False,
+        met_at: Member | None = None,
         mapped: bool = False,
     ) -> list[LinkStep]:
         """Record that a link has one more lane, which this side has dialled if it is ``ours``.
 
         ``told``: how many lanes the other side was configured with; ``near``: whether it is on
         this machine; ``more``: whether the link had a lane before; ``relay``: what carries it;
-        ``punched``: whether both sides have dialled it at the same time; ``mapped``: whether it has
-        come through a port that the router of this peer forwards.
+        ``met_at``: the relay at which both have met, if both have dialled it at the same time;
+        ``mapped``: whether it has come through a port that the router of this peer forwards.
         """
-        link = self._links.get(peer)
+        link, punched = self._links.get(peer), met_at is not None
         by_younger = ours == (self._own > peer)
-        path = _path(
+        path = path_of(
             relayed=relay is not None, punched=punched, mapped=mapped, by_younger=by_younger
         )
         is_news = (
@@ -417,16 +382,16 @@ class LinkUpkeep:
         link.path = path
         if link.damage.is_down(now_ns):
             link.is_withheld, news = True, []
-        if punched:
-            link.keeps = False  # neither side can dial further lanes
-            return self._give_up(link) + news
+        steps = self._give_up(link) if punched and link.met_at is None else []
+        link.met_at = met_at
         if relay is not None:
             return self._try_direct(link, ours=ours) + news
         if ours:
-            link.keeps, dial = True, link.dials[number]
+            link.keeps, link.missed = True, 0
+            dial = link.dials.setdefault(number, LaneDial(self._first_ns))
             dial.is_dialled, dial.up_since_ns = False, now_ns
-            return self._widen(link) + news
-        return news
+            steps += self._widen(link)
+        return steps + news
 
     def segment_bytes(self, peer: PeerId) -> int:
         """Return the largest segment of new connections that carry a link; 0: any."""
@@ -437,6 +402,14 @@ class LinkUpkeep:
         """Whether this side dials the lanes of a link, and chooses their segments."""
         link = self._links.get(peer)
         return link is not None and link.keeps
+
+    def may_narrow(self, peer: PeerId) -> bool:
+        """Whether large packets may vanish on the way of a link, as far as the kernel knows it.
+
+        It knows the way to a relay only, and nothing lies inside a machine.
+        """
+        link = self._links.get(peer)
+        return link is not None and link.relay is None and not link.near
 
     def is_suspect(self, peer: PeerId, now_ns: int) -> bool:
         """Whether lanes of a link were stuck, and no large packet has passed since."""
@@ -476,12 +449,13 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
-        if stuck is not None and link.segments.stuck(stuck, now_ns):
+        if stuck is not None and link.segments.stuck(stuck, now_ns) and link.keeps:
             news.append(NarrowLink(peer, link.segments.segment_bytes, is_proven=False))
-        if link.relay is not None and (number == 0 or not up):
-            link.relay = None
+        punched = link.met_at is not None
+        if (link.relay is not None and (number == 0 or not up)) or (punched and not up):
+            link.relay = link.met_at = None
             if not up:
-                steps = self._give_up(link, but_under_way=True)
+                steps = self._give_up(link, but_under_way=not punched)
                 return [*steps, *self._bring_up(link), *news]
         dial, steps = link.dials.get(number), list[LinkStep]()
         if not up and (dial is None or not link.keeps):
@@ -491,6 +465,6 @@ class LinkUpkeep:
         if now_ns - dial.up_since_ns < self._longest_ns:
             steps += self._dial_later(link, number)  # no immediate redial of a short-lived lane
         elif not dial.is_dialled:
-            dial.backoff_ns = self._first_ns
+            dial.backoff_ns, link.missed = self._first_ns, 0
             steps += self._dial(link, number)
         return steps + news

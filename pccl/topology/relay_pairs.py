@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pccl.protocol.limits import RELAYED_PAIRS_MAX, RELAYED_WAIT_MAX
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 
 RelayedWay = tuple[PeerId, PeerId]
 """The peer that has dialled the relay, and the peer that it wants to reach."""
@@ -82,7 +82,12 @@ class RelayPairs:
         return min(times if self._look_ns is None else [*times, self._look_ns], default=None)
 
     def refusal(self, source: PeerId, target: PeerId) -> str:
-        """Return why this relay does not forward for two peers now; empty: it does."""
+        """Return why this relay does not forward for two peers now; empty: it does.
+
+        Without a target, it only tells the source its address.
+        """
+        if target == NOBODY:
+            return f"peer {source} has left the run" if self._has_left(source) else ""
         if source == target:
             return "a relay connects two different peers"
         for gone in filter(self._has_left, (source, target)):

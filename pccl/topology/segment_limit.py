@@ -16,6 +16,7 @@ Pure.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 SEGMENTS_BYTES = (1200, 536)
@@ -64,6 +65,15 @@ class LaneFacts:
     retransmits: int
     ack_ago_ns: int
 
+    def passed(self, before: LaneFacts | None) -> dict[Way, int]:
+        """Return the bytes that have passed since; None, or a predecessor: since the beginning."""
+        if before is None or before.acked_bytes > self.acked_bytes:
+            return {Way.OUT: self.acked_bytes, Way.IN: self.arrived_bytes}
+        return {
+            Way.OUT: self.acked_bytes - before.acked_bytes,
+            Way.IN: self.arrived_bytes - before.arrived_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class StuckLane:
@@ -78,6 +88,26 @@ class StuckLane:
     way: Way
     segment_bytes: int
     asked_ns: int
+
+
+def stuck_among(
+    number: int, before: Mapping[int, LaneFacts], now: Mapping[int, LaneFacts], *, is_heard: bool
+) -> Way | None:
+    """Return in which direction large packets vanish on one of the lanes of a link; None: neither.
+
+    If large packets pass on another lane, the path is not to blame. If anything does, the other
+    side is alive.
+
+    Args:
+        number: number of the lane.
+        before: what was known of each lane when this one was asked for a sign of life.
+        now: what is known now.
+        is_heard: see :func:`stuck_way`.
+    """
+    others = [one.passed(before.get(n)) for n, one in now.items() if n != number]
+    is_alive = any(any(passed.values()) for passed in others)
+    way = stuck_way(before[number], now[number], is_heard=is_heard, is_alive=is_alive)
+    return None if any(way and passed[way] >= LARGE_BYTES for passed in others) else way
 
 
 def stuck_way(before: LaneFacts, now: LaneFacts, *, is_heard: bool, is_alive: bool) -> Way | None:

@@ -12,11 +12,12 @@ from typing import TypeVar
 import pytest
 
 import pccl
+from pccl.protocol.limits import LANES_BETWEEN_MACHINES
 from pccl.runtime.io_thread import IOThread
 from pccl.stress.emulator.nat import V6_HOST, LoopbackNetwork, NatTransport
 from tests.support.diloco_work import reduce, share, train
 from tests.support.insides import engine_of, machine_of
-from tests.support.nat_table import TABLE, Place, paths_of, places_of
+from tests.support.nat_table import TABLE, Place, paths_of, places_of, widths_of
 from tests.support.patience import LIMIT_S
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -73,6 +74,10 @@ class Peers:
         """How they reach each other now."""
         return paths_of([engine_of(comm) for comm in self.comms])
 
+    def widths(self) -> set[int]:
+        """How many lanes the links have that both ends have dialled."""
+        return widths_of([engine_of(comm) for comm in self.comms], "p")
+
     def each(self, work: Callable[[pccl.Communicator], T]) -> list[T]:
         """All do the same at the same time."""
         return [one.result(LIMIT_S) for one in [self._threads.submit(work, c) for c in self.comms]]
@@ -109,6 +114,8 @@ def test_four_peers_reduce_synchronize_and_train(
         until(lambda: peers.paths() == paths, LIMIT_S, 0.01)
         assert peers.each(reduce) == [8.0] * 4
         assert peers.paths() == paths
+        if "p" in paths and "r" not in paths:  # a reduce uses a link that both have dialled
+            until(lambda: LANES_BETWEEN_MACHINES in peers.widths(), LIMIT_S, 0.01)
         assert len(set(peers.each(share))) == 1
         assert len(set(peers.each(train))) == 1
     finally:

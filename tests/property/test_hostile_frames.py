@@ -207,7 +207,7 @@ def draw_frame(rng: Random, liar: Liar) -> bytes:
         step, part = rng.randrange(4), rng.randrange(3)
         offset, length = 40 * ((2 - step) % 3) + 16 * part, (16, 16, 8)[part]
     bare = (FrameKind.QUERY, FrameKind.PING, FrameKind.PONG, FrameKind.PULL_READY)
-    if kind in (*bare, FrameKind.PULL_FAILED) and rng.random() < 0.9:
+    if kind in (*bare, FrameKind.PULL_FAILED, FrameKind.MEET) and rng.random() < 0.9:
         length = 0
     if kind is FrameKind.HAVE and rng.random() < 0.5:
         offset, length = rng.randrange(3), 2

@@ -9,6 +9,7 @@ import pytest
 
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import LANES_BETWEEN_MACHINES
 from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.engine import PeerEngine
@@ -19,7 +20,7 @@ from pccl.stress.sim.process import MASTER_ADDRESS
 from pccl.stress.sim.workloads.training_plan import Mode
 from pccl.transports.sim.nat import Dependence
 from tests.simulation.test_training import quiet
-from tests.support.nat_table import TABLE, Place, paths_of, places_of
+from tests.support.nat_table import TABLE, Place, paths_of, places_of, widths_of
 from tests.support.virtual_runs import VirtualRun, run_faults
 
 COUNT = 5000
@@ -105,6 +106,12 @@ def test_how_each_pair_reaches_each_other(cell: str, paths: str) -> None:
         await run.sleep(30.0)
         assert await run.all([reduce(engine) for engine in run.engines]) == [20] * 4
         assert paths_of(run.engines) == paths, "and it stays so"
+        await run.sleep(5.0)
+        for path in "dbpr":
+            widths = widths_of(run.engines, path)
+            used = {1} if path == "r" else {LANES_BETWEEN_MACHINES}
+            assert widths <= {1, *used}, "a link that carries nothing has one lane"
+            assert widths >= used or path not in paths, "a punched link is as wide as another one"
         await run.close()
 
     run.run_test(main())

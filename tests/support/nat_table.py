@@ -13,7 +13,7 @@ from itertools import combinations
 
 from pccl.protocol.types import PeerId
 from pccl.runtime.engine import PeerEngine
-from pccl.transports.relay import is_punched, relay_of
+from pccl.transports.relay import met_at, relay_of
 from pccl.transports.sim.nat import (
     ADDRESS_RESTRICTED,
     FULL_CONE,
@@ -93,7 +93,7 @@ def path_to(engine: PeerEngine, other: PeerId) -> str:
     connection = link.lanes[0].connection
     if relay_of(connection) is not None:
         return "r"
-    if is_punched(connection):
+    if met_at(connection) is not None:
         return "p"
     has_dialled = connection.local.port != listener.address.port
     return "d" if has_dialled == (engine.machine.peer > other) else "b"
@@ -113,3 +113,14 @@ def paths_of(engines: list[PeerEngine]) -> str:
         for one in range(len(engines) - 1)
     )
     return " ".join(rows)
+
+
+def widths_of(engines: list[PeerEngine], path: str) -> set[int]:
+    """How many lanes the links with this path have; both ends of a pair agree."""
+    found = set[int]()
+    for one, other in combinations(engines, 2):
+        here, there = one.links.find(other.machine.peer), other.links.find(one.machine.peer)
+        if here is not None and there is not None and path_to(one, other.machine.peer) == path:
+            numbers = [[lane.number for lane in link.lanes] for link in (here, there)]
+            found.add(len(numbers[0]) if numbers[0] == numbers[1] else 0)
+    return found

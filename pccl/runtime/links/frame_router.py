@@ -1,22 +1,29 @@
 """``FrameRouter``: passes the frames of all lanes to the collectives or to the shared state.
 
+Those about the lanes themselves go to the keeper of the links.
+
 Collectives (``data_plane``) and shared state (``exchange``) share the lanes, and do not know of
 each other.
 """
 
 from __future__ import annotations
 
-from pccl.protocol.frame import FrameHeader
+from collections.abc import Callable
+
+from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.links.pulls import PULL_KINDS, Pulls
 from pccl.runtime.state.exchange import KINDS, StateExchange
 from pccl.transports.link import Lane
-from pccl.transports.sinks import Sink
+from pccl.transports.sinks import Drain, Sink
 
 
 class FrameRouter:
     """Passes frames and lane changes to the collectives, the shared state and the pulls."""
+
+    on_meet: Callable[[Lane, FrameHeader], None] = staticmethod(lambda lane, header: None)
+    """Called when the other side dials this one, and asks for the same; the keeper sets it."""
 
     def __init__(self, data_plane: DataPlane, exchange: StateExchange, pulls: Pulls) -> None:
         self._data_plane = data_plane
@@ -29,6 +36,9 @@ class FrameRouter:
             return self._exchange.frame_started(lane, header)
         if header.kind in PULL_KINDS:
             return self._pulls.frame_started(lane, header)
+        if header.kind is FrameKind.MEET:
+            self.on_meet(lane, header)
+            return Drain(0)
         return self._data_plane.frame_started(lane, header)
 
     def lane_up(self, lane: Lane) -> None:

@@ -15,10 +15,9 @@ from functools import partial
 from typing import Any
 
 from pccl.machines.router_path import is_outside
-from pccl.machines.ticks import Ticks
 from pccl.protocol.checksum import DamagedData
 from pccl.protocol.errors import LinkError, PCCLError, RemoteProtocolError
-from pccl.protocol.frame import Moved
+from pccl.protocol.frame import NO_OPERATION, FrameHeader, FrameKind, Moved
 from pccl.protocol.handshake.keys import fingerprint_of
 from pccl.protocol.handshake.opening import ASKS_ADDRESS, Channel, Opening
 from pccl.protocol.limits import LANES_MAX, Timing
@@ -26,9 +25,9 @@ from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, Reception, introduce, opening_of
 from pccl.runtime.links.frame_router import FrameRouter
-from pccl.runtime.links.meter import facts_of
+from pccl.runtime.links.introductions import Introductions
+from pccl.runtime.links.lane_checks import LaneChecks
 from pccl.runtime.links.relay import Relay
-from pccl.topology.lane_watch import LaneStep, LaneWatch
 from pccl.topology.link_steps import (
     DialLane,
     DropLink,
@@ -38,15 +37,14 @@ from pccl.topology.link_steps import (
     TellLink,
 )
 from pccl.topology.link_upkeep import LinkUpkeep
+from pccl.topology.wanted_link import KnownLink
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.link import Lane, Links
 from pccl.transports.relay import (
     Introducer,
-    Introduction,
     PunchedConnection,
-    RelayedConnection,
     behind,
-    is_punched,
+    met_at,
     relay_of,
 )
 
@@ -109,18 +107,23 @@ class LinkKeeper:
         self._has_mapped_port = has_mapped_port
         self._has_left = has_left
         self._may_dial = may_dial
-        self._master = master
         self._explain = explain
         self._links = links
         self._frames = frames
         self.frame_started = frames.frame_started
         """What lanes call when a header has arrived."""
         limits = transport.port_limits
+        self._introductions = Introductions(
+            clock, transport, timing, identity, credentials, master, may_dial
+        )
+        frames.on_meet = self._asked
         self._upkeep = LinkUpkeep(timing, lanes, limits.newcomers, has_left)
         self._dials: dict[tuple[PeerId, int], Timer | asyncio.Task[None]] = {}
         """Running dials, and timers of later ones, by peer and number of the lane."""
-        self._meetings: dict[PeerId, tuple[PeerId, asyncio.Task[None]]] = {}
-        """The last meeting with each peer: its relay, and the task, which then does without it."""
+        self._meetings: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
+        """Meetings by peer and number: those that wait, and those whose peers dial each other."""
+        self._punches: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
+        """Lanes that both dial because the other side has asked, by peer and number of the lane."""
         self.relay = Relay(
             clock, timing.ns(timing.dial_s), timing.ns(timing.lane_stall_s), has_left
         )
@@ -129,11 +132,11 @@ class LinkKeeper:
             clock, timing.ns(timing.dial_s), limits.unproven, credentials,
             self._identify, self._on_proven, self._judge,
         )  # fmt: skip
-        self._watches: dict[Lane, LaneWatch] = {}
-        self._stalled: set[Lane] = set()
-        """Lanes that end because they make no progress."""
-        self._stall = f"nothing moved for {timing.lane_stall_s:g} s"
-        self._ticks = Ticks(timing.ns(timing.tick_s), clock.now_ns())
+        self._checks = LaneChecks(
+            clock, timing, links, frames, self._upkeep, self._carry_out, explain
+        )
+        self.look = self._checks.look
+        """Check all lanes at a tick; see ``LaneChecks.look``."""
         self._closed = False
 
     def want(self, members: tuple[Member, ...]) -> None:
@@ -142,9 +145,9 @@ class LinkKeeper:
             return
         links = [self._links.to(member.peer) for member in members]
         up = {
-            link.peer: (link.told, link.near, relay_of(link.lanes[0].connection))
+            link.peer: KnownLink(link.told, link.near, relay_of(first), met_at(first))
             for link in links
-            if link.up
+            if link.up and (first := link.lanes[0].connection)
         }
         for member in members:
             self._frames.expect_peer(member.peer)
@@ -162,59 +165,11 @@ class LinkKeeper:
         else:
             self._reception.accept(connection)
 
-    def look(self, busy_ns: int) -> None:
-        """Check all lanes at a tick, and replace lanes that owe progress but make none.
-
-        Args:
-            busy_ns: processor time of this thread since the previous call.
-        """
-        now_ns = self._clock.now_ns()
-        tick = self._ticks.note(now_ns, busy_ns)
-        for link in self._links.all():
-            used = self._frames.uses(link.peer)
-            working = {one.number for one in link.lanes if one.receiving or one.backlog_bytes}
-            busy = working.union(lane.number for lane in link.lanes if lane.carried)
-            intact_bytes = max((lane.intact_bytes for lane in link.lanes), default=0)
-            self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
-            suspects = self._upkeep.is_suspect(link.peer, now_ns)
-            dials = self._upkeep.redials(link.peer)
-            for lane in link.lanes:
-                owes = not tick.slept_ns and (used or lane.number in working)
-                steps = self._watches[lane].look(
-                    lane.moved_bytes, lane.payload_bytes, now_ns,
-                    owes=owes, may_judge=tick.may_judge, suspects=suspects, dials=dials,
-                )  # fmt: skip
-                if suspects or self._watches[lane].pinged:
-                    self._look_at_path(lane, now_ns)
-                for step in steps:
-                    match step:
-                        case LaneStep.REPLACE:
-                            text = f"connection {lane.number} to peer {link.peer} makes no progress"
-                            text = f"{text}: {self._stall}; replacing it"
-                            _log.warning("%s", self._explain(text))
-                            self._stalled.add(lane)
-                            lane.abort()
-                        case LaneStep.PING:
-                            lane.ping()
-                        case LaneStep.PONG:
-                            lane.pong()
-
-    def _look_at_path(self, lane: Lane, now_ns: int) -> None:
-        """Find out whether only large packets vanish, if a lane is silent or others were stuck."""
-        watch = self._watches[lane]
-        if relay_of(lane.connection) is not None or lane.link.near:
-            return  # the kernel knows the way to the relay only; nothing lies inside a machine
-        if (facts := facts_of(lane.connection)) is not None:
-            moved_ns = max(self._watches[one].since_ns for one in lane.link.lanes)
-            watch.judge(facts, now_ns, is_alive=moved_ns > watch.asked_ns)
-            self._carry_out(self._upkeep.carried(lane.link.peer, facts, watch.opened_ns))
-
     def close(self) -> None:
         """Close every lane and stop dialling."""
         self._closed = True
         self._carry_out(self._upkeep.close())
-        for peer in tuple(self._meetings):
-            self._leave_meeting(peer)
+        self._leave_meetings(*[peer for peer, _ in self._meetings])
         self._reception.close()
         self.relay.close()
         for link in self._links.all():
@@ -226,9 +181,8 @@ class LinkKeeper:
                 case DialLane(member, number, pause_ns) if pause_ns:
                     due, key = self._clock.now_ns() + pause_ns, (member.peer, number)
                     self._dials[key] = self._clock.call_at_ns(due, self._due, *key)
-                case DialLane(member, number, _, segment_bytes):
-                    dial = self._create_task(self._dial(member, number, segment_bytes))
-                    self._dials[member.peer, number] = dial
+                case DialLane(member, number):
+                    self._dials[member.peer, number] = self._create_task(self._dial(step))
                 case GiveUpLane(peer, number, is_spare):
                     given_up = self._dials.pop((peer, number), None)
                     if given_up is not None:
@@ -240,7 +194,7 @@ class LinkKeeper:
                     if why:
                         text = "closed the link to peer %d: %s"
                         self._reception.log.write(logging.INFO, text, peer, why)
-                    self._leave_meeting(peer)
+                    self._leave_meetings(peer)
                     self.relay.forget(peer)
                     self._links.drop(peer)
                     self._frames.forget_peer(peer)
@@ -261,8 +215,8 @@ class LinkKeeper:
         del self._dials[peer, number]
         self._carry_out(self._upkeep.due(peer, number))
 
-    async def _dial(self, member: Member, number: int, segment_bytes: int) -> None:
-        peer, patience_s = member.peer, self._timing.dial_s
+    async def _dial(self, step: DialLane) -> None:
+        member, number, peer = step.member, step.number, step.member.peer
         connection: Connection | None = None
 
         def take(connection: Connection, remote: Opening) -> None:
@@ -270,11 +224,7 @@ class LinkKeeper:
             self._attach(connection, peer, number, remote.lanes, ours=True)
 
         try:
-            address = Address(member.host, member.port)
-            may_dial = partial(self._may_dial, member.host)
-            connection = await self._transport.dial(
-                address, patience_s, may_dial, member.hosts, segment_bytes
-            )
+            connection = await self._connect(step)
             if self._upkeep.gives_way(peer, number):
                 del self._dials[peer, number]
                 connection.abort()  # nothing was sent on it yet
@@ -284,7 +234,7 @@ class LinkKeeper:
                 opening_of(Channel.LANE, self._identity, peer, lane=number, lanes=self._lanes),
                 fingerprint_of(member.key),
             )
-            deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
+            deadline_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
             await introduce(connection, handshake, self._clock, deadline_ns, take)
         except (LinkError, RemoteProtocolError) as error:
             del self._dials[peer, number]
@@ -295,24 +245,60 @@ class LinkKeeper:
             steps = self._upkeep.failed(peer, number, error.reason, answered=connection is not None)
             self._carry_out(steps)
 
+    async def _connect(self, step: DialLane) -> Connection:
+        """Dial a peer, at the same time as it dials this one if both have met so before."""
+        member, segment_bytes = step.member, step.segment_bytes
+        if step.met_at is None:
+            address, may_dial = (
+                Address(member.host, member.port),
+                partial(self._may_dial, member.host),
+            )
+            patience_s = self._timing.dial_s
+            return await self._transport.dial(
+                address, patience_s, may_dial, member.hosts, segment_bytes
+            )
+        probe, seen = await self._introductions.seen_by(step.met_at, segment_bytes)
+        try:
+            met = (one for one in self._links.to(member.peer).lanes if met_at(one.connection))
+            if (lane := next(met, None)) is None:
+                raise LinkError(func="dial", reason="the lanes that both have dialled are lost")
+            lane.say(FrameHeader(FrameKind.MEET, NO_OPERATION, step.number, seen.port, 0))
+            there = lane.connection.remote
+            return await self._punch(probe.local, there, step.met_at, segment_bytes)
+        finally:
+            probe.abort()
+
+    async def _punch(
+        self, local: Address, there: Address, relay: Member, segment_bytes: int
+    ) -> Connection:
+        """Connect to a peer that dials this one at the same time."""
+        patience_s, may_dial = self._timing.dial_s, partial(self._may_dial, "")
+        address = Address(there.host, there.port)
+        met = await self._transport.punch(local, address, patience_s, may_dial, segment_bytes)
+        return PunchedConnection(met, relay)
+
     # -- relays --------------------------------------------------------------------------------
 
     def meet(self, member: Member, relay: Member) -> None:
-        """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``."""
-        if self._closed or not self._upkeep.begins_meeting(member.peer, relay.peer):
+        """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``.
+
+        It replaces a meeting that waits elsewhere. After an earlier one, which the other side may
+        have lost, both may be dialling each other: that goes on.
+        """
+        peer, waits = member.peer, self._upkeep.waits_in(member.peer)
+        number = 0 if self._closed else self._upkeep.begins_meeting(peer, relay.peer)
+        if not number:
             return
-        if member.peer in self._meetings:  # at another relay, or after it: see _meet
-            self._meetings[member.peer][1].cancel()
-        meeting = self._create_task(self._meet(member, relay))
-        self._meetings[member.peer] = relay.peer, meeting
+        if waits:
+            self._meetings.pop((peer, waits)).cancel()
+        self._meetings[peer, number] = self._create_task(self._meet(member, relay, number))
 
-    def _leave_meeting(self, peer: PeerId) -> None:
-        if peer in self._meetings:
-            relay, meeting = self._meetings.pop(peer)
-            meeting.cancel()
-            self._upkeep.leaves_meeting(peer, relay)  # it may not have begun
+    def _leave_meetings(self, *peers: PeerId) -> None:
+        for peer, number in [key for key in self._meetings if key[0] in peers]:
+            self._meetings.pop((peer, number)).cancel()
+            self._upkeep.leaves_meeting(peer, number)  # it may not have begun
 
-    async def _meet(self, member: Member, relay: Member) -> None:
+    async def _meet(self, member: Member, relay: Member, number: int) -> None:
         """Meet a peer at a relay; then try to reach it without the relay.
 
         The elder tries at once, which makes its translator let the younger one in.
@@ -320,28 +306,31 @@ class LinkKeeper:
         where: object = behind(member.peer, relay.peer)
         try:
             try:
-                relayed, there = await self._through(relay, member.peer)
+                segment_bytes = self._upkeep.segment_bytes(member.peer)
+                relayed, there = await self._introductions.through(
+                    relay, member.peer, segment_bytes
+                )
                 await self._greet_met(relayed, member)
             finally:
-                self._upkeep.leaves_meeting(member.peer, relay.peer)
+                self._upkeep.leaves_meeting(member.peer, number)
             if self._upkeep.meets(member.peer, punches=True):
-                where, may_dial = there, partial(self._may_dial, "")
-                patience_s, segment = self._timing.dial_s, self._upkeep.segment_bytes(member.peer)
-                ends = relayed.local, there
-                met = await self._transport.punch(*ends, patience_s, may_dial, segment)
+                where, segment_bytes = there, self._upkeep.segment_bytes(member.peer)
+                met = await self._punch(relayed.local, there, relay, segment_bytes)
                 if self._upkeep.meets(member.peer, punches=True):
-                    await self._greet_met(PunchedConnection(met), member)
+                    await self._greet_met(met, member)
                 else:
                     met.abort()  # a direct dial has succeeded meanwhile
         except (LinkError, RemoteProtocolError) as error:
             _log.info("cannot reach peer %d (%s): %s", member.peer, where, error.reason)
+        finally:
+            self._meetings.pop((member.peer, number), None)
 
     async def _greet_met(self, connection: Connection, member: Member) -> None:
         """Do the handshake of a lane that both sides have dialled: the younger one begins it."""
         peer = member.peer
 
         def take(connection: Connection, remote: Opening) -> None:
-            if self._upkeep.meets(peer, punches=is_punched(connection)):
+            if self._upkeep.meets(peer, punches=met_at(connection) is not None):
                 self._attach(connection, peer, 0, remote.lanes, ours=True)
             else:
                 connection.abort()  # the other side has dialled meanwhile
@@ -355,37 +344,29 @@ class LinkKeeper:
         deadline_ns = self._clock.now_ns() + self._timing.ns(self._timing.dial_s)
         await introduce(connection, handshake, self._clock, deadline_ns, take)
 
-    async def _through(self, relay: Member, peer: PeerId) -> tuple[RelayedConnection, Address]:
-        """Dial a relay; return a connection to ``peer``, and the address that it has there."""
-        patience_s, at_relay = self._timing.dial_s, list[Connection]()
-        introduced: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+    def _asked(self, lane: Lane, header: FrameHeader) -> None:
+        """Dial a peer that dials this one, for a further lane, from the port that it knows."""
+        peer, relay, key = lane.link.peer, met_at(lane.connection), (lane.link.peer, header.step)
+        if relay is None or key in self._punches or not self._upkeep.punches(*key):
+            return
+        there = Address(lane.connection.remote.host, header.offset)
+        ends = lane.connection.local, there, relay, self._upkeep.segment_bytes(peer)
+        self._punches[key] = self._create_task(self._follow(key, *ends))
 
-        def take(connection: Connection, remote: Opening) -> None:
-            at_relay.append(connection)
-            Introduction(connection, introduced)
-
-        dial = partial(self._transport.dial, segment_bytes=self._upkeep.segment_bytes(peer))
-        if relay.peer:
-            may_dial = partial(self._may_dial, relay.host)
-            address = Address(relay.host, relay.port)
-            connection = await dial(address, patience_s, may_dial, relay.hosts)
-        else:
-            connection = await dial(self._master(), patience_s)
-        opening = opening_of(Channel.RELAY, self._identity, peer)
-        key = relay.key if relay.peer else self._identity.certificate.authority
-        expects = fingerprint_of(key) if key else b""
-        handshake = self._credentials.dial(connection, opening, expects)
-        deadline_ns = self._clock.now_ns() + self._timing.ns(patience_s)
-        await introduce(connection, handshake, self._clock, deadline_ns, take)
-        timer = self._clock.call_at_ns(deadline_ns, at_relay[0].abort)
+    async def _follow(
+        self,
+        key: tuple[PeerId, int],
+        local: Address,
+        there: Address,
+        relay: Member,
+        segment_bytes: int,
+    ) -> None:
         try:
-            there = await introduced
-        except asyncio.CancelledError:
-            at_relay[0].abort()
-            raise
+            self._reception.accept(await self._punch(local, there, relay, segment_bytes))
+        except LinkError as error:
+            _log.info("cannot reach peer %d (%s): %s", key[0], there, error.reason)
         finally:
-            timer.cancel()
-        return RelayedConnection(at_relay[0], behind(peer, relay.peer)), there
+            del self._punches[key]
 
     # -- lanes ---------------------------------------------------------------------------------
 
@@ -442,8 +423,7 @@ class LinkKeeper:
         clock = self._clock
         lane = Lane(connection, number, link, self, self._moved, clock.now_ns)
         now_ns = clock.now_ns()
-        stall_ns = self._timing.ns(self._timing.lane_stall_s)
-        self._watches[lane] = LaneWatch(stall_ns, now_ns, now_ns, opened_ns=now_ns)
+        self._checks.opened(lane, now_ns)
         link.add(lane)
         _log.debug(
             "lane %d to peer %d is up, congestion: %s", number, peer, connection.congestion or "?"
@@ -452,11 +432,11 @@ class LinkKeeper:
             _log.info("%s", self._explain(f"reached {behind(peer, relay)}"))
         host = connection.remote.host
         mapped = not ours and self._has_mapped_port() and is_outside(host)
-        if punched := is_punched(connection):
+        if (meeting := met_at(connection)) is not None and not number:
             _log.info("%s", self._explain(f"reached peer {peer}: both dialled at the same time"))
         if superseded is not None:
             link.remove(superseded)
-            del self._watches[superseded]
+            self._checks.ended(superseded)
             superseded.abort()
             self._frames.lane_lost(superseded)
         self._frames.lane_up(lane)
@@ -469,7 +449,7 @@ class LinkKeeper:
             ours=ours,
             more=more,
             relay=relay,
-            punched=punched,
+            met_at=meeting,
             mapped=mapped,
         )
         self._carry_out(steps)
@@ -478,8 +458,7 @@ class LinkKeeper:
 
     def lane_lost(self, lane: Lane, error: Exception | None) -> None:
         """Log a protocol error, remove the lane, and do the steps that follow from its loss."""
-        why = self._stall if lane in self._stalled else "this peer closed it"
-        self._stalled.discard(lane)
+        why = self._checks.why_ended(lane) or "this peer closed it"
         reason = error.reason if isinstance(error, PCCLError) else str(error or why)
         if isinstance(error, RemoteProtocolError):
             text = "closed a lane from %s: %s"
@@ -489,7 +468,7 @@ class LinkKeeper:
         self._links.ended.received_bytes += lane.received_bytes
         if not link.remove(lane):
             return  # superseded
-        stuck = self._watches.pop(lane).stuck
+        stuck = self._checks.ended(lane)
         self._frames.lane_lost(lane)
         if not self._closed:
             now_ns = self._clock.now_ns()

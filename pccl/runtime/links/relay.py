@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import Clock, Timer
 from pccl.topology.relay_pairs import (
     EndConnection,
@@ -19,7 +19,7 @@ from pccl.topology.relay_pairs import (
     RelayStep,
 )
 from pccl.transports.base import Connection
-from pccl.transports.relay import SplicedEnd
+from pccl.transports.relay import Introducer, SplicedEnd
 
 
 class Relay:
@@ -61,8 +61,12 @@ class Relay:
     def accept(self, connection: Connection, source: PeerId, target: PeerId) -> None:
         """Take a connection of ``source``, and join it with that of ``target`` once both are here.
 
-        Two peers have one connection through a relay: a newer one replaces it.
+        Two peers have one connection through a relay: a newer one replaces it. Without a target,
+        the source asks for the address from which it has dialled.
         """
+        if target == NOBODY:
+            Introducer(connection)
+            return
         self._last_number += 1
         number = self._last_number
         steps = self._pairs.came(number, source, target, self._clock.now_ns())

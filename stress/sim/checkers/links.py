@@ -14,7 +14,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.process import PeerProcess
-from pccl.transports.relay import is_punched, relay_of
+from pccl.transports.relay import met_at, relay_of
 
 _LOOK_NS = NS_PER_S // 4
 """Time between two checks of a missing link."""
@@ -77,7 +77,7 @@ class LinkCheckers:
         self._done["links at the end"] += len(self._partners(process))
         for link in process.engine.links.all():
             self._done["relayed"] += link.up and relay_of(link.lanes[0].connection) is not None
-            self._done["punched"] += link.up and is_punched(link.lanes[0].connection)
+            self._done["punched"] += link.up and met_at(link.lanes[0].connection) is not None
 
     def _partners(self, process: PeerProcess) -> list[PeerProcess]:
         """Return the living members of the same group that can have a link to ``process``."""

@@ -526,6 +526,7 @@ BARE = (
     FrameKind.QUERY,
     FrameKind.PING,
     FrameKind.PONG,
+    FrameKind.MEET,
     FrameKind.PULL_READY,
     FrameKind.PULL_FAILED,
     FrameKind.MAP_ASK,
@@ -534,6 +535,7 @@ BARE = (
 )
 WIRE_KINDS = {
     **{"QUERY": 2, "PING": 4, "PONG": 5, "PULL_READY": 9, "PULL_FAILED": 10},
+    "MEET": 11,
     **{"MAP_ASK": 16, "LAYOUT_ASK": 22, "WATCH": 24},
 }
 HEADERS = st.sampled_from(FrameKind).flatmap(

@@ -395,7 +395,6 @@ def test_a_master_forwards_for_registered_peers_of_one_group(
         (0, 2): "the master has not registered it",
         (1, 3): "is not in its group",
         (1, 4): "is not in its group",
-        (1, 0): "is not in its group",
         (1, 1): "a relay connects two different peers",
     }
     for way, words in refused.items():

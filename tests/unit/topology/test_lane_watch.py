@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from pccl.protocol.types import NS_PER_S
-from pccl.topology.lane_watch import LaneStep, LaneWatch
-from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
+from pccl.topology.lane_watch import LaneStep, LaneWatch, needs_facts
+from pccl.topology.segment_limit import LARGE_BYTES, LaneFacts, StuckLane, Way
 
 STALL_NS, TICK_NS = 10 * NS_PER_S, NS_PER_S // 4
 
@@ -63,41 +63,50 @@ WAITS = LaneFacts(FULL, 400, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
 
 
 def judged(
-    facts: LaneFacts, *, heard_s: float, is_alive: bool, suspects: bool = False, dials: bool = True
+    facts: LaneFacts, *, heard_s: float, other: int, suspects: bool = False, dials: bool = True
 ) -> tuple[StuckLane | None, float]:
     """What a lane is that moves nothing, and when it is replaced.
 
-    ``heard_s``: when the other system has last acknowledged something.
+    ``heard_s``: when the other system has last acknowledged something; ``other``: bytes that
+    another lane of the link has sent or received since this one was asked.
     """
     watch, found = LaneWatch(STALL_NS, 0, 0), None
+    beside = replace(SENT, acked_bytes=1 << 20, arrived_bytes=1 << 20)
     for now_ns in range(0, 2 * STALL_NS, TICK_NS):
         steps = watch.look(0, 0, now_ns, owes=True, may_judge=True, suspects=suspects, dials=dials)
         if LaneStep.REPLACE in steps:
             return found, now_ns / NS_PER_S
         ago_ns = max(0, now_ns - round(heard_s * NS_PER_S))
-        watch.judge(replace(facts, ack_ago_ns=ago_ns), now_ns, is_alive=is_alive)
+        lanes = {3: replace(facts, ack_ago_ns=ago_ns), 5: beside}
+        watch.judge(3, lanes, now_ns)
+        if now_ns == STALL_NS // 2:
+            moved = beside.acked_bytes + other, beside.arrived_bytes + other
+            beside = replace(beside, acked_bytes=moved[0], arrived_bytes=moved[1])
         found = watch.stuck
     raise AssertionError("it is never replaced")
 
 
 @pytest.mark.parametrize(
-    ("facts", "heard_s", "is_alive", "way"),
+    ("facts", "heard_s", "other", "way"),
     [
-        (SENT, 0.0, False, Way.OUT),  # the handshake has passed, and nothing since
-        (replace(SENT, acked_bytes=1 << 20), 5.0, False, Way.OUT),  # packets come, no more
-        (replace(SENT, acked_bytes=1 << 20), 0.0, True, Way.OUT),  # others do, on other lanes
-        (replace(SENT, acked_bytes=1 << 20), 0.9, False, None),  # an outage
-        (replace(SENT, retransmits=0), 5.0, True, None),  # it was sent just now
-        (WAITS, 5.0, False, Way.IN),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, True, Way.IN),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, False, None),  # perhaps it is stopped
+        (SENT, 0.0, 0, Way.OUT),  # the handshake has passed, and nothing since
+        (replace(SENT, acked_bytes=1 << 20), 5.0, 0, Way.OUT),  # packets come, no more
+        (replace(SENT, acked_bytes=1 << 20), 0.0, 56, Way.OUT),  # others do, on other lanes
+        (replace(SENT, acked_bytes=1 << 20), 0.9, 0, None),  # an outage
+        (replace(SENT, retransmits=0), 5.0, 56, None),  # it was sent just now
+        (SENT, 5.0, LARGE_BYTES - 1, Way.OUT),
+        (SENT, 5.0, LARGE_BYTES, None),  # full segments pass on another lane
+        (WAITS, 5.0, 0, Way.IN),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 56, Way.IN),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 0, None),  # perhaps it is stopped
+        (WAITS, 5.0, LARGE_BYTES, None),
     ],
 )
 def test_a_lane_on_which_only_large_packets_vanish(
-    facts: LaneFacts, heard_s: float, is_alive: bool, way: Way | None
+    facts: LaneFacts, heard_s: float, other: int, way: Way | None
 ) -> None:
     stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S)
-    judge = partial(judged, facts, heard_s=heard_s, is_alive=is_alive)
+    judge = partial(judged, facts, heard_s=heard_s, other=other)
     assert judge() == judge(dials=False) == (stuck, 10.0)
     assert judge(suspects=True) == (stuck, 10.0 if way is None else 5.5)
     assert judge(suspects=True, dials=False) == (stuck, 15.0)
@@ -107,13 +116,29 @@ def test_what_moves_is_not_stuck() -> None:
     watch = LaneWatch(STALL_NS, 0, 0)
     for seconds in range(8):
         watch.look(0, 0, seconds * NS_PER_S, owes=True, may_judge=True)
-        watch.judge(SENT, seconds * NS_PER_S, is_alive=False)
+        watch.judge(0, {0: SENT}, seconds * NS_PER_S)
     assert watch.stuck is not None
     watch.look(1, 0, 8 * NS_PER_S, owes=True, may_judge=True)
-    watch.judge(SENT, 8 * NS_PER_S, is_alive=False)
+    watch.judge(0, {0: SENT}, 8 * NS_PER_S)
     assert watch.stuck is None
     watch.look(1, 0, 13 * NS_PER_S, owes=True, may_judge=True)
-    watch.judge(SENT, 13 * NS_PER_S, is_alive=False)
+    watch.judge(0, {0: SENT, 1: SENT}, 13 * NS_PER_S)
     more = replace(SENT, acked_bytes=SENT.acked_bytes + 8000)
-    watch.judge(more, 14 * NS_PER_S, is_alive=True)
+    watch.judge(0, {0: more, 1: more}, 14 * NS_PER_S)
     assert watch.stuck is None, "the other side acknowledges what was sent, though slowly"
+
+
+def test_a_lane_of_which_the_kernel_says_nothing_is_not_stuck() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    watch.look(0, 0, STALL_NS // 2, owes=True, may_judge=True)
+    for lanes in ({}, {1: SENT}, {0: SENT, 1: SENT}):
+        watch.judge(0, lanes, STALL_NS // 2)
+        assert watch.stuck is None
+
+
+def test_the_kernel_is_asked_while_a_lane_is_silent_or_others_were_stuck() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    assert not needs_facts([watch], suspects=False)
+    assert needs_facts([watch], suspects=True)
+    watch.look(0, 0, STALL_NS // 2, owes=True, may_judge=True)
+    assert needs_facts([LaneWatch(STALL_NS, 0, 0), watch], suspects=False)

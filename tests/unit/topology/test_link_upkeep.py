@@ -20,8 +20,9 @@ from pccl.topology.link_steps import (
     NarrowLink,
     TellLink,
 )
-from pccl.topology.link_upkeep import LinkUpkeep, lanes_of
+from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
+from pccl.topology.wanted_link import KnownLink, lanes_of
 
 MS = 1_000_000
 TIMING = Timing(redial_min_s=0.02, redial_max_s=0.5, lane_stall_s=10.0)
@@ -37,6 +38,8 @@ def member(peer: int, host: str) -> Member:
 
 
 ELDER, YOUNGER, STRANGER = member(3, "a"), member(7, "b"), PeerId(9)
+KNOWN = KnownLink(0, near=False, relay=None)
+RELAY = member(1, "c")
 SOON, LATER = DialLane(ELDER, 0), DialLane(YOUNGER, 0, 500 * MS)
 
 
@@ -161,7 +164,7 @@ def test_newcomers_have_one_lane_each_and_bounded_room() -> None:
         DropLink(PeerId(12)),
         told,
     ]
-    assert links.want(OWN, [member(13, "y")], {PeerId(13): (0, False, None)}) == []
+    assert links.want(OWN, [member(13, "y")], {PeerId(13): KNOWN}) == []
     assert links.greeted(PeerId(13), key(13), 1, "y") == []
 
 
@@ -228,21 +231,108 @@ def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
     assert steps == [*more, TellLink(ELDER.peer, None)]
 
 
-def test_two_that_have_dialled_each_other_dial_no_more() -> None:
-    links = upkeep(ELDER, YOUNGER)
-    links.use([ELDER.peer, YOUNGER.peer])
-    for member, ours in ((ELDER, True), (YOUNGER, False)):
-        peer = member.peer
-        links.attached(peer, 0, 0, 0, near=False, ours=ours, more=False, relay=PeerId(1))
+def punched(links: LinkUpkeep, peer: PeerId, number: int = 0, now_ns: int = 0) -> list[LinkStep]:
+    """A lane that both have dialled comes up, the first one in the place of a relayed one."""
+    ours, more = peer < OWN, True
+    if not number:
+        links.attached(peer, 0, 0, 0, near=False, ours=ours, more=False, relay=RELAY.peer)
         assert links.meets(peer, punches=True)
-        steps = links.attached(peer, 0, 0, 0, near=False, ours=ours, more=True, punched=True)
+    return links.attached(peer, number, 0, now_ns, near=False, ours=ours, more=more, met_at=RELAY)
+
+
+def met_lanes(numbers: Iterable[int], pause_ns: int = 0) -> list[DialLane]:
+    """Dials of lanes that the elder dials, too."""
+    met_at = None if pause_ns else RELAY
+    return [DialLane(ELDER, number, pause_ns, met_at=met_at) for number in numbers]
+
+
+def used_punched() -> LinkUpkeep:
+    """Of the younger of two that have dialled each other, with four lanes."""
+    links = upkeep(ELDER)
+    punched(links, ELDER.peer)
+    assert links.use([ELDER.peer]) == met_lanes([1, 2, 3])
+    for number in (1, 2, 3):
+        assert punched(links, ELDER.peer, number) == []
+    return links
+
+
+def test_of_two_that_have_dialled_each_other_the_younger_keeps_the_link() -> None:
+    links = upkeep(ELDER, YOUNGER)
+    for member in (ELDER, YOUNGER):
+        peer = member.peer
+        steps = punched(links, peer)
         assert steps == [GiveUpLane(peer, 0), TellLink(peer, None, None, LinkPath.PUNCHED)]
         assert links.meets(peer, punches=True) is (member is YOUNGER), "who cannot tell"
+        assert links.redials(peer) is (member is ELDER)
         assert links.look(peer, (), 0, 9000 * MS) == []
-        assert links.use([peer]) == [], "further lanes are not possible"
-    told = [TellLink(ELDER.peer, "reset")]
-    assert lose(links, ELDER, 0, 60_000 * MS, up=False) == [SOON, *told]
-    assert dial(links) == lanes([1, 2, 3]), "a direct link has them"
+    assert links.use([YOUNGER.peer]) == [], "that one asks"
+    assert [links.punches(YOUNGER.peer, number) for number in (0, 3, 4)] == [True, True, False]
+    assert not links.punches(ELDER.peer, 1), "the younger one does not dial for it"
+    assert not links.punches(STRANGER, 1)
+    assert lose(links, YOUNGER, 0, 60_000 * MS, up=False) == [
+        LATER,
+        TellLink(YOUNGER.peer, "reset"),
+    ]
+    assert not links.punches(YOUNGER.peer, 1)
+
+
+def test_a_link_that_both_have_dialled_gets_the_lanes_of_another_one() -> None:
+    links = used_punched()
+    assert links.use([ELDER.peer]) == []
+    assert lose(links, ELDER, 0, 60 * NS_PER_S, up=True) == met_lanes([0]), "the first one, too"
+    assert punched(links, ELDER.peer, 2, 61 * NS_PER_S) == [], "a newer one has replaced it"
+    soon = lose(links, ELDER, 2, 61 * NS_PER_S, up=True)
+    assert soon == met_lanes([2], 20 * MS), "it lived for a moment only"
+
+
+def test_without_a_lane_nothing_asks_the_elder_and_the_younger_dials_as_at_first() -> None:
+    links = used_punched()
+    lose(links, ELDER, 0, 60 * NS_PER_S, up=True)
+    lost = lose(links, ELDER, 3, 60 * NS_PER_S, up=False)
+    given_up = [GiveUpLane(ELDER.peer, number) for number in (0, 1, 2, 3)]
+    assert sorted(map(str, lost[:4])) == sorted(map(str, given_up))
+    assert lost[4:] == [SOON, TellLink(ELDER.peer, "reset")]
+    assert dial(links) == lanes([1, 2, 3]), "a direct link has them, too"
+
+
+def test_a_link_that_gets_no_further_lanes_goes_on_with_those_that_it_has() -> None:
+    links = upkeep(ELDER)
+    punched(links, ELDER.peer)
+    links.use([ELDER.peer])
+    assert links.failed(ELDER.peer, 1, "no answer") == []
+    assert links.look(ELDER.peer, (), 0, 0) == [], "the others may fail, too"
+    assert links.failed(ELDER.peer, 3, "no answer") == []
+    for pause_s in (2, 4, 8, 16):
+        assert links.failed(ELDER.peer, 2, "no answer") == met_lanes([2], pause_s * NS_PER_S)
+        assert links.look(ELDER.peer, (), 0, 0) == []
+        assert links.due(ELDER.peer, 2) == met_lanes([2])
+    assert links.failed(ELDER.peer, 2, "no answer") == []
+    assert links.look(ELDER.peer, (), 0, 0) == []
+    assert lose(links, ELDER, 0, 60 * NS_PER_S, up=False)[1:] == [
+        SOON,
+        TellLink(ELDER.peer, "reset"),
+    ]
+
+
+def test_when_one_lane_succeeds_after_failures_the_others_follow() -> None:
+    links = upkeep(ELDER)
+    punched(links, ELDER.peer)
+    links.use([ELDER.peer])
+    assert links.failed(ELDER.peer, 1, "no answer") == []
+    assert links.failed(ELDER.peer, 3, "no answer") == []
+    assert punched(links, ELDER.peer, 2) == met_lanes([1, 3])
+    for number in (1, 3):
+        punched(links, ELDER.peer, number)
+    assert lose(links, ELDER, 1, 60 * NS_PER_S, up=True) == met_lanes([1])
+    assert links.failed(ELDER.peer, 1, "no answer") == met_lanes([1], NS_PER_S), "alone"
+
+
+def test_a_newcomer_that_was_met_before_it_was_wanted_is_met_for_further_lanes() -> None:
+    known = KnownLink(4, near=False, relay=None, met_at=RELAY)
+    links = LinkUpkeep(TIMING, 4, newcomers_max=2)
+    assert links.want(OWN, [ELDER, YOUNGER], {ELDER.peer: known, YOUNGER.peer: known}) == []
+    assert links.use([ELDER.peer, YOUNGER.peer]) == met_lanes([1, 2, 3])
+    assert links.punches(YOUNGER.peer, 3)
 
 
 @pytest.mark.parametrize(
@@ -270,14 +360,18 @@ def test_the_path_says_which_side_has_dialled_and_where(
     assert other == [TellLink(peer, None, None, accepted if mapped else LinkPath.MAPPED)]
 
 
-def test_a_newcomer_that_was_relayed_is_reached_without_the_relay() -> None:
+@pytest.mark.parametrize(("met_at", "path"), [(RELAY, LinkPath.PUNCHED), (None, LinkPath.DIRECT)])
+def test_a_newcomer_that_was_relayed_is_reached_without_the_relay(
+    met_at: Member | None, path: LinkPath
+) -> None:
     links = LinkUpkeep(TIMING, 4, newcomers_max=2)
     links.want(OWN, [], {})
     peer, relay = YOUNGER.peer, PeerId(1)
     relayed = links.attached(peer, 0, 0, 0, near=False, ours=False, more=False, relay=relay)
     assert relayed == [TellLink(peer, None, relay, LinkPath.RELAYED)]
-    punched = links.attached(peer, 0, 0, 0, near=False, ours=False, more=True, punched=True)
-    assert punched == [TellLink(peer, None, None, LinkPath.PUNCHED)]
+    direct = links.attached(peer, 0, 0, 0, near=False, ours=False, more=True, met_at=met_at)
+    assert direct == [TellLink(peer, None, None, path)], "though nobody wants it yet"
+    assert links.want(OWN, [YOUNGER], {peer: KNOWN._replace(met_at=met_at)}) == []
 
 
 def test_a_new_path_of_a_link_that_was_up_before_it_was_wanted_is_not_told() -> None:
@@ -286,7 +380,7 @@ def test_a_new_path_of_a_link_that_was_up_before_it_was_wanted_is_not_told() -> 
     links.greeted(YOUNGER.peer, key(7), 0, "b")
     told = links.attached(YOUNGER.peer, 0, 0, 0, near=False, ours=False, more=False)
     assert told == [TellLink(YOUNGER.peer, None, None, LinkPath.DIRECT)]
-    assert links.want(OWN, [YOUNGER], {YOUNGER.peer: (0, False, None)}) == []
+    assert links.want(OWN, [YOUNGER], {YOUNGER.peer: KNOWN}) == []
     assert links.attached(YOUNGER.peer, 1, 0, 0, near=False, ours=False, more=True) == []
 
 
@@ -371,6 +465,28 @@ def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
     assert links.segment_bytes(peer) == 1200
 
 
+def test_the_side_that_does_not_dial_says_nothing_of_smaller_segments() -> None:
+    links = upkeep(YOUNGER)
+    peer = YOUNGER.peer
+    for now_s in (10, 20):
+        links.attached(peer, 0, 0, 0, near=False, ours=False, more=False)
+        assert links.may_narrow(peer)
+        lane = StuckLane(Way.IN, 1448, (now_s - 5) * NS_PER_S)
+        now_ns = now_s * NS_PER_S
+        steps = links.lost(peer, 0, "stuck", now_ns, up=False, damaged=None, stuck=lane)
+        assert [step for step in steps if isinstance(step, NarrowLink)] == []
+    assert links.segment_bytes(peer) == 1200, "in case that it has to dial"
+
+
+def test_what_the_kernel_says_of_a_relay_or_of_this_machine_does_not_count() -> None:
+    links = upkeep(ELDER, YOUNGER)
+    for peer, near, relay in ((ELDER.peer, True, None), (YOUNGER.peer, False, PeerId(1))):
+        links.greeted(peer, key(peer), 0, "host")
+        links.attached(peer, 0, 0, 0, near=near, ours=False, more=False, relay=relay)
+        assert not links.may_narrow(peer)
+    assert not links.may_narrow(STRANGER)
+
+
 def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
     links = upkeep()
     facts = LaneFacts(1448, 0, 0, unacknowledged=0, retransmits=0, ack_ago_ns=0)
@@ -383,13 +499,19 @@ def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
 def test_a_meeting_that_its_master_repeats_goes_on() -> None:
     links = upkeep(ELDER)
     one, other = PeerId(1), PeerId(2)
-    assert [links.begins_meeting(ELDER.peer, one) for _ in range(2)] == [True, False]
+    first = links.begins_meeting(ELDER.peer, one)
+    assert first
+    assert not links.begins_meeting(ELDER.peer, one)
     assert links.begins_meeting(STRANGER, one)
-    assert links.begins_meeting(ELDER.peer, other)
-    links.leaves_meeting(ELDER.peer, one)  # that was left for the other one
+    second = links.begins_meeting(ELDER.peer, other)
+    links.leaves_meeting(ELDER.peer, first)  # that was left for the other one
     assert not links.begins_meeting(ELDER.peer, other)
-    links.leaves_meeting(ELDER.peer, other)
-    assert links.begins_meeting(ELDER.peer, other)
+    links.leaves_meeting(ELDER.peer, second)
+    third = links.begins_meeting(ELDER.peer, one)
+    links.leaves_meeting(ELDER.peer, first)  # it ends late: this is another one at that relay
+    assert not links.begins_meeting(ELDER.peer, one)
+    links.leaves_meeting(ELDER.peer, third)
+    assert links.begins_meeting(ELDER.peer, one)
     assert not links.begins_meeting(OWN, one)
 
 
@@ -405,6 +527,8 @@ class Shell:
         self.told: dict[PeerId, tuple[bool, PeerId | None]] = {}
         self.relays: dict[PeerId, PeerId] = {}
         """Peer -> the relay of the link to it, if it was not direct when its last lane came up."""
+        self.met: set[PeerId] = set()
+        """Peers whose last lane both have dialled."""
         self.now_ns = 0
 
     def is_up(self, peer: PeerId) -> bool:
@@ -413,11 +537,16 @@ class Shell:
     def carry_out(self, steps: Iterable[LinkStep]) -> None:
         for step in steps:
             match step:
-                case DialLane(member, number, pause_ns):
+                case DialLane(member, number, pause_ns, _, met_at):
                     lane = member.peer, number
+                    assert met_at is None or (member is ELDER and member.peer in self.met)
                     assert member.peer in self.wanted
                     assert lane not in self.waits | self.dials
-                    longest_s = 300 if member.peer in self.relays else 4 * TIMING.redial_max_s
+                    longest_s = (
+                        300
+                        if member.peer in self.relays.keys() | self.met
+                        else 4 * TIMING.redial_max_s
+                    )
                     assert pause_ns <= TIMING.ns(longest_s)
                     (self.waits if pause_ns else self.dials).add(lane)
                 case GiveUpLane(peer, number, is_spare):
@@ -434,20 +563,46 @@ class Shell:
                 case NarrowLink():
                     raise AssertionError("no lane of this test is stuck")
 
-    def attach(self, peer: PeerId, number: int, *, ours: bool, relay: PeerId | None = None) -> None:
+    def attach(
+        self,
+        peer: PeerId,
+        number: int,
+        *,
+        ours: bool,
+        relay: PeerId | None = None,
+        met_at: Member | None = None,
+    ) -> None:
         more = self.is_up(peer)
         self.up.add((peer, number))
         self.relays.pop(peer, None)
+        (self.met.discard if met_at is None else self.met.add)(peer)
         if relay is not None:
             self.relays[peer] = relay
         facts = peer, number, 0, self.now_ns
-        steps = self.upkeep.attached(*facts, near=False, ours=ours, more=more, relay=relay)
+        steps = self.upkeep.attached(
+            *facts, near=False, ours=ours, more=more, relay=relay, met_at=met_at
+        )
         self.carry_out(steps)
+
+    def punch(self, peer: PeerId) -> None:
+        """A relayed link is replaced by one that both have dialled."""
+        ours = peer < OWN
+        steps = [] if ours else self.upkeep.greeted(peer, key(peer), 0, "host")
+        self.carry_out(steps or ())
+        if peer in self.relays and (peer in self.wanted or not ours):
+            self.attach(peer, 0, ours=ours, met_at=RELAY)
+
+    def ask(self, peer: PeerId, number: int) -> None:
+        """A peer asks for a further lane that both dial."""
+        if self.upkeep.punches(peer, number):
+            assert peer in self.wanted & self.met
+            self.attach(peer, number, ours=False, met_at=RELAY)
 
     def lose(self, peer: PeerId, number: int) -> None:
         self.up.remove((peer, number))
         if not self.is_up(peer):
             self.relays.pop(peer, None)
+            self.met.discard(peer)
         facts = peer, number, "reset", self.now_ns
         self.carry_out(self.upkeep.lost(*facts, up=self.is_up(peer), damaged=None))
 
@@ -461,15 +616,26 @@ class Shell:
 
 
 PEERS = (ELDER, YOUNGER)
+HAPPENS = (
+    "want",
+    "drop",
+    "use",
+    "due",
+    "made",
+    "failed",
+    "came",
+    "met",
+    "relayed",
+    "punched",
+    "asked",
+)
 RELAYS = (PeerId(0), PeerId(1), PeerId(2))
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(
-                ["want", "drop", "use", "due", "made", "failed", "came", "met", "relayed", "lost"]
-            ),
+            st.sampled_from([*HAPPENS, "lost"]),
             st.integers(0, 50),
             st.sampled_from([MS, 100 * MS, NS_PER_S]),
         ),
@@ -491,7 +657,12 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 before = shell.wanted
                 shell.wanted = before | {peer} if what == "want" else before - {peer}
                 members = [one for one in PEERS if one.peer in shell.wanted]
-                up = {one: (0, False, shell.relays.get(one)) for one, _ in shell.up}
+                up = {
+                    one: KnownLink(
+                        0, False, shell.relays.get(one), RELAY if one in shell.met else None
+                    )
+                    for one, _ in shell.up
+                }
                 shell.carry_out(shell.upkeep.want(OWN, members, up))
             case "use":
                 shell.carry_out(shell.upkeep.use([peer]))
@@ -501,7 +672,8 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
             case "made":
                 shell.dials.remove((peer, lane))
                 if not shell.upkeep.gives_way(peer, lane):
-                    shell.attach(peer, lane, ours=True)
+                    met_at = RELAY if peer in shell.met else None
+                    shell.attach(peer, lane, ours=True, met_at=met_at)
             case "failed":
                 shell.dials.remove((peer, lane))
                 shell.carry_out(shell.upkeep.failed(peer, lane, "refused"))
@@ -518,6 +690,10 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
                 if steps is not None:
                     shell.carry_out(steps)
                     shell.attach(peer, 0, ours=False, relay=RELAYS[lane])
+            case "punched":  # in the place of a relayed one
+                shell.punch(peer)
+            case "asked":
+                shell.ask(peer, lane)
             case _:
                 shell.lose(peer, lane)
         shell.check()

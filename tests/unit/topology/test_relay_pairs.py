@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.limits import RELAYED_PAIRS_MAX, RELAYED_WAIT_MAX
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.topology.relay_pairs import EndConnection, FindStuck, JoinConnections, RelayPairs
 
 ONE, TWO, THREE, FOUR = (PeerId(n) for n in range(1, 5))
@@ -119,3 +119,9 @@ def test_a_relay_that_closes_ends_all() -> None:
     relay.came(3, THREE, TWO, 20)
     assert relay.close() == [EndConnection(3), EndConnection(2), EndConnection(1)]
     assert (relay.pairs, relay.due_ns, relay.close()) == (0, None, [])
+
+
+def test_a_peer_that_names_no_other_may_ask_for_its_address_until_it_leaves() -> None:
+    relay = RelayPairs(PATIENCE_NS, STALL_NS, lambda peer: peer == TWO)
+    assert relay.refusal(ONE, NOBODY) == ""
+    assert relay.refusal(TWO, NOBODY) == "peer 2 has left the run"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pccl.protocol.errors import LinkError
-from pccl.protocol.frame import HEADER_BYTES, FrameHeader
+from pccl.protocol.frame import HEADER_BYTES, NO_OPERATION, FrameHeader, FrameKind
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate, certify
 from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Channel, Opening
@@ -20,15 +20,17 @@ from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import NS_PER_S, Member, OperationId, PeerId
 from pccl.runtime.clock import Ticker
 from pccl.runtime.control.greeting import Credentials, introduce, opening_of
+from pccl.runtime.links import lane_checks
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.topology.link_steps import TellLink
+from pccl.topology.segment_limit import LaneFacts
 from pccl.transports.base import Address, Connection
 from pccl.transports.link import Lane, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
-from pccl.transports.sinks import Sink
+from pccl.transports.sinks import Drain, Sink
 from tests.support.clear import in_the_clear
 from tests.support.secrets import MASTER_SIGNER, signer_of
 
@@ -37,7 +39,7 @@ LATENCY = 1 * MS
 SETTLED_NS = 20 * MS
 """Long enough to dial and greet several times over."""
 
-ELDER, YOUNG = PeerId(3), PeerId(7)
+RELAY, ELDER, YOUNG = PeerId(1), PeerId(3), PeerId(7)
 RUN = bytes(range(16))
 OPERATION = OperationId(1, 0, 1, 0, 0)
 TIMING = Timing(tick_s=0.25, lane_stall_s=10.0, dial_s=5.0, redial_min_s=0.02, redial_max_s=0.5)
@@ -47,7 +49,7 @@ STALL_NS, TICK_NS, LONG_NS = 10 * NS_PER_S, NS_PER_S // 4, NS_PER_S
 GRACE_NS = NS_PER_S // 2 + 20 * MS
 """After so long the elder has dialled, too."""
 
-PORTS = {ELDER: 4003, YOUNG: 4007}
+PORTS = {RELAY: 4001, ELDER: 4003, YOUNG: 4007}
 NOT_THERE = tuple(PeerId(100 + n) for n in range(63))
 """Members that have still to come up."""
 
@@ -64,6 +66,9 @@ class Frames(FrameRouter):
         self.known: set[PeerId] = set()
 
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
+        if header.kind is FrameKind.MEET:
+            self.on_meet(lane, header)
+            return Drain(0)
         raise AssertionError(f"nobody sends {header}")
 
     def lane_up(self, lane: Lane) -> None:
@@ -113,6 +118,8 @@ class Side:
         self.frames = Frames()
         self.links = Links()
         self.changes: list[Change] = []
+        self.narrow: list[int] = []
+        """Sizes of segments that were found to pass."""
         self.credentials = Credentials(world.token, Random(peer).randbytes, encrypts=in_the_clear)
         self.identity = Identity(peer)
         self.identity = replace(self.identity, certificate=self.certified())
@@ -128,6 +135,7 @@ class Side:
             self.credentials,
             lanes,
             has_mapped_port=lambda: world.maps_ports,
+            on_narrow=lambda peer, segment_bytes: self.narrow.append(segment_bytes),
         )
         self.address = Address(host.name, PORTS[peer])
         self.member = Member(peer, host.name, PORTS[peer], key=self.credentials.signer.key)
@@ -181,6 +189,7 @@ class Side:
     def end(self, number: int) -> SimConnection:
         """This end of a lane's connection."""
         connection = self.lanes[number].connection
+        connection = getattr(connection, "_inner", connection)  # both have dialled it
         assert isinstance(connection, SimConnection)
         return connection
 
@@ -213,6 +222,7 @@ class World:
         self.elder = Side(self, there, ELDER, self.elder_lanes)
         self.young = Side(self, here, YOUNG, self.young_lanes)
         self.sides = (self.elder, self.young)
+        self.relay = Side(self, self.network.host("relay"), RELAY, 0)
 
     def _note(self, now_ns: int, what: str) -> None:
         if what.startswith("dial "):
@@ -229,7 +239,7 @@ class World:
             self.want()
             await self.settle()
             await main(self)
-            for side in self.sides:
+            for side in (*self.sides, self.relay):
                 side.keeper.close()
 
         try:
@@ -258,6 +268,14 @@ class World:
 
     async def settle(self) -> None:
         await self.sleep(SETTLED_NS)
+
+    async def meet(self) -> None:
+        """The master names a relay to both."""
+        if not self.relay.host.listeners:
+            await self.relay.listen()
+        self.elder.keeper.meet(self.young.member, self.relay.member)
+        self.young.keeper.meet(self.elder.member, self.relay.member)
+        await self.sleep(2 * LONG_NS)
 
     async def use(self) -> None:
         """A collective begins on both sides."""
@@ -947,3 +965,141 @@ async def test_inside_a_mapped_port_means_nothing(world: World) -> None:
 async def test_the_elder_has_dialled(world: World) -> None:
     await world.sleep(GRACE_NS)
     assert [told[-1] for told in paths(world)] == [LinkPath.DIALLED_BACK] * 2
+
+
+# -- lanes that both have dialled ------------------------------------------------------------------
+
+
+def behind_nats(**options: Any) -> Callable[[Story], Callable[[], None]]:
+    """Make a test of a story in which nobody can dial either of the two."""
+    return between(elder_listens=False, young_listens=False, **options)
+
+
+@behind_nats()
+async def test_two_that_have_dialled_each_other_get_the_usual_lanes(world: World) -> None:
+    await world.meet()
+    assert world.numbers() == [0]
+    assert [told[-2:] for told in paths(world)] == [[LinkPath.RELAYED, LinkPath.PUNCHED]] * 2
+    told = [len(side.changes) for side in world.sides]
+    await world.use()
+    assert world.numbers() == list(range(16))
+    world.check_joined()
+    assert [len(side.changes) for side in world.sides] == told, "the link is the same"
+    before = dict(world.young.lanes)
+    world.young.end(0).reset()
+    world.young.end(7).reset()
+    await world.settle()
+    assert world.numbers() == [0, *range(1, 7), *range(8, 16)], "they lived for a moment only"
+    await world.sleep(LONG_NS)
+    assert world.numbers() == list(range(16))
+    assert [n for n, lane in world.young.lanes.items() if lane is not before[n]] == [0, 7]
+    world.check_joined()
+
+
+@behind_nats()
+async def test_without_the_relay_a_link_keeps_the_lanes_that_it_has(world: World) -> None:
+    await world.meet()
+    world.relay.deafen()
+    dials = len(world.dials_ns)
+    await world.use()
+    await world.sleep(300 * NS_PER_S)
+    assert world.numbers() == [0]
+    assert len(world.dials_ns) - dials == 15 + 4
+    assert world.dials_ns[-1] - world.dials_ns[dials] < 40 * NS_PER_S
+    world.check_joined()
+
+
+@behind_nats()
+async def test_an_elder_dials_for_lanes_only_whom_it_has_met_so(world: World) -> None:
+    ask = FrameHeader(FrameKind.MEET, NO_OPERATION, 1, 4444, 0)
+    await world.meet()
+    await world.use()
+    before = len(world.dials_ns)
+    world.elder.lanes[0].say(ask)  # the younger does not dial for an elder
+    world.young.lanes[0].say(replace(ask, step=16))  # nor the elder for more lanes than usual
+    await world.settle()
+    assert not world.elder.keeper._punches  # pyright: ignore[reportPrivateUsage]
+    assert len(world.dials_ns) == before
+    world.young.lanes[0].say(ask)
+    await world.settle()
+    assert list(world.elder.keeper._punches) == [(YOUNG, 1)]  # pyright: ignore[reportPrivateUsage]
+    world.young.lanes[0].say(ask)  # again
+    await world.sleep(TIMING.ns(TIMING.dial_s))
+    assert not world.elder.keeper._punches, "nobody has come"  # pyright: ignore[reportPrivateUsage]
+    world.check_joined()
+
+
+@behind_nats(elder_wants=False)
+async def test_a_newcomer_that_becomes_direct_before_it_is_wanted_is_told(world: World) -> None:
+    await world.meet()
+    told = [LinkPath.RELAYED, LinkPath.PUNCHED]
+    assert [change.path for change in world.elder.changes if change.reason is None] == told
+    world.elder.keeper.want((world.young.member,))
+    await world.use()
+    assert world.numbers() == list(range(16))
+
+
+@behind_nats()
+async def test_a_meeting_that_the_master_repeats_disturbs_none(world: World) -> None:
+    """The elder cannot tell whether the younger one still has the relayed lane."""
+    await world.relay.listen()
+    elder, young, relay = world.elder, world.young, world.relay.member
+    elder.keeper.meet(young.member, replace(relay, peer=PeerId(2), port=1))
+    for _ in range(2):
+        elder.keeper.meet(young.member, relay)  # it waits there, and no more at the other one
+    young.keeper.meet(elder.member, relay)
+    meetings = elder.keeper._meetings  # pyright: ignore[reportPrivateUsage]
+    assert list(meetings) == [(YOUNG, 2)]
+    while not elder.lanes:
+        await world.sleep(LATENCY)
+    elder.keeper.meet(young.member, relay)  # both dial each other now
+    assert list(meetings) == [(YOUNG, 2), (YOUNG, 3)]
+    await world.settle()
+    assert [told[-1] for told in paths(world)] == [LinkPath.PUNCHED] * 2
+    await world.sleep(2 * TIMING.ns(TIMING.dial_s))
+    assert not meetings
+    world.check_joined()
+
+
+# -- large packets that vanish ---------------------------------------------------------------------
+
+
+def test_lanes_that_are_stuck_are_dialled_with_smaller_segments(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel says that nothing larger than 1200 bytes is acknowledged."""
+    asked: list[int] = []
+
+    def facts(connection: Connection) -> LaneFacts:
+        if asked[-1]:
+            return LaneFacts(asked[-1], 1 << 20, 1 << 20, 0, 0, 0)
+        return LaneFacts(1448, 300, 300, unacknowledged=12, retransmits=4, ack_ago_ns=0)
+
+    async def dial(host: SimHost, *args: Any) -> Connection:
+        asked.append(args[-1])
+        return await dial_any(host, *args)
+
+    async def main(world: World) -> None:
+        for side in world.sides:
+            side.frames.used.add(side.other)
+        while not world.young.narrow and world.now_ns < 100 * NS_PER_S:
+            for side in world.sides if not asked[-1] else ():
+                for number in side.lanes:
+                    side.end(number).stall(None)  # nor does any answer come
+            await world.sleep(TICK_NS)
+        assert asked == [0, 0, 1200]
+        assert world.young.narrow == [1200]
+        await world.sleep(100 * NS_PER_S)
+        assert asked == [0, 0, 1200], "that lane stays"
+        world.check_joined()
+
+    dial_any = SimHost.dial
+    monkeypatch.setattr(SimHost, "dial", dial)
+    monkeypatch.setattr(lane_checks, "facts_of", facts)
+    caplog.set_level(logging.INFO, "pccl.link")
+    World(1, 1).run(main)
+    said = [one.getMessage() for one in caplog.records if "large packets" in one.getMessage()]
+    assert said == [
+        "large packets seem to vanish on the way to peer 3: the next connections try segments of "
+        "1200 bytes"
+    ], "the elder can do nothing"

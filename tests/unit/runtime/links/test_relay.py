@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from pccl.protocol.limits import RELAYED_PAIRS_MAX, RELAYED_WAIT_MAX
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import NOBODY, PeerId
 from pccl.runtime.clock import LoopClock
 from pccl.runtime.links.relay import Relay
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.transports.base import Address, Connection
+from pccl.transports.relay import decode_introduction
 from pccl.transports.sim.network import SimNetwork
 from tests.support.spliced import KIB, Dialled, TcpWorld
 
@@ -220,6 +221,13 @@ async def test_no_peer_is_connected_to_itself(world: World) -> None:
     one = await world.dial(ONE, ONE)
     await world.settle()
     assert not one.is_open
+
+
+async def test_without_a_target_a_peer_learns_its_own_address(world: World) -> None:
+    asked = await world.dial(ONE, NOBODY)
+    await world.settle()
+    assert decode_introduction(bytes(asked.introduction)) == asked.connection.local
+    assert (asked.is_open, len(asked.received), world.relay.pairs) == (False, 0, 0)
 
 
 async def test_few_connections_of_one_peer_wait(world: World) -> None:

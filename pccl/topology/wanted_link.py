@@ -1,0 +1,113 @@
+"""``WantedLink``: what ``LinkUpkeep`` knows of one link and of the lanes that this side dials.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from pccl.protocol.limits import LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX
+from pccl.protocol.link_messages import LinkPath
+from pccl.protocol.types import Member, PeerId
+from pccl.topology.link_damage import LinkDamage
+from pccl.topology.segment_limit import SegmentLimit
+
+
+def lanes_of(told: int, *, near: bool, sharers: int) -> int:
+    """Return how many lanes a link has once it is used.
+
+    Args:
+        told: the number that either side was configured with; 0 if neither was.
+        near: whether both ends are on one machine, where more lanes only cost time.
+        sharers: how many links share the connections, this one included.
+    """
+    if told:
+        return told
+    return 1 if near else max(1, min(LANES_BETWEEN_MACHINES, SHARED_CONNECTIONS_MAX // sharers))
+
+
+def path_of(*, relayed: bool, punched: bool, mapped: bool, by_younger: bool) -> LinkPath:
+    """Return the path of a link from facts about its last lane; see ``LinkUpkeep.attached``."""
+    match relayed, punched, mapped:
+        case True, _, _:
+            return LinkPath.RELAYED
+        case _, True, _:
+            return LinkPath.PUNCHED
+        case _, _, True:
+            return LinkPath.MAPPED
+        case _:
+            return LinkPath.DIRECT if by_younger else LinkPath.DIALLED_BACK
+
+
+class KnownLink(NamedTuple):
+    """A link that is up before it is wanted.
+
+    Attributes:
+        told: the number of lanes that the other side was configured with; 0: it was not.
+        near: whether the other side is on this machine.
+        relay: the relay that carries it; None: it is direct.
+        met_at: the relay at which the two have met, if both have dialled it.
+    """
+
+    told: int
+    near: bool
+    relay: PeerId | None
+    met_at: Member | None = None
+
+
+@dataclass(slots=True)
+class LaneDial:
+    """A lane that this side keeps up; it is up, is being dialled, or waits for a pause to end."""
+
+    backoff_ns: int
+    up_since_ns: int = 0
+    waits: bool = False
+    is_dialled: bool = False
+    mistaken: int = 0
+    """How often another process than the peer has answered."""
+
+    def where(self, member: Member) -> Member:
+        """Return where to dial: at all hosts of a peer, or after mistakes at one after another."""
+        if not (self.mistaken and member.hosts):
+            return member
+        hosts = (member.host, *member.hosts)
+        return replace(member, host=hosts[self.mistaken % len(hosts)], hosts=())
+
+
+@dataclass(slots=True)
+class WantedLink:
+    """A peer that this peer wants a link to."""
+
+    member: Member
+    told: int
+    """The most lanes that a side was configured with; 0 if neither was."""
+    near: bool
+    up: bool
+    was_up: bool
+    """Whether the two peers ever had a link."""
+    damage: LinkDamage
+    segments: SegmentLimit
+    keeps: bool = False
+    """Whether this side keeps the link: dials its lanes, and redials them."""
+    used: bool = False
+    """Whether the link has carried a collective, or is about to."""
+    relay: PeerId | None = None
+    """The relay that carries the link; None: the link is down, or direct."""
+    path: LinkPath | None = None
+    """How its last lane has come up; None: before the link was wanted."""
+    met_at: Member | None = None
+    """The relay at which the two have met, if both dial each of its lanes; None: one side does."""
+    missed: int = 0
+    """How often in a row no further lane of such a link could be made."""
+    is_withheld: bool = False
+    """Whether the link has lanes but is not reported as up, because it damages data."""
+    dials: dict[int, LaneDial] = field(default_factory=dict[int, LaneDial])
+    """By number: lanes that this side keeps; else its own dial, in case the other side fails."""
+
+    def is_dialling(self, but: int = -1) -> bool:
+        """Whether the dial of a lane is under way or waits; ``but``: one that does not count."""
+        return any(
+            number != but and (dial.waits or dial.is_dialled) for number, dial in self.dials.items()
+        )
