@@ -67,8 +67,8 @@ class FrameKind(enum.IntEnum):
     """The sender cannot pull any more: announced segments have to be sent."""
     MEET = 11
     """The sender, the younger of two that have met at a relay, dials the receiver for a further
-    lane, and asks to be dialled: ``step`` is the number of the lane, ``offset`` the port from which
-    the relay sees it dial. No payload and no operation."""
+    lane, and asks to be dialled: ``n`` is the number of the lane, ``what`` the port from which the
+    relay sees it dial. No payload."""
     MAP_ASK = 16
     """The sender asks for the digests of all pieces."""
     MAP = 17

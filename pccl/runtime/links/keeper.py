@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -169,7 +170,7 @@ class LinkKeeper:
         """Close every lane and stop dialling."""
         self._closed = True
         self._carry_out(self._upkeep.close())
-        self._leave_meetings(*[peer for peer, _ in self._meetings])
+        self._leave_meetings(*[peer for peer, _ in (*self._meetings, *self._punches)])
         self._reception.close()
         self.relay.close()
         for link in self._links.all():
@@ -262,7 +263,8 @@ class LinkKeeper:
             met = (one for one in self._links.to(member.peer).lanes if met_at(one.connection))
             if (lane := next(met, None)) is None:
                 raise LinkError(func="dial", reason="the lanes that both have dialled are lost")
-            lane.say(FrameHeader(FrameKind.MEET, NO_OPERATION, step.number, seen.port, 0))
+            asks_for = replace(NO_OPERATION, n=step.number)  # several may wait on one lane
+            lane.say(FrameHeader(FrameKind.MEET, asks_for, 0, 0, 0, what=seen.port))
             there = lane.connection.remote
             return await self._punch(probe.local, there, step.met_at, segment_bytes)
         finally:
@@ -297,6 +299,8 @@ class LinkKeeper:
         for peer, number in [key for key in self._meetings if key[0] in peers]:
             self._meetings.pop((peer, number)).cancel()
             self._upkeep.leaves_meeting(peer, number)  # it may not have begun
+        for key in [key for key in self._punches if key[0] in peers]:
+            self._punches.pop(key).cancel()
 
     async def _meet(self, member: Member, relay: Member, number: int) -> None:
         """Meet a peer at a relay; then try to reach it without the relay.
@@ -346,10 +350,11 @@ class LinkKeeper:
 
     def _asked(self, lane: Lane, header: FrameHeader) -> None:
         """Dial a peer that dials this one, for a further lane, from the port that it knows."""
-        peer, relay, key = lane.link.peer, met_at(lane.connection), (lane.link.peer, header.step)
+        peer, relay, port = lane.link.peer, met_at(lane.connection), header.what
+        key = peer, header.operation.n
         if relay is None or key in self._punches or not self._upkeep.punches(*key):
             return
-        there = Address(lane.connection.remote.host, header.offset)
+        there = Address(lane.connection.remote.host, port & 0xFFFF)
         ends = lane.connection.local, there, relay, self._upkeep.segment_bytes(peer)
         self._punches[key] = self._create_task(self._follow(key, *ends))
 
@@ -366,7 +371,7 @@ class LinkKeeper:
         except LinkError as error:
             _log.info("cannot reach peer %d (%s): %s", key[0], there, error.reason)
         finally:
-            del self._punches[key]
+            self._punches.pop(key, None)
 
     # -- lanes ---------------------------------------------------------------------------------
 

@@ -997,6 +997,30 @@ async def test_two_that_have_dialled_each_other_get_the_usual_lanes(world: World
 
 
 @behind_nats()
+async def test_a_busy_lane_asks_for_each_of_the_others(world: World) -> None:
+    await world.meet()
+    lane = world.young.lanes[0]
+    lane.ready = False
+    await world.use()
+    assert world.numbers() == [0]
+    lane.writable()
+    await world.sleep(LONG_NS)
+    assert world.numbers() == list(range(16))
+
+
+@behind_nats()
+async def test_a_peer_that_leaves_is_dialled_no_more(world: World) -> None:
+    await world.meet()
+    ask = FrameHeader(FrameKind.MEET, replace(NO_OPERATION, n=1), 0, 0, 0, what=4444)
+    world.young.lanes[0].say(ask)
+    await world.settle()
+    assert world.elder.host.dials
+    world.elder.keeper.want(())
+    await world.settle()
+    assert not world.elder.host.dials
+
+
+@behind_nats()
 async def test_without_the_relay_a_link_keeps_the_lanes_that_it_has(world: World) -> None:
     await world.meet()
     world.relay.deafen()
@@ -1011,12 +1035,14 @@ async def test_without_the_relay_a_link_keeps_the_lanes_that_it_has(world: World
 
 @behind_nats()
 async def test_an_elder_dials_for_lanes_only_whom_it_has_met_so(world: World) -> None:
-    ask = FrameHeader(FrameKind.MEET, NO_OPERATION, 1, 4444, 0)
+    ask = FrameHeader(FrameKind.MEET, replace(NO_OPERATION, n=1), 0, 0, 0, what=4444)
     await world.meet()
     await world.use()
     before = len(world.dials_ns)
     world.elder.lanes[0].say(ask)  # the younger does not dial for an elder
-    world.young.lanes[0].say(replace(ask, step=16))  # nor the elder for more lanes than usual
+    world.young.lanes[0].say(
+        replace(ask, operation=replace(NO_OPERATION, n=16))
+    )  # nor the elder for more lanes than usual
     await world.settle()
     assert not world.elder.keeper._punches  # pyright: ignore[reportPrivateUsage]
     assert len(world.dials_ns) == before
