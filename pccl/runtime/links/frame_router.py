@@ -19,10 +19,14 @@ from pccl.transports.link import Lane
 from pccl.transports.sinks import Drain, Sink
 
 
+def _nobody(lane: Lane, header: FrameHeader) -> None:
+    """Ignore a frame for the keeper of the links: there is none."""
+
+
 class FrameRouter:
     """Passes frames and lane changes to the collectives, the shared state and the pulls."""
 
-    on_meet: Callable[[Lane, FrameHeader], None] = staticmethod(lambda lane, header: None)
+    on_meet: Callable[[Lane, FrameHeader], None] = staticmethod(_nobody)
     """Called when the other side dials this one, and asks for the same; the keeper sets it."""
 
     def __init__(self, data_plane: DataPlane, exchange: StateExchange, pulls: Pulls) -> None:
