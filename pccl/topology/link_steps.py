@@ -20,6 +20,8 @@ class DialLane:
     met_at: Member | None = None
     """The relay that tells how others see a new port, if both sides dial; None: only this one does.
     """
+    is_brief: bool = False
+    """Whether to wait for an answer for a third of ``dial_s`` only."""
 
 
 @dataclass(frozen=True, slots=True)

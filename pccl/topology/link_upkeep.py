@@ -289,7 +289,13 @@ class LinkUpkeep:
         dial = link.dials[number]
         dial.waits, dial.is_dialled = False, True
         where, segment_bytes = dial.where(link.member), link.segments.segment_bytes
-        return [DialLane(where, number, segment_bytes=segment_bytes, met_at=link.met_at)]
+        # If a firewall swallows the first dial, the two shall soon try another way.
+        is_brief, dial.is_tried = not (link.was_up or dial.is_tried), True
+        return [
+            DialLane(
+                where, number, segment_bytes=segment_bytes, met_at=link.met_at, is_brief=is_brief
+            )
+        ]
 
     def _dial_later(self, link: WantedLink, number: int) -> list[LinkStep]:
         dial = link.dials[number]

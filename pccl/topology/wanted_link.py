@@ -65,6 +65,8 @@ class LaneDial:
     up_since_ns: int = 0
     waits: bool = False
     is_dialled: bool = False
+    is_tried: bool = False
+    """Whether it has been dialled before."""
     mistaken: int = 0
     """How often another process than the peer has answered."""
 

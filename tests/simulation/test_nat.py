@@ -25,8 +25,8 @@ from tests.support.virtual_runs import VirtualRun, run_faults
 
 COUNT = 5000
 REDUCES_MAX = 60
-SLOW, SOON, LATE = {"443", "v4"}, 5, 14
-"""Places from which a join takes longer: up to 9 s, until dials have failed."""
+SLOW, SOON, LATE = {"443", "v4"}, 5, 10
+"""Places from which a join takes longer: up to 5 s, until dials have failed."""
 
 
 def nats(cell: str) -> list[Fault]:

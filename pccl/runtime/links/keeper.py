@@ -254,7 +254,7 @@ class LinkKeeper:
                 Address(member.host, member.port),
                 partial(self._may_dial, member.host),
             )
-            patience_s = self._timing.dial_s
+            patience_s = self._timing.dial_s / (3 if step.is_brief else 1)
             return await self._transport.dial(
                 address, patience_s, may_dial, member.hosts, segment_bytes
             )

@@ -40,7 +40,8 @@ def member(peer: int, host: str) -> Member:
 ELDER, YOUNGER, STRANGER = member(3, "a"), member(7, "b"), PeerId(9)
 KNOWN = KnownLink(0, near=False, relay=None)
 RELAY = member(1, "c")
-SOON, LATER = DialLane(ELDER, 0), DialLane(YOUNGER, 0, 500 * MS)
+SOON, LATER = DialLane(ELDER, 0, is_brief=True), DialLane(YOUNGER, 0, 500 * MS)
+AGAIN = DialLane(ELDER, 0)
 
 
 def upkeep(*members: Member, lanes: int = 4) -> LinkUpkeep:
@@ -88,7 +89,19 @@ def test_the_lanes_of_a_link_that_is_used(told: int, near: bool, sharers: int, c
 
 def test_the_younger_dials_at_once_and_the_elder_later() -> None:
     links = upkeep(ELDER, YOUNGER)
-    assert links.due(YOUNGER.peer, 0) == [DialLane(YOUNGER, 0)]
+    assert links.due(YOUNGER.peer, 0) == [DialLane(YOUNGER, 0, is_brief=True)]
+
+
+def test_only_the_first_dial_to_a_peer_is_brief() -> None:
+    """A firewall that swallows it costs little, and a slow answer has the second one."""
+    links = upkeep(ELDER)
+    assert links.failed(ELDER.peer, 0, "no answer") == [
+        DialLane(ELDER, 0, 20 * MS),
+        TellLink(ELDER.peer, "no answer"),
+    ]
+    assert links.due(ELDER.peer, 0) == [AGAIN]
+    dial(links)
+    assert lose(links, ELDER, 0, 60 * NS_PER_S, up=False)[0] == AGAIN
 
 
 def test_the_other_lanes_are_dialled_when_the_link_is_up_and_used() -> None:
@@ -222,10 +235,10 @@ def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
     assert not links.meets(ELDER.peer)
     assert links.use([ELDER.peer]) == []
     for pause_s in (10, 20, 40, 80, 160, 300, 300):
-        assert links.due(ELDER.peer, 0) == [SOON]
+        assert links.due(ELDER.peer, 0) == [AGAIN]
         later = [DialLane(ELDER, 0, pause_s * NS_PER_S)]
         assert links.failed(ELDER.peer, 0, "refused") == later
-    assert links.due(ELDER.peer, 0) == [SOON]
+    assert links.due(ELDER.peer, 0) == [AGAIN]
     steps = links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=True)
     more = [DialLane(ELDER, number) for number in (1, 2, 3)]
     assert steps == [*more, TellLink(ELDER.peer, None)]
@@ -291,7 +304,7 @@ def test_without_a_lane_nothing_asks_the_elder_and_the_younger_dials_as_at_first
     lost = lose(links, ELDER, 3, 60 * NS_PER_S, up=False)
     given_up = [GiveUpLane(ELDER.peer, number) for number in (0, 1, 2, 3)]
     assert sorted(map(str, lost[:4])) == sorted(map(str, given_up))
-    assert lost[4:] == [SOON, TellLink(ELDER.peer, "reset")]
+    assert lost[4:] == [AGAIN, TellLink(ELDER.peer, "reset")]
     assert dial(links) == lanes([1, 2, 3]), "a direct link has them, too"
 
 
@@ -309,7 +322,7 @@ def test_a_link_that_gets_no_further_lanes_goes_on_with_those_that_it_has() -> N
     assert links.failed(ELDER.peer, 2, "no answer") == []
     assert links.look(ELDER.peer, (), 0, 0) == []
     assert lose(links, ELDER, 0, 60 * NS_PER_S, up=False)[1:] == [
-        SOON,
+        AGAIN,
         TellLink(ELDER.peer, "reset"),
     ]
 
@@ -397,7 +410,7 @@ def test_a_link_is_dialled_where_its_peer_is_now() -> None:
 def test_after_another_process_has_answered_each_host_is_dialled_alone() -> None:
     several = replace(ELDER, hosts=("10.0.0.3", "10.0.0.4"))
     links = LinkUpkeep(TIMING, 4, newcomers_max=2)
-    assert links.want(OWN, [several], {}) == [DialLane(several, 0)]
+    assert links.want(OWN, [several], {}) == [DialLane(several, 0, is_brief=True)]
     dialled: list[Member] = []
     for answered in (False, True, True, True, False):
         links.failed(ELDER.peer, 0, "another key", answered=answered)
@@ -412,7 +425,7 @@ def test_a_relayed_link_that_is_lost_is_dialled_directly_at_once() -> None:
     links = upkeep(ELDER)
     links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False, relay=PeerId(0))
     told = TellLink(ELDER.peer, "reset")
-    assert lose(links, ELDER, 0, 0, up=False) == [GiveUpLane(ELDER.peer, 0), SOON, told]
+    assert lose(links, ELDER, 0, 0, up=False) == [GiveUpLane(ELDER.peer, 0), AGAIN, told]
     assert links.meets(ELDER.peer)
 
 
@@ -537,7 +550,7 @@ class Shell:
     def carry_out(self, steps: Iterable[LinkStep]) -> None:
         for step in steps:
             match step:
-                case DialLane(member, number, pause_ns, _, met_at):
+                case DialLane(member, number, pause_ns, _, met_at, _):
                     lane = member.peer, number
                     assert met_at is None or (member is ELDER and member.peer in self.met)
                     assert member.peer in self.wanted
