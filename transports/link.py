@@ -369,7 +369,8 @@ class Link:
         Args:
             header: header of the frame.
             payload: the payload, valid until sent or revoked; or a function that makes it.
-            number: number of the segment among all that its operation sends.
+            number: number of the segment among all that its operation sends; -1: what is sent shows
+                no progress.
             check: hash of the payload; None: the lane computes it.
         """
         frame = Frame(header, payload, number, check)

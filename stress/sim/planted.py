@@ -54,6 +54,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.topology.link_upkeep import LinkUpkeep
+from pccl.topology.segment_limit import SegmentLimit
 from pccl.transports.link import Lane
 from pccl.transports.sim.memory import SimLease, SimMemory
 
@@ -349,6 +350,9 @@ def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> obje
     is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
     return bring_up(upkeep, link) if is_younger else []
 
+
+# A link on which large packets vanish never gets smaller segments.
+_says("large_packets_unnoticed", SegmentLimit, "stuck", False)
 
 # A peer accepts a payload whose checksum is wrong.
 _says("damage_unnoticed", Lane, "_refuse_damaged")

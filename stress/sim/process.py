@@ -44,6 +44,8 @@ from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.parts import RunParts
+from pccl.telemetry.events import LargePacketsLost
+from pccl.telemetry.stream import Stamped
 from pccl.transports.base import Address
 from pccl.transports.link import Link
 from pccl.transports.sim.network import SimHost
@@ -278,6 +280,7 @@ class PeerProcess:
         )
         self.engine.inputs = {}
         self._events = ToldEvents(self.name, self.engine)
+        self.engine.events.listen(self._hear)
 
     @property
     def alive(self) -> bool:
@@ -321,6 +324,10 @@ class PeerProcess:
         """Kill the process at once, as SIGKILL does."""
         self.host.crash()
         self._parts.loop.create_task(self.engine.close())
+
+    def _hear(self, stamped: Stamped) -> None:
+        if isinstance(stamped.event, LargePacketsLost):
+            self._parts.checkers.done["large packets lost"] += 1
 
     def weight_of(self, post: Post) -> float | None:
         """Return the weight that the caller gave; None: no weight."""

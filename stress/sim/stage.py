@@ -140,6 +140,7 @@ class Stage:
             window_bytes=scenario.window_bytes,
         )
         self.network.memories.done = checkers.done
+        self.network.wires.on_stuck = self._stuck
         self._build = Builder(parts, self.network, rng, self._on_event)
         self.master = self._build.master(MASTER_NAME)
         self.standby = self._build.master(STANDBY_NAME) if scenario.standby else None
@@ -182,6 +183,10 @@ class Stage:
         self.struck_in[what] += 1
         self.struck_ns = self.now_ns()
         self.excuses.flipped(end)
+
+    def _stuck(self, end: SimConnection) -> None:
+        self.checkers.done["lane stuck"] += 1
+        self.excuses.stuck(end)
 
     def divided(self, duration_ns: int) -> None:
         """Record that some members cannot reach the living first master for ``duration_ns``."""

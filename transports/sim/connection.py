@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError
+from pccl.protocol.types import NS_PER_MS
 from pccl.transports.base import Address, PathMeasure, Receiver, receiver_failure
 from pccl.transports.sim.events import Events
 from pccl.transports.sim.pipe import Pipe
 from pccl.transports.sim.receive_buffer import ReceiveBuffer
 from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
+
+SEGMENT_BYTES = 1460
+"""The largest segment on a usual path."""
 
 _RESET = "connection reset by peer"
 
@@ -50,6 +54,8 @@ class Wires:
         shared: numbers of open connections from a process to a host, which share the rate.
         noises: applied to all arriving data, in order.
         off: names of the hosts that are switched off, and answer nothing.
+        on_stuck: called with the end whose data never arrives any more, as the route lost a large
+            segment.
     """
 
     events: Events
@@ -58,6 +64,7 @@ class Wires:
     shared: Counter[tuple[RunQueue, str]] = field(default_factory=lambda: Counter())
     noises: list[Noise] = field(default_factory=lambda: [])
     off: set[str] = field(default_factory=lambda: set())
+    on_stuck: Callable[[SimConnection], None] = lambda end: None
 
 
 class SimConnection:
@@ -99,27 +106,45 @@ class SimConnection:
     def __repr__(self) -> str:
         return self._name
 
-    def join(self, other: SimConnection, there: HostRoute, back: HostRoute) -> None:
+    def join(
+        self, other: SimConnection, there: HostRoute, back: HostRoute, segment_bytes: int = 0
+    ) -> None:
         """Connect this end with the ``other`` one. For ``network`` only."""
+        segment_bytes = min(SEGMENT_BYTES, segment_bytes or SEGMENT_BYTES)
         self.other, other.other = other, self
-        self._out = other._in = self._pipe(other, there, back)
-        self._in = other._out = other._pipe(self, back, there)
+        self._out = other._in = self._pipe(other, there, back, segment_bytes)
+        self._in = other._out = other._pipe(self, back, there, segment_bytes)
         for end in (self, other):
             end._received.on_room = end._in.arm
 
-    def _pipe(self, sink: SimConnection, route: HostRoute, back: HostRoute) -> Pipe:
+    def _pipe(
+        self, sink: SimConnection, route: HostRoute, back: HostRoute, segment_bytes: int
+    ) -> Pipe:
         window, received = self._wires.window_bytes, sink._received
-        on_room, on_ignored = self._tell_writable, self._ignored
-        return Pipe(self._events, route, back, window, received, on_room, on_ignored)
+        tells = (self._tell_writable, self._ignored, self._stuck)
+        return Pipe(self._events, route, back, window, received, *tells, segment_bytes)
 
     def measure(self) -> PathMeasure | None:
-        """Return the true delay and rate of the path; its connections share the rate equally."""
+        """Return the true delay and rate of the path; its connections share the rate equally.
+
+        The rest is what the kernel of this end knows.
+        """
         if not self._open:
             return None
         there, back = self._out.route, self._in.route
         rate = there.rate
         speed = 0 if rate is None else rate // self._wires.shared[self.process, self.remote.host]
-        return PathMeasure(there.delay_ns + back.delay_ns, speed, is_lower_bound=False)
+        return PathMeasure(
+            there.delay_ns + back.delay_ns,
+            speed,
+            is_lower_bound=False,
+            unacknowledged=self._out.unacknowledged,
+            retransmits=self._out.retransmits,
+            ack_ago_ms=(self._events.now_ns() - self._out.heard_ns) // NS_PER_MS,
+            segment_bytes=self._out.segment_bytes,
+            acked_bytes=self._out.acked_bytes,
+            arrived_bytes=self._in.arrived_bytes,
+        )
 
     def start(self, receiver: Receiver) -> None:
         """Begin to read, or replace the receiver."""
@@ -207,6 +232,10 @@ class SimConnection:
         """Lose the connection by a reset, unless the host that vanished is switched off."""
         if self.other.local.host not in self._wires.off:
             self._in.route.carry(partial(self.lose, _RESET))
+
+    def _stuck(self) -> None:
+        self._events.note("stuck", self)
+        self._wires.on_stuck(self)
 
     def _read(self, data: memoryview) -> memoryview | None:
         """Pass ``data`` to the receiver, piece by piece; return the rest if it pauses reading."""

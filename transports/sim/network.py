@@ -75,17 +75,23 @@ class _SimListener:
 class _Dial:
     """A connection attempt. Its request travels to the other host, and the answer back.
 
-    ``name``: the host, or the NAT before it; ``origin``: the port that it comes from, for a
-    simultaneous open.
+    ``name``: the host, or the NAT before it; ``segment_bytes``: see ``Transport.dial``; ``origin``:
+    the port that it comes from, for a simultaneous open.
     """
 
     def __init__(
-        self, host: SimHost, name: str, remote: Address, origin: int | None = None
+        self,
+        host: SimHost,
+        name: str,
+        remote: Address,
+        segment_bytes: int,
+        origin: int | None = None,
     ) -> None:
         self.answer: asyncio.Future[SimConnection] = asyncio.get_running_loop().create_future()
         self._host = host
         self._name = name
         self._remote = remote
+        self._segment_bytes = segment_bytes
         self._origin = origin
         self._port = origin or 0
         self._connection: SimConnection | None = None
@@ -132,7 +138,7 @@ class _Dial:
         end = SimConnection(network.wires, self._host.run_queue, mine, self._remote)
         other = SimConnection(network.wires, target.run_queue, Address(there, port), seen)
         back = network.route(there, here)
-        end.join(other, network.route(here, there), back)
+        end.join(other, network.route(here, there), back, self._segment_bytes)
         self._connection = end
         network.events.note("accept", other)
         back.carry(partial(self._host.run, self._established))
@@ -267,7 +273,8 @@ class SimHost:
                 address = Address(host, address.port)
         self.network.events.note("dial", self.name, address)
         name = self.name if address.host in _LOOPBACK else _outside(address.host)
-        return await self._dial(_Dial(self, name, address), name, address, timeout_s, may_dial)
+        dial = _Dial(self, name, address, segment_bytes)
+        return await self._dial(dial, name, address, timeout_s, may_dial)
 
     async def punch(
         self,
@@ -283,7 +290,7 @@ class SimHost:
             LinkError: the two have not met within ``timeout_s``.
         """
         self.network.events.note("punch", local, address)
-        dial = _Dial(self, address.host, address, local.port)
+        dial = _Dial(self, address.host, address, segment_bytes, local.port)
         return await self._dial(dial, address.host, address, timeout_s, may_dial)
 
     async def _dial(

@@ -1,8 +1,9 @@
 """A pipe is one direction of a simulated connection, from ``send`` to the receiving process.
 
 Bytes travel at the bandwidth of the route between two hosts and arrive after its latency. The
-acknowledgement takes one more latency. Gates can hold back both. This module knows nothing
-of listeners, processes or the rules of transports.
+acknowledgement takes one more latency. Gates can hold back both. On a route that loses large
+segments, no byte after the first lost one is ever delivered, however often it is sent again. This
+module knows nothing of listeners, processes or the rules of transports.
 
 Invariant: the delivered bytes are always a prefix of the accepted bytes, in order.
 """
@@ -13,12 +14,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from pccl.protocol.types import NS_PER_S
 from pccl.transports.sim.events import Event, Events
 from pccl.transports.sim.receive_buffer import ReceiveBuffer
 from pccl.transports.sim.routes import Gate, HostRoute
 
 PIECE_MAX_BYTES = 64 << 10
 """Most bytes that arrive at one instant; more than a real packet, to need fewer events."""
+
+_RETRANSMIT_NS = NS_PER_S // 5
+"""Time after which a kernel sends unacknowledged data again; it doubles each time."""
 
 _PARTIAL_WRITE = 0.25  # probability that `send` accepts less than would fit,
 _CUT_PIECE = 0.5  # that bytes arrive in a smaller piece than possible,
@@ -39,10 +44,15 @@ class Pipe:
         sink: receives the bytes.
         on_room: called once after ``want_room``, when a third of the window is free.
         on_ignored: called when bytes arrive at a sink that has vanished.
+        on_stuck: called once when the route has lost a segment for good, because it is too large.
+        segment_bytes: the largest segment that the source sends.
 
     Attributes:
         gate: can hold back the bytes of this pipe.
-        route: see above.
+        route, segment_bytes: see above.
+        acked_bytes: bytes that the sink has acknowledged, as the source knows.
+        arrived_bytes: bytes that have arrived at the sink.
+        heard_ns: when the last acknowledgement came.
     """
 
     def __init__(
@@ -54,14 +64,22 @@ class Pipe:
         sink: ReceiveBuffer,
         on_room: Callable[[], None],
         on_ignored: Callable[[], None],
+        on_stuck: Callable[[], None],
+        segment_bytes: int,
     ) -> None:
         self.gate = Gate(events)
         self.route = route
+        self.segment_bytes = segment_bytes
+        self.acked_bytes = self.arrived_bytes = 0
+        self.heard_ns = self._since_ns = events.now_ns()
         self._events = events
         self._back = back
         self._sink = sink
         self._on_room = on_room
         self._on_ignored = on_ignored
+        self._on_stuck = on_stuck
+        self._is_stuck = False
+        self._burst = (0, 0)  # (when the last bytes were accepted, how many at that instant)
         self._window_bytes = window_bytes
         self._pieces: deque[tuple[int, memoryview]] = deque()  # (when it arrives, bytes)
         self._end: tuple[int, str] | None = None  # (when it arrives, why the stream ends)
@@ -92,6 +110,8 @@ class Pipe:
                     fitting.append(view.cast("B")[:left])
                     left -= fitting[-1].nbytes
             views = fitting
+        if self._swallow(size):
+            return size
         rest = memoryview(b"".join(views))
         while rest:
             length = min(len(rest), PIECE_MAX_BYTES)
@@ -101,6 +121,53 @@ class Pipe:
             rest = rest[length:]
         self._flying += size
         return size
+
+    def _swallow(self, size: int) -> bool:
+        """Lose the next bytes if a segment is too large, or was; return whether they are lost.
+
+        A kernel puts writes of one instant together.
+        """
+        largest_bytes, now_ns = self.route.largest_bytes, self._events.now_ns()
+        if not self._flying and not self._returning:
+            self._since_ns = now_ns
+        if largest_bytes is None or not size:
+            return self._is_stuck and bool(size)
+        when_ns, burst = self._burst
+        burst = size if when_ns != now_ns else burst + size
+        self._burst = now_ns, burst
+        is_large = min(burst, self.segment_bytes) > largest_bytes
+        if self._is_stuck and not is_large and not self._is_shut:  # asks for the lost one again
+            back_ns = self.route.transmit(size) + self._back.delay_ns
+            self._last_ack_ns = when_ns = max(self._last_ack_ns, back_ns)
+            self._acks.append((when_ns, 0))
+        elif is_large and not self._is_stuck:
+            self._is_stuck = True
+            self._on_stuck()
+        self._flying += size if self._is_stuck else 0
+        return self._is_stuck
+
+    @property
+    def _is_shut(self) -> bool:
+        gates = (self.route.gate, self.gate, self._back.gate)
+        return any(gate.shut_until_ns > self._events.now_ns() for gate in gates)
+
+    # -- what the kernel of the source knows -----------------------------------------------------
+
+    @property
+    def unacknowledged(self) -> int:
+        """Segments on the way, or lost."""
+        return -(-(self._window_bytes - self._room()) // self.segment_bytes)
+
+    @property
+    def retransmits(self) -> int:
+        """How often the oldest segment on the way was sent again."""
+        now_ns, oldest = self._events.now_ns(), self._pieces[0] if self._pieces else None
+        if not self.unacknowledged or (oldest is not None and oldest[0] > now_ns):
+            return 0
+        if oldest is not None and not self._sink.has_room(len(oldest[1])):
+            return 0  # the sink acknowledges that it has no room
+        first_ns = _RETRANSMIT_NS + self.route.delay_ns + self._back.delay_ns
+        return (1 + max(0, now_ns - self._since_ns) // first_ns).bit_length() - 1
 
     def _post(self, piece: memoryview) -> None:
         self._last_arrival_ns = arrival = max(
@@ -117,6 +184,8 @@ class Pipe:
 
     def finish(self, reason: str) -> None:
         """End the stream after all accepted bytes."""
+        if self._is_stuck:
+            return
         self._end = (max(self.route.transmit(0), self._last_arrival_ns), reason)
         self.arm()
 
@@ -139,7 +208,10 @@ class Pipe:
 
     def _room(self) -> int:
         while self._acks and self._acks[0][0] <= self._events.now_ns():
-            self._returning -= self._acks.popleft()[1]
+            self.heard_ns, nbytes = self._acks.popleft()
+            self._returning -= nbytes
+            self.acked_bytes += nbytes
+            self._since_ns = self.heard_ns if nbytes else self._since_ns
         return self._window_bytes - self._flying - self._returning
 
     def _plan_wake(self) -> None:
@@ -193,6 +265,7 @@ class Pipe:
             if self._sink.vanished:
                 self._on_ignored()
             else:
+                self.arrived_bytes += len(piece)
                 self._acknowledge(len(piece))
                 self._sink.put(piece)
         elif not self._pieces and self._end is not None and self._end[0] <= now:

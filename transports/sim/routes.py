@@ -62,6 +62,7 @@ class HostRoute:
         extra_ns: additional latency, during a latency spike.
         caps: temporary limits on the bandwidth, in bytes per second.
         gate: can hold back all traffic of this route.
+        largest_bytes: the largest segment that arrives; larger ones vanish. None: all arrive.
     """
 
     def __init__(self, events: Events, latency_ns: int, bytes_per_s: int | None) -> None:
@@ -70,6 +71,7 @@ class HostRoute:
         self.extra_ns = 0
         self.caps: list[int] = []
         self.gate = Gate(events)
+        self.largest_bytes: int | None = None
         self._events = events
         self._busy_until_ns = 0
 

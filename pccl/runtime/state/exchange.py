@@ -12,7 +12,7 @@ from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.messages import Progress
 from pccl.protocol.shared_state import Elected
 from pccl.protocol.types import OperationId, PeerId
-from pccl.runtime.state.frames import StateSender
+from pccl.runtime.state.frames import QUESTIONS, StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
@@ -30,9 +30,6 @@ KINDS = frozenset(
     }
 )
 """Kinds of the frames that this class receives."""
-
-_QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
-
 
 _UNREAD_BYTES_MAX = 16 << 10
 """Unsent bytes on a lane above which this peer sends no refusals: the other side does not read."""
@@ -182,9 +179,9 @@ class StateExchange:
         operation = header.operation
         if header.kind is FrameKind.WATCH:
             self.results.watch(peer, StateSender(operation, self._links))
-        elif header.kind in _QUESTIONS and operation in self.snapshots:
+        elif header.kind in QUESTIONS and operation in self.snapshots:
             return self.snapshots[operation].frame_started(peer, header)
-        elif header.kind not in _QUESTIONS and operation in self.prefetches:
+        elif header.kind not in QUESTIONS and operation in self.prefetches:
             return self.prefetches[operation].frame_started(peer, header)
         return _refuse(lane, header)
 
@@ -220,6 +217,6 @@ class StateExchange:
 
 def _refuse(lane: Lane, header: FrameHeader) -> Sink:
     """Refuse a request, or ignore any other frame; discard the payload."""
-    if header.kind in _QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
+    if header.kind in QUESTIONS and lane.backlog_bytes < _UNREAD_BYTES_MAX:
         lane.say(FrameHeader(FrameKind.PIECE_LACK, header.operation, 0, 0, 0))
     return Drain(header.length)

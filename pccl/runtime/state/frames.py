@@ -21,6 +21,9 @@ MAP_PIECES_MAX = 32768
 QUEUED_PIECES_MAX = 4096
 """Largest number of pieces that one peer may have requested and not received."""
 
+QUESTIONS = (FrameKind.MAP_ASK, FrameKind.LAYOUT_ASK, FrameKind.PIECE_ASK)
+"""Frames that ask for an answer. They are sent again if none comes."""
+
 _LISTS = (FrameKind.PIECE_ASK, FrameKind.PIECE_LACK, FrameKind.PIECE_HAVE)
 
 _LENGTHS_MAX = {
@@ -82,7 +85,9 @@ class StateSender:
             length = len(payload)
         step = 1 if kind is FrameKind.PIECE else 0  # pieces go last
         header = FrameHeader(kind, self._operation, step, offset, length, what)
-        self._links.to(peer).send(header, payload, 0)
+        # A question that is sent again and again shows no progress of its lane.
+        number = -1 if kind in QUESTIONS else 0
+        self._links.to(peer).send(header, payload, number)
 
     def waiting_bytes(self, peer: PeerId, kind: FrameKind) -> int:
         """Return the bytes of waiting frames of this kind for ``peer``, of all operations."""

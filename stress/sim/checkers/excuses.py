@@ -61,6 +61,7 @@ class Excuses:
         self._latency_ns = latency_ns
         self._troubles: list[_Trouble] = []
         self._flips: list[_Trouble] = []
+        self._stuck: list[_Trouble] = []
         self._lags_ns: Counter[str] = Counter()
         self._dozed_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
@@ -97,6 +98,15 @@ class Excuses:
         """Record that a connection stays open without delivering data; other connections work."""
         patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
         self._note(end.local.host, end.other.local.host, round(patience_s * NS_PER_S))
+
+    def stuck(self, end: SimConnection) -> None:
+        """Record that a connection lost a large segment for good, so it has to be replaced.
+
+        That alone explains no removal: before that, the link has to get smaller segments.
+        """
+        since_ns, patience_ns = self._now_ns(), self._timing.ns(2 * self._timing.lane_stall_s)
+        hosts = end.local.host, end.other.local.host
+        self._stuck.append(_Trouble(*hosts, since_ns, since_ns + patience_ns))
 
     def silenced(self, a: str, b: str, duration_ns: int) -> None:
         """Record that no data moves between two hosts, at least in one direction."""
@@ -340,6 +350,9 @@ class Excuses:
                     concerns = concerns and master
             if concerns:
                 lasted_s += trouble.lasted_s(since_ns, now_ns)
+        if lasted_s:
+            stuck = (one for one in self._stuck if host in (one.a, one.b))
+            lasted_s += sum(one.lasted_s(since_ns, now_ns) for one in stuck)
         return lasted_s >= wanted_s - slack_s
 
     @staticmethod

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
+from pccl.stress.sim.checkers.excuses import MASTERS
 from pccl.stress.sim.faults.base import (
     MS,
     Drawn,
     Duration,
     Ground,
     OtherProcess,
+    Peer,
     Process,
     TimedFault,
     one_of,
@@ -120,6 +122,33 @@ class Partition(BetweenFault, kind="partition"):
 @dataclass(frozen=True)
 class OneWayPartition(Partition, kind="partition_one_way", one_way=True):
     """No data arrives at ``other`` from ``peer``; the other direction works."""
+
+
+@dataclass(frozen=True)
+class BlackHole(TimedFault, kind="black_hole", calm=True, keeps_majority=True):
+    """Segments above ``largest_bytes`` vanish on the way from ``peer`` to ``other``, from now on.
+
+    Smaller ones pass: a tunnel on the way takes no larger ones, and no message says so.
+    """
+
+    peer: Peer
+    other: OtherProcess
+    """None: all other peers."""
+    largest_bytes: Annotated[int, one_of(1250, 1400)]
+
+    @classmethod
+    def draw(cls, rng: Random, ground: Ground, **given: Any) -> Self:
+        """Draw a fault, its two peers first."""
+        peer, other = rng.sample(range(ground.peers), 2)
+        return super().draw(rng, ground, peer=peer, other=other if rng.random() < 0.5 else None)
+
+    def strike(self, stage: Stage) -> None:
+        """Lose large segments."""
+        stage.struck(self)
+        for other in stage.others(self.peer, self.other):
+            if other not in MASTERS:
+                route = stage.network.route(stage.name(self.peer), other)
+                route.largest_bytes = self.largest_bytes
 
 
 # -- open connections ----------------------------------------------------------------------------

@@ -38,6 +38,7 @@ PLAIN: Draws = {
     connections.DeadLane: (0,) * 6 + (1, 2),
     connections.HalfOpen: (0,) * 6 + (1, 2),
     connections.StreamStall: (0,) * 9 + (1, 2),
+    between.BlackHole: (0,) * 10 + (1, 2),
     between.PairReset: (0,) * 20 + (1,),
     between.PairHalfOpen: (0,) * 20 + (1,),
     between.PairStall: (0,) * 20 + (1,),

@@ -18,6 +18,7 @@ from pccl.protocol.types import (
     WireFormat,
 )
 from pccl.stress.sim.faults.base import MS, Fault, Ground
+from pccl.stress.sim.faults.between import BlackHole
 from pccl.stress.sim.faults.connections import BehindNat
 from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, draw_faults
 from pccl.stress.sim.faults.master import MasterDeath, Takeover
@@ -26,6 +27,7 @@ from pccl.stress.sim.faults.state import FetchInterrupt, Lies
 from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, draw_training
 from pccl.transports.base import Connection
+from pccl.transports.sim.connection import SEGMENT_BYTES
 
 
 class Style(enum.Enum):
@@ -273,6 +275,7 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
         scenario = _with_buckets(scenario)
+    scenario = _with_large_segments(scenario)
     shut = [len(fault.peers) for fault in scenario.faults if isinstance(fault, BehindNat)]
     if max(shut, default=0) > 1 and not relays:  # two have no link, whatever a caller names
         slots = tuple(replace(slot, algorithm=Algorithm.AUTO) for slot in scenario.slots)
@@ -405,6 +408,16 @@ def _with_buckets(scenario: Scenario) -> Scenario:
     duration_ns = round(NS_PER_S * (scenario.timing.deadline_s + rng.uniform(1, 5))) + step_ns
     stop = Freeze(when_ns, rng.randrange(scenario.peers), duration_ns)
     return replace(scenario, buckets=buckets, faults=(*scenario.faults, stop))
+
+
+def _with_large_segments(scenario: Scenario) -> Scenario:
+    """In a run in which large segments vanish, let all data move in such segments."""
+    if not any(isinstance(fault, BlackHole) for fault in scenario.faults):
+        return scenario
+    count = scenario.peers * SEGMENT_BYTES
+    slots = tuple(replace(slot, count=max(slot.count, count)) for slot in scenario.slots)
+    larger = replace(scenario, slots=slots, segment_bytes=4 * SEGMENT_BYTES)
+    return replace(larger, window_bytes=65536, machine_size=1)
 
 
 def _draw_weighted(rng: Random, slot: Slot) -> Slot:

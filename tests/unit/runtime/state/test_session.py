@@ -8,9 +8,11 @@ from pccl.machines.peer.events import ComparisonDone, ReduceDone
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.shared_state import DIGEST_BYTES, Elected
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.state.frames import QUESTIONS, StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.session import StateNews, StateSession
 from pccl.transports.link import Links
+from pccl.transports.outgoing import Payload
 from tests.support.small_state import Recorder, filled
 
 OWN, FIRST, SECOND = PeerId(1), PeerId(2), PeerId(3)
@@ -79,6 +81,22 @@ class Scene:
         if until == MAP_BYTES:
             sink.complete()
         return told
+
+
+def test_a_question_shows_no_progress_of_its_lane() -> None:
+    """It is sent again and again if no answer comes; an answer does show progress."""
+    numbers: dict[FrameKind, int] = {}
+
+    class Numbered(Recorder):
+        def send(
+            self, header: FrameHeader, payload: Payload, number: int, check: int | None = None
+        ) -> None:
+            numbers[header.kind] = number
+
+    sender = StateSender(OPERATION, Links(Numbered))
+    for kind in (*QUESTIONS, FrameKind.MAP, FrameKind.PIECE):
+        sender.send(FIRST, kind)
+    assert {kind for kind, number in numbers.items() if number < 0} == set(QUESTIONS)
 
 
 def test_a_map_that_takes_longer_than_any_patience_is_waited_for() -> None:

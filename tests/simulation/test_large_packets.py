@@ -1,0 +1,80 @@
+"""Large segments vanish on one way of a link: how long it takes until it has smaller ones.
+
+No call fails meanwhile, and none is repeated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pccl.machines.peer.events import ReduceCall
+from pccl.protocol.data_type import DataType
+from pccl.protocol.limits import Timing
+from pccl.protocol.types import NS_PER_S, Descriptor, ReduceOp
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.engine import PeerEngine
+from pccl.runtime.requests import ReduceRequest
+from pccl.stress.sim.runner import run_seed
+from pccl.telemetry.events import LargePacketsLost
+from tests.support.virtual_runs import VirtualRun
+
+COUNT = 10_000
+TIMING = Timing()
+
+
+async def reduce(engine: PeerEngine) -> tuple[int, int]:
+    values = np.full(COUNT, engine.machine.peer, np.int64)
+    descriptor = Descriptor(DataType.INT64, ReduceOp.SUM, COUNT)
+    info = await engine.reduce(ReduceRequest(borrow(values, values), ReduceCall(0, 0, descriptor)))
+    assert values.min() == values.max()
+    return int(values[0]), info.attempts
+
+
+@pytest.mark.parametrize(
+    ("largest_bytes", "passes", "sends", "expected_s"),
+    [
+        # The side that dials can judge the first lane, too, if it is the one that sends.
+        (1400, 1200, True, 18.8),
+        (1200, 1200, True, 18.8),
+        (1199, 536, True, 24.5),
+        (1400, 1200, False, 26.3),
+    ],
+)
+def test_a_link_gets_smaller_segments(
+    largest_bytes: int, passes: int, sends: bool, expected_s: float
+) -> None:
+    """A stuck lane costs ``lane_stall_s``, or from half of it on if lanes are under suspicion.
+
+    ``sends``: whether large packets of the side that dials vanish, or those of the other side.
+    """
+    run = VirtualRun([0, 0], {"latency_ns": 1_000_000}, lanes=1)
+    elder, younger = run.engines
+    took_s: list[float] = []
+
+    async def main() -> None:
+        await run.start()
+        for n in range(40):
+            began_ns = run.loop.now_ns()
+            if n == 3:
+                way = ("p1", "p0") if sends else ("p0", "p1")
+                run.network.route(*way).largest_bytes = largest_bytes
+            assert await run.all([reduce(engine) for engine in run.engines]) == [(3, 1)] * 2
+            took_s.append((run.loop.now_ns() - began_ns) / NS_PER_S)
+        await run.close()
+
+    run.run_test(main())
+    assert [elder.machine.peer, younger.machine.peer] == [1, 2], "the younger one dials"
+    told = [one.event for one in younger.events.kept if isinstance(one.event, LargePacketsLost)]
+    assert [(one.peer_id, one.segment_bytes) for one in told] == [(1, passes)]
+    slow = [seconds for seconds in took_s if seconds > 1]
+    assert slow == [pytest.approx(expected_s, abs=2 * TIMING.tick_s)]
+    assert slow[0] < TIMING.progress_s
+
+
+@pytest.mark.parametrize("seed", [52, 54])
+def test_what_the_seeds_have_found(seed: int) -> None:
+    """A request for shared state that was sent again and again made its lane look alive."""
+    verdict = run_seed(seed)
+    assert verdict.violation is None
+    assert verdict.done["lane stuck"] > 0
