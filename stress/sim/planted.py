@@ -31,6 +31,7 @@ from pccl.machines.master.rounds import JointRounds
 from pccl.machines.master.succession.ratification import Ratification
 from pccl.machines.master.succession.recovery import Recovery
 from pccl.machines.peer.calls import JointCall, OneTimeError, Refusals
+from pccl.machines.peer.contact import MasterLiveness
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.membership import KnownMembership
 from pccl.machines.peer.operations import OpenOperations
@@ -181,6 +182,10 @@ def busy_is_asleep(note: Any, ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefu
     """A busy process counts the time as sleep, and judges no peer while it is busy."""
     slept_ns = note(ticks, now_ns, 0).slept_ns
     return Wakefulness(slept_ns, may_judge=not slept_ns)
+
+
+# A peer waits for ever on a connection to its master that is dead.
+_says("silent_master_trusted", MasterLiveness, "is_silent", False)
 
 
 # -- knowledge of a peer -------------------------------------------------------------------------

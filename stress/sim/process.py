@@ -207,7 +207,7 @@ class MasterProcess:
                 self._checkers.was_interrupted(InRun(machine.run, effect.message.operation))
             elif isinstance(effect, Announce) and effect.what == "registered":
                 member = machine.membership.peers[effect.peer].member
-                host = self.host.network.process_at(member.host, member.hosts)
+                host = self.host.network.addresses.process_at(member.host, member.hosts)
                 self._checkers.registered(machine.run, effect.peer, host, member.port)
             elif isinstance(effect, Announce) and effect.what == "admitted":
                 size = len(machine.membership.members())

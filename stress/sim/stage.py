@@ -223,8 +223,9 @@ class Stage:
         return self.master.clock if index == MASTER else self.seats[index].process.clock
 
     def address(self, index: int) -> Address:
-        """Return the address at which a process listens."""
-        return MASTER_ADDRESS if index == MASTER else self.seats[index].process.address
+        """Return the address at which others see the port of a process."""
+        listens = MASTER_ADDRESS if index == MASTER else self.seats[index].process.address
+        return Address(self.network.addresses.address_of(listens.host), listens.port)
 
     def stranger(self) -> SimHost:
         """Return the host of a stranger, which does not belong to the run."""

@@ -54,7 +54,7 @@ class World(VirtualRun):
         """Their connections are reset, and new ones come to nothing; for good: also to relays."""
         if for_good:
             for index in range(len(self.engines)):
-                self.network.translate(NatKind(refuses=True), f"p{index}")
+                self.network.addresses.translate(NatKind(refuses=True), f"p{index}")
         a, b = f"p{one}", f"p{other}"
         for end in list(self.network.ends):
             if {end.local.host, end.remote.host} == {a, b}:

@@ -61,20 +61,20 @@ def place_all(run: VirtualRun, cell: str) -> None:
     places, network = places_of(cell), run.network
     for index, (host, place) in enumerate(zip(run.hosts, places, strict=True)):
         if place.version:
-            network.versions[host.name] = place.version
+            network.addresses.versions[host.name] = place.version
         if place.is_home:
-            network.local[host.name] = 1
+            network.addresses.local[host.name] = 1
         if place.nat is None:
             continue
         ports = (MASTER_ADDRESS.port,) if place.is_barred else ()
         kind = replace(place.nat, ports=ports)
         if not place.is_shared:
-            network.translate(kind, host.name)
+            network.addresses.translate(kind, host.name)
         elif place not in places[:index]:
             names = [
                 one.name for one, where in zip(run.hosts, places, strict=True) if where == place
             ]
-            network.translate(kind, *names, outside="nat")
+            network.addresses.translate(kind, *names, outside="nat")
 
 
 @pytest.mark.parametrize(("cell", "paths"), TABLE)

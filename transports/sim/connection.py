@@ -210,6 +210,11 @@ class SimConnection:
         self._events.note("stall", self, duration_ns)
         self._out.gate.shut(duration_ns)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing that this end sends will arrive, unless :meth:`heal` is called."""
+        return self._out.gate.is_shut_for_ever
+
     def heal(self) -> None:
         """End a :meth:`stall`."""
         self._events.note("heal", self)

@@ -18,6 +18,8 @@ from zlib import crc32
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address
 
+IDLE_NS = 240 * NS_PER_S
+
 _PORTS = 1 << 16
 
 
@@ -51,7 +53,7 @@ class NatKind:
     """Whether two hosts inside reach each other at outside addresses (RFC 4787, section 6)."""
     refuses: bool = False
     """Whether a dial that may not pass is refused at once; otherwise it is never answered."""
-    idle_ns: int = 240 * NS_PER_S
+    idle_ns: int = IDLE_NS
     """Time after which a mapping ends that no connection uses (RFC 5382, REQ-5)."""
     ports: tuple[int, ...] = ()
     """Ports that hosts inside may dial; empty: all."""

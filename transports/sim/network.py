@@ -25,28 +25,18 @@ from random import Random
 from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import Address, Connection, Listener, PortLimits
+from pccl.transports.sim.addresses import Addresses, inside
 from pccl.transports.sim.connection import SimConnection, Wires, report_bug
 from pccl.transports.sim.events import Action, Events, Trace, VirtualClock
 from pccl.transports.sim.memory import SimMemories
-from pccl.transports.sim.nat import Nat, NatKind
+from pccl.transports.sim.nat import Nat
 from pccl.transports.sim.routes import HostRoute
 from pccl.transports.sim.run_queue import RunQueue
 
 _FIRST_PORT = 49152
 _PORTS_PER_PROCESS = 64
-_LOCAL = ".local"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
-
-
-def _inside(name: str) -> str:
-    """Return the address of a host in its local network."""
-    return name + _LOCAL
-
-
-def _outside(address: str) -> str:
-    """Return the name of the host that has this address."""
-    return address.removesuffix(_LOCAL)
 
 
 class _SimListener:
@@ -102,10 +92,12 @@ class _Dial:
         if self.answer.done() or not self._host.alive or self._name in network.wires.off:
             return
         back = network.route(self._name, self._host.name)
+        if network.addresses.is_left(self._remote.host):
+            return
         nat, there = self._nat(), Address(self._name, self._remote.port)
         if nat is not None:
-            inside = nat.inbound(there.port, self._seen(), network.events.now_ns())
-            there = inside or Address("", 0)
+            target_at = nat.inbound(there.port, self._seen(), network.events.now_ns())
+            there = target_at or Address("", 0)
         target = network.hosts.get(there.host)
         if self._origin is not None:
             self._cross(target, there.port)
@@ -120,16 +112,17 @@ class _Dial:
 
     def _nat(self) -> Nat | None:
         """Return the NAT that the request passes last, if there is one."""
-        network = self._host.network
-        if network.are_inside(self._host.name, self._remote.host):
+        addresses = self._host.network.addresses
+        if addresses.are_inside(self._host.name, self._remote.host):
             return None
-        return network.nats.get(self._name)
+        return addresses.nats.get(self._name)
 
     def _seen(self) -> Address:
         """Return where the request comes from, as the other host sees it."""
         if self._origin is None:
             self._port = self._port or self._host.take_port()
-        return self._host.network.seen(Address(self._host.name, self._port), self._remote)
+        local = Address(self._host.name, self._port)
+        return self._host.network.addresses.seen(local, self._remote)
 
     def _join(self, target: SimHost, port: int) -> SimConnection:
         """Make both ends of a connection; return that of the other host."""
@@ -251,7 +244,7 @@ class SimHost:
 
     def hosts(self, address: Address) -> tuple[str, ...]:
         """Return the host's address in its local network, if it is in one."""
-        return (_inside(self.name),) if self.name in self.network.local else ()
+        return (inside(self.name),) if self.name in self.network.addresses.local else ()
 
     async def dial(
         self,
@@ -269,10 +262,11 @@ class SimHost:
             LinkError: no process listens there, or none answered within ``timeout_s``.
         """
         for host in hosts:
-            if self.network.are_inside(self.name, host):
+            if self.network.addresses.are_inside(self.name, host):
                 address = Address(host, address.port)
         self.network.events.note("dial", self.name, address)
-        name = self.name if address.host in _LOOPBACK else _outside(address.host)
+        is_own = address.host in _LOOPBACK
+        name = self.name if is_own else self.network.addresses.name_of(address.host)
         dial = _Dial(self, name, address, segment_bytes)
         return await self._dial(dial, name, address, timeout_s, may_dial)
 
@@ -290,8 +284,9 @@ class SimHost:
             LinkError: the two have not met within ``timeout_s``.
         """
         self.network.events.note("punch", local, address)
-        dial = _Dial(self, address.host, address, segment_bytes, local.port)
-        return await self._dial(dial, address.host, address, timeout_s, may_dial)
+        name = self.network.addresses.name_of(address.host)
+        dial = _Dial(self, name, address, segment_bytes, local.port)
+        return await self._dial(dial, name, address, timeout_s, may_dial)
 
     async def _dial(
         self,
@@ -301,15 +296,15 @@ class SimHost:
         timeout_s: float,
         may_dial: Callable[[str], bool],
     ) -> Connection:
-        events = self.network.events
+        events, addresses = self.network.events, self.network.addresses
         if not may_dial(address.host):
             dial.fail("this address is valid only on its own machine or network")
-        elif name not in self.network.hosts and name not in self.network.nats:
+        elif name not in self.network.hosts and name not in addresses.nats:
             dial.fail("name or service not known")
-        elif self.network.are_apart(self.name, name):
+        elif addresses.are_apart(self.name, name):
             dial.fail("network is unreachable")
-        elif not self.network.may_leave(self.name, address):
-            if self.network.nats[self.name].kind.refuses:
+        elif not addresses.may_leave(self.name, address):
+            if addresses.nats[self.name].kind.refuses:
                 dial.fail("connection refused")
         else:
             dial.leave()
@@ -388,9 +383,7 @@ class SimNetwork:
         ends: ends of open connections, from which fault plans choose.
         noises: applied to all arriving data, in order.
         memories: machines on which several hosts share memory; fill it before booting hosts.
-        nats: the NAT of each host that is behind one, by its name, and by the NAT's own address.
-        local: local network of each host that is in one, by name.
-        versions: host name -> the only version of IP that this host has; other hosts have both.
+        addresses: who has which address, and who may reach whom.
     """
 
     def __init__(
@@ -409,9 +402,7 @@ class SimNetwork:
         self.wires = Wires(self.events, window_bytes)
         self.ends, self.noises = self.wires.ends, self.wires.noises
         self.memories = SimMemories()
-        self.nats: dict[str, Nat] = {}
-        self.local: dict[str, int] = {}
-        self.versions: dict[str, int] = {}
+        self.addresses = Addresses(self.events.now_ns, self._has_connection)
         self._latency_ns = latency_ns
         self._bytes_per_s = bytes_per_s
         self._routes: dict[tuple[str, str], HostRoute] = {}
@@ -428,39 +419,23 @@ class SimNetwork:
         self.hosts[name] = SimHost(self, name, boots)
         return self.hosts[name]
 
-    def process_at(self, host: str, hosts: Sequence[str]) -> str:
-        """Return the name of the host that others see at ``host``, and inside at ``hosts``."""
-        return _outside(hosts[0]) if hosts else host
+    def move(self, name: str) -> list[str]:
+        """Give a host, or the NAT before it, another address; return all hosts that have moved.
 
-    def are_inside(self, name: str, address: str) -> bool:
-        """Whether ``address`` is that of a host in its local network, which ``name`` is in, too."""
-        local = self.local.get(name)
-        return address != _outside(address) and local == self.local.get(_outside(address), -1)
-
-    def translate(self, kind: NatKind, *names: str, outside: str = "") -> None:
-        """Put hosts behind one NAT; ``outside``: its address, or else the first host's name."""
-        nat = Nat(kind, outside or names[0], self._has_connection)
-        self.nats |= dict.fromkeys((*names, nat.host), nat)
+        Their connections stay open at both ends, but nothing arrives on them any more.
+        """
+        names = [one for one in self.addresses.move(name) if one in self.hosts]
+        self.events.note("move", *names)
+        for end in list(self.ends):
+            ends = (end, end.other)
+            is_local = any(self.addresses.are_inside(e.local.host, e.remote.host) for e in ends)
+            if not is_local and any(one.local.host in names for one in ends):
+                for one in ends:
+                    one.stall(None)
+        return names
 
     def _has_connection(self, local: Address, remote: Address) -> bool:
         return any((end.local, end.remote) == (local, remote) for end in self.ends)
-
-    def may_leave(self, name: str, remote: Address) -> bool:
-        """Whether the NAT of a host lets its dial of ``remote`` out."""
-        nat = self.nats.get(name)
-        return nat is None or self.are_inside(name, remote.host) or nat.lets_out(remote)
-
-    def seen(self, local: Address, remote: Address) -> Address:
-        """Return the address that ``remote`` sees of a connection from ``local``."""
-        nat = self.nats.get(local.host)
-        if nat is None or self.are_inside(local.host, remote.host):
-            return local
-        return nat.outbound(local, remote, self.events.now_ns())
-
-    def are_apart(self, one: str, other: str) -> bool:
-        """Whether two hosts have no version of IP in common."""
-        versions = {self.versions[name] for name in (one, other) if name in self.versions}
-        return len(versions) > 1
 
     def route(self, source: str, target: str) -> HostRoute:
         """Return the route from one host to another; its attributes may be set at any time."""

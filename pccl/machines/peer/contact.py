@@ -139,13 +139,15 @@ class MasterLiveness:
         return max(0, present_ms - refused.removed_ms) / 1000
 
     def is_silent(self, now_ns: int, *, known: bool) -> bool:
-        """Whether the present connection has brought no message for the whole deadline.
+        """Whether the present connection has brought no message for so long that it may be dead.
 
-        ``known``: whether a master has registered this peer; if not, ``dial_s`` is the deadline.
+        The master removes a peer whose connection is dead after ``deadline_s``. Until then the peer
+        has time to resume on another connection. ``known``: whether a master has registered this
+        peer; if not, ``dial_s`` is the deadline.
         """
-        since_ns = max(self.heard_ns, self._opened_ns)
-        patience_s = self._timing.deadline_s if known else self._timing.dial_s
-        return now_ns - since_ns >= self._timing.ns(patience_s)
+        since_ns, timing = max(self.heard_ns, self._opened_ns), self._timing
+        patience_s = max(timing.deadline_s / 2, timing.deadline_s - 2 * timing.resume_s)
+        return now_ns - since_ns >= timing.ns(patience_s if known else timing.dial_s)
 
     def is_lost(self, now_ns: int) -> bool:
         """Whether this peer has received nothing from a master of the run for ``master_lost_s``."""

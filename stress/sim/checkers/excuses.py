@@ -108,6 +108,11 @@ class Excuses:
         hosts = end.local.host, end.other.local.host
         self._stuck.append(_Trouble(*hosts, since_ns, since_ns + patience_ns))
 
+    def moved(self, host: str) -> None:
+        """Record that the address of ``host`` has changed, and its connections are dead."""
+        patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
+        self._note(host, host, self._timing.ns(patience_s))
+
     def silenced(self, a: str, b: str, duration_ns: int) -> None:
         """Record that no data moves between two hosts, at least in one direction."""
         self._note(a, b, duration_ns)

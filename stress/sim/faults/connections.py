@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.faults.base import (
     Choice,
     Drawn,
     Duration,
     Fault,
     Ground,
+    Peer,
     TimedFault,
     chance,
+    one_of,
 )
-from pccl.transports.sim.nat import PORT_RESTRICTED, SYMMETRIC, Dependence
+from pccl.transports.sim.nat import IDLE_NS, PORT_RESTRICTED, SYMMETRIC, Dependence
 
 if TYPE_CHECKING:
     from pccl.stress.sim.stage import Stage
@@ -108,6 +111,30 @@ class StreamStall(ConnectionFault, kind="stall"):
         end.stall(self.duration_ns)
 
 
+@dataclass(frozen=True)
+class Moved(TimedFault, kind="moved"):
+    """A peer, or the NAT before it, gets another address: a line was dialled again, for example.
+
+    All its connections end without a word, except in its local network. Its dials come from the new
+    address, and nobody answers at the old one.
+    """
+
+    peer: Peer
+    is_told: Annotated[bool, chance(0.5)]
+    """Whether its system tells the peer that its connections are lost."""
+
+    def strike(self, stage: Stage) -> None:
+        """Change the address, and that of all hosts behind the same NAT."""
+        stage.struck(self)
+        network = stage.network
+        names = network.move(stage.name(self.peer))
+        for name in names:
+            stage.excuses.moved(name)
+        if self.is_told:
+            for end in [end for end in network.ends if end.local.host in names and end.is_cut]:
+                end.forget()
+
+
 def _some_peers(ground: Ground, rng: Random) -> tuple[int, ...]:
     """Draw the peers: one, which can still dial all other processes, or more, up to all."""
     count = 1 if rng.random() < 0.25 else rng.randint(1, ground.peers)
@@ -129,14 +156,16 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
     each other at the same time do not meet."""
     together: Annotated[bool, chance(0.25)]
     """Whether these processes are in one local network."""
-    filtering: Dependence = Dependence.ADDRESS_AND_PORT
+    filtering: Annotated[Dependence, one_of(*Dependence)] = Dependence.ADDRESS_AND_PORT
     """What the NAT compares to tell an answer from a dial."""
-    shares_address: bool = False
+    shares_address: Annotated[bool, chance(0.25)] = False
     """Whether the others see all these processes at one address."""
-    hairpins: bool = False
+    hairpins: Annotated[bool, chance(0.5)] = False
     """Whether processes behind one NAT reach each other at its address."""
     ports: tuple[int, ...] = ()
     """The only ports that the processes can dial; empty: all."""
+    idle_ns: Annotated[int, one_of(NS_PER_S, 30 * NS_PER_S, IDLE_NS)] = IDLE_NS
+    """Time after which the NAT forgets a mapping that no connection uses."""
 
     def plant(self, stage: Stage) -> None:
         """Put the processes behind their NATs."""
@@ -147,17 +176,18 @@ class BehindNat(Fault, kind="undialable", calm=True, keeps_majority=True):
             refuses=self.refuses,
             hairpins=self.hairpins,
             ports=self.ports,
+            idle_ns=self.idle_ns,
         )
         names = [stage.name(index) for index in self.peers]
         first = self.peers[0]
         if self.shares_address:
-            stage.network.translate(kind, *names, outside=f"nat{first}")
+            stage.network.addresses.translate(kind, *names, outside=f"nat{first}")
         for index, name in zip(self.peers, names, strict=True):
             if not self.shares_address:
-                stage.network.translate(kind, name)
+                stage.network.addresses.translate(kind, name)
             home = first if self.together else index if self.shares_address else None
             if home is not None:
-                stage.network.local[name] = home
+                stage.network.addresses.local[name] = home
             stage.excuses.shut(name, home, is_barred=bool(self.ports))
 
 
@@ -172,5 +202,5 @@ class OneIpVersion(Fault, kind="ip_version", calm=True, keeps_majority=True):
         """Take the other version from the processes."""
         stage.struck(self)
         for name in map(stage.name, self.peers):
-            stage.network.versions[name] = self.version
+            stage.network.addresses.versions[name] = self.version
             stage.excuses.has_version(name, self.version)

@@ -61,4 +61,4 @@ def test_a_busy_peer_finds_that_its_master_is_silent(busy_s: int, silent: bool) 
         for n in range(1, 8)
     ]
     assert any(found) is silent
-    assert found.index(True) == 4 if silent else True  # 10 s
+    assert found.index(True) == 2 if silent else True  # 6 s

@@ -560,7 +560,7 @@ async def met(world: World, there: Address) -> tuple[Address, Address]:
 @pytest.mark.parametrize("refuses", [True, False])
 def test_two_that_dial_each_other_meet_behind_translators(world: World, refuses: bool) -> None:
     for name in "ab":
-        world.network.translate(NatKind(refuses=refuses), name)
+        world.network.addresses.translate(NatKind(refuses=refuses), name)
 
     async def main() -> None:
         assert await met(world, Address("b", 2)) == (Address("b", 2), Address("a", 1))
@@ -578,8 +578,8 @@ def test_who_dials_the_wrong_port_meets_nobody(world: World) -> None:
 
 
 def test_a_translator_that_changes_ports_keeps_two_apart(world: World) -> None:
-    world.network.translate(SYMMETRIC, "b")
-    seen_by_c = world.network.seen(Address("b", 2), Address("c", 80))
+    world.network.addresses.translate(SYMMETRIC, "b")
+    seen_by_c = world.network.addresses.seen(Address("b", 2), Address("c", 80))
     assert seen_by_c != Address("b", 2)
 
     async def main() -> None:
@@ -591,8 +591,8 @@ def test_a_translator_that_changes_ports_keeps_two_apart(world: World) -> None:
 
 def test_hosts_of_one_network_reach_each_other_inside(world: World) -> None:
     for name in "ab":
-        world.network.translate(NatKind(refuses=True), name)
-    world.network.local = {"a": 1, "b": 1}
+        world.network.addresses.translate(NatKind(refuses=True), name)
+    world.network.addresses.local = {"a": 1, "b": 1}
     (inside,) = world.b.hosts(Address("::", 0))
     assert world.c.hosts(Address("::", 0)) == ()
 
@@ -610,7 +610,7 @@ def test_hosts_of_one_network_reach_each_other_inside(world: World) -> None:
 
 
 def test_two_behind_one_translator_meet_if_it_hairpins(world: World) -> None:
-    world.network.translate(NatKind(hairpins=True), "a", "b", outside="home")
+    world.network.addresses.translate(NatKind(hairpins=True), "a", "b", outside="home")
 
     async def main() -> None:
         addresses = [Address("home", port) for port in (1, 2)]
@@ -623,7 +623,7 @@ def test_two_behind_one_translator_meet_if_it_hairpins(world: World) -> None:
 
 
 def test_two_behind_one_translator_that_does_not_hairpin_meet_not(world: World) -> None:
-    world.network.translate(NatKind(), "a", "b", outside="home")
+    world.network.addresses.translate(NatKind(), "a", "b", outside="home")
 
     async def main() -> None:
         one = world.a.punch(Address("a", 1), Address("home", 2), 9.0, lambda host: True)
@@ -635,7 +635,7 @@ def test_two_behind_one_translator_that_does_not_hairpin_meet_not(world: World) 
 
 
 def test_what_a_firewall_does_not_let_out(world: World) -> None:
-    world.network.translate(NatKind(ports=(443,), refuses=True), "a")
+    world.network.addresses.translate(NatKind(ports=(443,), refuses=True), "a")
 
     async def main() -> None:
         for port in (443, 444):
@@ -649,7 +649,7 @@ def test_what_a_firewall_does_not_let_out(world: World) -> None:
 
 
 def test_hosts_with_different_versions_of_ip(world: World) -> None:
-    world.network.versions = {"a": 4, "b": 6}
+    world.network.addresses.versions = {"a": 4, "b": 6}
 
     async def main() -> None:
         listener = await world.b.listen(Address("b", 0), lambda connection: connection.close())
