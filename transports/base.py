@@ -23,6 +23,11 @@ from pccl.protocol.errors import LinkError, LocalProtocolError, RemoteProtocolEr
 from pccl.protocol.guards.source_shares import PortLimits
 from pccl.transports.announcement import Announcement
 
+SILENCE_MAX_S = 30
+"""How long the other side's kernel may acknowledge nothing before this kernel ends the connection.
+It is longer than all deadlines of the protocol, which act first. A short limit would hit
+applications that hold the interpreter lock, because these keep their TCP windows closed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:

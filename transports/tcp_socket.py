@@ -21,12 +21,7 @@ from concurrent.futures import Executor
 from functools import cache, partial
 
 from pccl.protocol.limits import LINGER_S
-from pccl.transports.base import Address, PathMeasure
-
-SILENCE_MAX_S = 30
-"""How long the other side's kernel may acknowledge nothing before this kernel ends the connection.
-It is longer than all deadlines of the protocol, which act first. A short limit would hit
-applications that hold the interpreter lock, because these keep their TCP windows closed."""
+from pccl.transports.base import SILENCE_MAX_S, Address, PathMeasure
 
 BACKLOG = 1024
 """Dials that may wait in the kernel: after a restart of the master, all peers dial at once."""

@@ -43,7 +43,7 @@ from pccl.protocol.checksum import SEAL_BYTES
 from pccl.protocol.errors import PCCLError
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import DIGEST_BYTES, Expected, Offer
-from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.types import Descriptor, Member, OperationId, PeerId
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.outlet import Outlet
@@ -54,6 +54,7 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
+from pccl.topology import link_upkeep
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
 from pccl.transports.link import Lane
@@ -184,9 +185,8 @@ def busy_is_asleep(note: Any, ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefu
     return Wakefulness(slept_ns, may_judge=not slept_ns)
 
 
-# A peer waits for ever on a connection to its master that is dead.
+# A peer waits for ever on a dead connection to its master.
 _says("silent_master_trusted", MasterLiveness, "is_silent", False)
-
 
 # -- knowledge of a peer -------------------------------------------------------------------------
 
@@ -354,6 +354,12 @@ def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> obje
     """The elder of two peers never dials, even if only the elder has lost the link."""
     is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
     return bring_up(upkeep, link) if is_younger else []
+
+
+@_does(link_upkeep, "_where")
+def local_addresses_ignored(where: Any, member: Member, mistaken: int) -> Member:
+    """A peer dials another one only where the master sees it, even inside one local network."""
+    return replace(member, hosts=())
 
 
 # A link on which large packets vanish never gets smaller segments.

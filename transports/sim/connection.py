@@ -16,8 +16,8 @@ from functools import partial
 from typing import Protocol
 
 from pccl.protocol.errors import LinkError
-from pccl.protocol.types import NS_PER_MS
-from pccl.transports.base import Address, PathMeasure, Receiver, receiver_failure
+from pccl.protocol.types import NS_PER_MS, NS_PER_S
+from pccl.transports.base import SILENCE_MAX_S, Address, PathMeasure, Receiver, receiver_failure
 from pccl.transports.sim.events import Events
 from pccl.transports.sim.pipe import Pipe
 from pccl.transports.sim.receive_buffer import ReceiveBuffer
@@ -80,6 +80,7 @@ class SimConnection:
         process, local, remote: see above.
         other: the other end (for fault plans).
         receiver: the receiver of this end, None before ``start`` (for fault plans).
+        is_cut: whether :meth:`cut` was called.
     """
 
     congestion = ""
@@ -90,6 +91,7 @@ class SimConnection:
         self.remote = remote
         self.receiver: Receiver | None = None
         self.other: SimConnection
+        self.is_cut = False
         self._wires = wires
         self._events = wires.events
         self._open = True
@@ -210,10 +212,13 @@ class SimConnection:
         self._events.note("stall", self, duration_ns)
         self._out.gate.shut(duration_ns)
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether nothing that this end sends will arrive, unless :meth:`heal` is called."""
-        return self._out.gate.is_shut_for_ever
+    def cut(self) -> None:
+        """Let nothing arrive any more, at either end; their kernels give up after a while."""
+        self.is_cut = self.other.is_cut = True
+        for end in (self, self.other):
+            end.stall(None)
+            when_ns = self._events.now_ns() + SILENCE_MAX_S * NS_PER_S
+            self._events.at(when_ns, partial(end.lose, "connection timed out"))
 
     def heal(self) -> None:
         """End a :meth:`stall`."""

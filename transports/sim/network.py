@@ -422,16 +422,16 @@ class SimNetwork:
     def move(self, name: str) -> list[str]:
         """Give a host, or the NAT before it, another address; return all hosts that have moved.
 
-        Their connections stay open at both ends, but nothing arrives on them any more.
+        Nothing arrives any more on their connections, except in a local network.
         """
         names = [one for one in self.addresses.move(name) if one in self.hosts]
         self.events.note("move", *names)
         for end in list(self.ends):
             ends = (end, end.other)
             is_local = any(self.addresses.are_inside(e.local.host, e.remote.host) for e in ends)
-            if not is_local and any(one.local.host in names for one in ends):
-                for one in ends:
-                    one.stall(None)
+            is_lost = not is_local and any(one.local.host in names for one in ends)
+            if is_lost and not end.is_cut:
+                end.cut()
         return names
 
     def _has_connection(self, local: Address, remote: Address) -> bool:

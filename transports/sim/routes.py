@@ -30,11 +30,6 @@ class Gate:
         until = _FOR_EVER_NS if duration_ns is None else self._events.now_ns() + duration_ns
         self.shut_until_ns = max(self.shut_until_ns, until)
 
-    @property
-    def is_shut_for_ever(self) -> bool:
-        """Whether it stays shut until :meth:`open`."""
-        return self.shut_until_ns == _FOR_EVER_NS
-
     def open(self) -> None:
         """Open the gate, and let the waiting actions happen."""
         self.shut_until_ns = self._events.now_ns()

@@ -90,13 +90,12 @@ class HalfOpen(ConnectionFault, kind="half_open"):
 class SilentLoss(ConnectionFault, kind="silent_loss", lanes_only=True):
     """A firewall or NAT forgets a lane, and drops all packets of the lane.
 
-    One end drops the lane. The other end never notices the loss, even if it sends.
+    One end drops the lane. The other end notices the loss only when its kernel gives up.
     """
 
     def _befall(self, stage: Stage, end: SimConnection) -> None:
         stage.excuses.deadened(end)
-        end.stall(None)
-        end.other.stall(None)
+        end.cut()
         end.forget()
 
 

@@ -53,7 +53,7 @@ PLAIN: Draws = {
     master.BlankMasterRestart: (0,) * 10 + (1, 2),
     master.Takeover: (0,) * 9 + (1,),
     connections.SilentLoss: (0,) * 6 + (1, 2),
-    connections.BehindNat: (0,) * 5 + (1,),
+    connections.BehindNat: (0,) * 7 + (1,),
     connections.Moved: (0,) * 12 + (1, 2),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol.types import NOBODY
 from pccl.runtime.control.greeting import leaves_machine
-from pccl.transports.base import Address, PathMeasure
+from pccl.transports.base import Address
 from pccl.transports.relay import (
     SPLICE_BYTES,
     Introducer,
@@ -418,8 +418,12 @@ async def test_the_way_is_measured_with_twice_its_round_trip(world: World) -> No
     a, _ = await world.dial("a")
     world.network.set_link("a", "relay", latency_ns=20 * MS, bytes_per_s=5_000_000)
     relayed = RelayedConnection(a.connection, behind(OTHER, RELAY))
-    assert a.connection.measure() == PathMeasure(40 * MS, 5_000_000, is_lower_bound=False)
-    assert relayed.measure() == PathMeasure(80 * MS, 5_000_000, is_lower_bound=False)
+    known = [
+        (path.rtt_ns, path.bytes_per_s)
+        for end in (a.connection, relayed)
+        if (path := end.measure())
+    ]
+    assert known == [(40 * MS, 5_000_000), (80 * MS, 5_000_000)]
     relayed.abort()
     assert relayed.measure() is None
 
