@@ -43,9 +43,11 @@ PARENT = (
 class Launched:
     """A launch that runs."""
 
+    command = PCCL_LAUNCH
+
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [*PCCL_LAUNCH, *arguments],
+            [*self.command, *arguments],
             cwd=ROOT,
             env=environment_with(**environment),
             stdout=subprocess.PIPE,
@@ -100,12 +102,21 @@ def start(launched: list[Launched]) -> type[Launched]:
     return Noted
 
 
+@pytest.fixture
+def fork(
+    start: type[Launched], ready_pccl: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> type[Launched]:
+    """The launch itself is a fork, for tests that send it no signal."""
+    monkeypatch.setattr(Launched, "command", (*ready_pccl, "launch"))
+    return start
+
+
 # -- what peers find and print ---------------------------------------------------------------------
 
 
-def test_environment(start: type[Launched]) -> None:
+def test_environment(fork: type[Launched]) -> None:
     source = ME + "import json; print(json.dumps([dict(os.environ), sys.stdin.read()]))"
-    launch = start(
+    launch = fork(
         *("-n", "3", "--group", "5", "--min-peers", "2", "--", *PYTHON, source),
         PCCL_MASTER="host.example:1",
         PCCL_TOKEN="the secret of another run",
@@ -148,18 +159,18 @@ def test_environment(start: type[Launched]) -> None:
     }
 
 
-def test_a_name_that_is_too_long_for_numbers(start: type[Launched]) -> None:
+def test_a_name_that_is_too_long_for_numbers(fork: type[Launched]) -> None:
     source = "import os, pccl; print(len(os.environ['PCCL_NAME']), pccl.Communicator('x:1') and 1)"
-    launch = start("-n", "1", "--", *PYTHON, source, PCCL_NAME="é" * 32)
+    launch = fork("-n", "1", "--", *PYTHON, source, PCCL_NAME="é" * 32)
     cut = "é" * 31 + "-0"
     told = f"pccl launch: PCCL_NAME is too long for numbers after it: {cut} and so on\n"
     assert launch.finish() == (0, f"[{cut}] 33 1\n", told)
 
 
-def test_another_master(start: type[Launched]) -> None:
+def test_another_master(fork: type[Launched]) -> None:
     names = ("PCCL_MASTER", "PCCL_TOKEN", "PCCL_TOKEN_FILE", "PCCL_GROUP", "PCCL_MIN_PEERS")
     source = ME + f"print(*(os.environ.get(name) for name in {names}))"
-    launch = start(
+    launch = fork(
         *("-n", "1", "--master", "[2001:db8::1]:48148", "--", *PYTHON, source),
         PCCL_TOKEN_FILE="secret.txt",
     )
@@ -168,12 +179,12 @@ def test_another_master(start: type[Launched]) -> None:
     assert launch.finish() == (0, shown, "")
 
 
-def test_port(start: type[Launched]) -> None:
+def test_port(fork: type[Launched]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
         listener.listen()
-        taken = start("--port", port, "--", *PYTHON, "print('never')")
+        taken = fork("--port", port, "--", *PYTHON, "print('never')")
         status, out, err = taken.finish()
     assert (status, out) == (1, "")
     assert err == (
@@ -181,21 +192,21 @@ def test_port(start: type[Launched]) -> None:
         "choose another --port, or leave it out to get a free one\n"
     )
     source = "import os; print(os.environ['PCCL_MASTER'])"
-    free = start("-n", "1", "--port", port, "--", *PYTHON, source)
+    free = fork("-n", "1", "--port", port, "--", *PYTHON, source)
     assert free.finish() == (0, f"[p0] 127.0.0.1:{port}\n", "")
 
 
-def test_streams_are_kept_apart_and_no_line_is_lost(start: type[Launched]) -> None:
+def test_streams_are_kept_apart_and_no_line_is_lost(fork: type[Launched]) -> None:
     source = ME + "print('out', me); sys.stderr.write(f'err {me}')"
-    status, out, err = start("-n", "2", "--", *PYTHON, source).finish()
+    status, out, err = fork("-n", "2", "--", *PYTHON, source).finish()
     assert status == 0
     assert sorted(out.splitlines()) == ["[p0] out 0", "[p1] out 1"]
     assert sorted(err.splitlines()) == ["[p0] err 0", "[p1] err 1"]
 
 
-def test_lines_come_whole_and_in_order(start: type[Launched]) -> None:
+def test_lines_come_whole_and_in_order(fork: type[Launched]) -> None:
     source = ME + "for i in range(300): print(f'{i:03}' * 400)"
-    status, out, err = start("-n", "3", "--", *PYTHON, source).finish()
+    status, out, err = fork("-n", "3", "--", *PYTHON, source).finish()
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == 900
@@ -204,12 +215,12 @@ def test_lines_come_whole_and_in_order(start: type[Launched]) -> None:
         assert mine == [f"[p{peer}] " + f"{i:03}" * 400 for i in range(300)]
 
 
-def test_long_lines_and_garbage_pass(start: type[Launched]) -> None:
+def test_long_lines_and_garbage_pass(fork: type[Launched]) -> None:
     source = (
         "import sys; out = sys.stdout.buffer\n"
         "out.write(b'x' * 200_000 + b'\\n\\xff\\x00\\xfe\\n\\rhalf\\rdone'); out.flush()"
     )
-    status, out, err = start("-n", "1", "--", *PYTHON, source).finish()
+    status, out, err = fork("-n", "1", "--", *PYTHON, source).finish()
     assert (status, err) == (0, "")
     *long, garbage, half, done = out.split("\n")[:-1]
     assert "".join(line.removeprefix("[p0] ") for line in long) == "x" * 200_000
@@ -265,7 +276,7 @@ FULL_BYTES = 32 << 10
 # -- how it ends -----------------------------------------------------------------------------------
 
 
-def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Path) -> None:
+def test_first_failure_by_time_is_the_status(fork: type[Launched], tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     source = (
@@ -274,16 +285,16 @@ def test_first_failure_by_time_is_the_status(start: type[Launched], tmp_path: Pa
         + "if me == 1: sys.exit(3)\n"
         + "print('went on')"
     )
-    launch = start("-n", "3", "--", *PYTHON, source)
+    launch = fork("-n", "3", "--", *PYTHON, source)
     assert without_hint(launch.err.readline()) == ""
     assert launch.err.readline() == "pccl launch: p1 failed: exit code 3\n"
     gate.write_text("")  # only now can peer 0 end
     assert launch.finish() == (3, "[p2] went on\n", "pccl launch: p0 failed: exit code 4\n")
 
 
-def test_death_by_signal(start: type[Launched]) -> None:
+def test_death_by_signal(fork: type[Launched]) -> None:
     source = ME + "if me == 1: os.kill(os.getpid(), signal.SIGKILL)\nprint('went on')"
-    launch = start("-n", "2", "--", *PYTHON, source)
+    launch = fork("-n", "2", "--", *PYTHON, source)
     error = "pccl launch: p1 failed: signal SIGKILL\n"
     assert launch.finish() == (137, "[p0] went on\n", error)
 
@@ -455,13 +466,13 @@ def test_no_descriptors_left() -> None:
 # -- commands that cannot be run -------------------------------------------------------------------
 
 
-def test_missing_command(start: type[Launched]) -> None:
+def test_missing_command(fork: type[Launched]) -> None:
     error = "Error: command not found: no-such-command\n"
-    assert start("--", "no-such-command").finish() == (127, "", error)
+    assert fork("--", "no-such-command").finish() == (127, "", error)
 
 
-def test_not_executable(start: type[Launched]) -> None:
-    status, out, err = start("--", "./README.md").finish()
+def test_not_executable(fork: type[Launched]) -> None:
+    status, out, err = fork("--", "./README.md").finish()
     assert (status, out) == (126, "")
     assert err.startswith("Error: README.md is not executable")
 
@@ -474,12 +485,12 @@ def test_not_executable(start: type[Launched]) -> None:
     ],
 )
 def test_what_the_system_refuses(
-    content: str, status: int, words: str, start: type[Launched], tmp_path: Path
+    content: str, status: int, words: str, fork: type[Launched], tmp_path: Path
 ) -> None:
     script = tmp_path / "script"
     script.write_text(content)
     script.chmod(0o755)
-    ended, out, err = start("-n", "1", "--", str(script)).finish()
+    ended, out, err = fork("-n", "1", "--", str(script)).finish()
     assert (ended, out) == (status, "")
     refused, verdict = err.splitlines()
     assert refused.startswith(f"[p0] cannot run {script}: {words}")

@@ -22,6 +22,15 @@ from tests.support.secret_files import keep
 TOKEN = "the token of these tests"
 
 
+@pytest.fixture(autouse=True)
+def commands_are_forks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ready_pccl: tuple[str, ...]
+) -> None:
+    """All but those that get a signal while they serve, and the shortest."""
+    if request.function not in (test_master_ends_on_a_signal, test_version):
+        monkeypatch.setattr(f"{__name__}.PCCL", ready_pccl)
+
+
 def run_pccl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run_to_end(*PCCL, *arguments, env=environment_with(**environment), limit_s=LIMIT_S)
 

@@ -30,8 +30,9 @@ SPENT = "its ticket is spent: another process has joined with it"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Only runs of one test are found; nothing comes from outside."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready_pccl: tuple[str, ...]) -> Path:
+    """Only runs of one test are found; nothing comes from outside. Commands are forks."""
+    monkeypatch.setattr(f"{__name__}.PCCL", ready_pccl)
     for name in ("PCCL_TOKEN", "PCCL_TOKEN_FILE", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -77,9 +77,8 @@ def test_with_asyncio(forked_python: tuple[str, ...]) -> None:
         assert re.fullmatch(r"the loop had \d+ turns meanwhile", turns)
 
 
-def test_with_torch() -> None:
-    pytest.importorskip("torch")
-    printed = run_example("with_torch.py", 2)
+def test_with_torch(ready_python: tuple[str, ...]) -> None:
+    printed = run_example("with_torch.py", 2, ready_python)
     assert printed[0] == printed[1]
     check_training(printed[0], [f"outer step {number}" for number in range(8)])
 
@@ -106,7 +105,7 @@ def test_train_gpt_and_plot_losses(tmp_path: Path, ready_python: tuple[str, ...]
         assert re.fullmatch(r"weights: [0-9a-f]{16}", lines[-1])
     logs = sorted(str(path) for path in tmp_path.glob("*.jsonl"))
     plot = (str(EXAMPLES / "plot_losses.py"), *logs, "--out", str(tmp_path / "losses.png"))
-    drawn, complaints = launch(1, *STRICT_PYTHON, *plot)
+    drawn, complaints = launch(1, *ready_python, *plot)
     assert complaints == []
     assert drawn[0][:-1] == [
         f"alone-{peer}: {printed[peer][0].removeprefix('step 20: held-out loss ')}"
@@ -160,9 +159,9 @@ def test_churn_takes_back_who_died() -> None:
     assert re.fullmatch(r"step 11: 3 from peers \([12], 3\)", printed[1][10])
 
 
-def test_churn_gives_up_when_the_others_have_finished() -> None:
+def test_churn_gives_up_when_the_others_have_finished(forked_python: tuple[str, ...]) -> None:
     """Process 0 is over before it joins; 1 waits for two members, and for so long only."""
-    churn = shlex.join((*STRICT_PYTHON, str(EXAMPLES / "churn.py"), "--patience", "1"))
+    churn = shlex.join((*forked_python, str(EXAMPLES / "churn.py"), "--patience", "1"))
     printed, complaints = launch(2, "sh", "-c", f'[ "$PCCL_PEER_INDEX" = 0 ] || {churn}')
     assert complaints == []
     assert printed == {0: [], 1: ["too few peers joined: the run seems to be over"]}

@@ -300,24 +300,26 @@ def test_launch_serves_the_master_and_each_peer_at_the_next_ports() -> None:
 
 
 @pytest.mark.parametrize("command", ["master", "launch", "join"])
-def test_commands_refuse_wrong_addresses(command: str) -> None:
+def test_commands_refuse_wrong_addresses(command: str, ready_pccl: tuple[str, ...]) -> None:
     rest = {"launch": ["--", "true"], "join": ["127.0.0.1:9", "--", "true"]}.get(command, [])
-    done = run_to_end(*PCCL, command, "--metrics", "x", *rest, env=environment_with())
+    done = run_to_end(*ready_pccl, command, "--metrics", "x", *rest, env=environment_with())
     assert done.returncode == 2
     assert "metrics must be PORT, HOST:PORT or auto, not 'x'" in done.stderr
 
 
-def test_a_master_whose_metrics_have_no_port_ends_with_the_reason() -> None:
+def test_a_master_whose_metrics_have_no_port_ends_with_the_reason(
+    ready_pccl: tuple[str, ...],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [*PCCL, "master", "--listen", "127.0.0.1:0", "--metrics", port]
+        command = [*ready_pccl, "master", "--listen", "127.0.0.1:0", "--metrics", port]
         done = run_to_end(*command, env=environment_with())
     assert done.returncode == 1
     assert f"Error: cannot serve metrics at 127.0.0.1:{port}: " in done.stderr
 
 
-def test_launch_needs_as_many_ports_as_peers() -> None:
-    command = [*PCCL, "launch", "-n", "3", "--metrics", "65533", "--", "true"]
+def test_launch_needs_as_many_ports_as_peers(ready_pccl: tuple[str, ...]) -> None:
+    command = [*ready_pccl, "launch", "-n", "3", "--metrics", "65533", "--", "true"]
     done = run_to_end(*command, env=environment_with())
     assert done.returncode == 2
     assert "3 peers need the ports after it" in done.stderr

@@ -246,15 +246,19 @@ def test_launch_says_where_the_page_is(tmp_path: Path) -> None:
         (["--http", "192.0.2.1:80"], 2, "so the run needs a token"),
     ],
 )
-def test_wrong_addresses_of_the_page(arguments: list[str], status: int, says: str) -> None:
-    command = (*PCCL, "master", "--listen", "127.0.0.1:0", *arguments)
+def test_wrong_addresses_of_the_page(
+    arguments: list[str], status: int, says: str, ready_pccl: tuple[str, ...]
+) -> None:
+    command = (*ready_pccl, "master", "--listen", "127.0.0.1:0", *arguments)
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
     assert (done.returncode, done.stdout) == (status, "")
     assert says in done.stderr
 
 
-def test_an_address_of_the_page_that_is_in_use(page: PageServer) -> None:
-    command = (*PCCL, "master", "--listen", "127.0.0.1:0", "--http", str(port_of(page)))
+def test_an_address_of_the_page_that_is_in_use(
+    page: PageServer, ready_pccl: tuple[str, ...]
+) -> None:
+    command = (*ready_pccl, "master", "--listen", "127.0.0.1:0", "--http", str(port_of(page)))
     done = run_to_end(*command, env=environment_with(), limit_s=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"cannot use 127.0.0.1:{port_of(page)}" in done.stderr

@@ -26,7 +26,7 @@ from pccl.runtime.collective.data_plane import DataPlane
 from pccl.telemetry.clocks import clock_offset
 from tests.integration.conftest import Run
 from tests.integration.recorded_peer import TIMING
-from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.commands import environment_with, run_to_end
 from tests.support.patience import LIMIT_S
 from tests.support.peers import PeerProcess
 from tests.support.skewed_clock import true_ns
@@ -163,7 +163,9 @@ def test_the_commands_save_records_and_merge_them(
     assert len(json.loads(trace.read_text())["otherData"]["unanswered"]) == 1
 
 
-def test_a_trace_may_go_to_a_pipe_which_stays_one(tmp_path: Path) -> None:
+def test_a_trace_may_go_to_a_pipe_which_stays_one(
+    ready_pccl: tuple[str, ...], tmp_path: Path
+) -> None:
     """As root, a command that renames its draft would replace /dev/stdout with a file."""
     saved, pipe = tmp_path / "r.json", tmp_path / "pipe"
     saved.write_text(json.dumps(GOOD))
@@ -171,7 +173,7 @@ def test_a_trace_may_go_to_a_pipe_which_stays_one(tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         arguments = "trace", str(saved), "-o", str(pipe)
-        done = run_to_end(*PCCL, *arguments, env=environment_with(), limit_s=LIMIT_S)
+        done = run_to_end(*ready_pccl, *arguments, env=environment_with(), limit_s=LIMIT_S)
         assert (done.returncode, pipe.is_fifo()) == (0, True), done.stderr
         check_trace(json.loads(os.read(reader, 1 << 16)))
     finally:

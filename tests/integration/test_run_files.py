@@ -25,6 +25,16 @@ with pccl.Communicator() as comm:
 """
 
 
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch, ready_pccl: tuple[str, ...]) -> None:
+    """Launches are processes, of which one is killed; what only says something is a fork."""
+    monkeypatch.setattr(f"{__name__}.SAYS", ready_pccl)
+
+
+SAYS = PCCL
+"""The command ``pccl`` where it only says something."""
+
+
 @contextlib.contextmanager
 def launched(folder: Path, peers: int) -> Generator[tuple[subprocess.Popen[str], str]]:
     """A launch whose peers are members, and the address of its master."""
@@ -44,7 +54,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def status(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = (*PCCL, "status", *arguments)
+    command = (*SAYS, "status", *arguments)
     return run_to_end(*command, env=environment(folder, **more), limit_s=LIMIT_S)
 
 
@@ -86,13 +96,13 @@ def test_an_unsafe_folder_is_said_and_nothing_is_written(tmp_path: Path) -> None
         XDG_RUNTIME_DIR=str(tmp_path / "runtime"), TMPDIR=str(tmp_path / "temporary")
     )
     (tmp_path / "temporary").chmod(0o700)
-    ended = run_to_end(*PCCL, "launch", "-n", "1", "--", "true", env=settings, limit_s=LIMIT_S)
+    ended = run_to_end(*SAYS, "launch", "-n", "1", "--", "true", env=settings, limit_s=LIMIT_S)
     assert ended.returncode == 0
     assert re.fullmatch(HINT, ended.stderr)  # the folder of temporary files was good
     assert list((tmp_path / "runtime" / "pccl").iterdir()) == []
     for folder in (tmp_path / "temporary").iterdir():
         folder.chmod(0o777)
-    ended = run_to_end(*PCCL, "launch", "-n", "1", "--", "true", env=settings, limit_s=LIMIT_S)
+    ended = run_to_end(*SAYS, "launch", "-n", "1", "--", "true", env=settings, limit_s=LIMIT_S)
     assert ended.returncode == 0
     assert ended.stderr.startswith("pccl launch: `pccl status` will not find this run: ")
     assert ended.stderr.count("can be used by other users (mode 777)") == 2
