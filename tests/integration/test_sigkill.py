@@ -1,4 +1,4 @@
-"""A peer is killed in the middle of an in-place 64 MiB reduce of three; the others lose nothing.
+"""A peer is killed in the middle of an in-place 32 MiB reduce of three; the others lose nothing.
 
 The master lives in the test's process, which watches its events; the peers are processes of their
 own: two survivors that live as long as a test, and a fresh victim for every trial. This file is
@@ -44,7 +44,7 @@ from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S
 from tests.support.peers import PeerProcess, obey
 
-COUNT = (64 << 20) // 4
+COUNT = (32 << 20) // 4
 DTYPES = ("float32", "int32")
 SEED = 20240229
 

@@ -3,7 +3,7 @@
 The master lives in the test's process; the peers are processes of their own, and this file is their
 program too. What they hold is computed, also by the test, from nothing but the size.
 
-``SWARM_MIB`` sets the size (256 by default; 1024 takes a minute), and ``-s`` prints the figures.
+``SWARM_MIB`` sets the size (64 by default; 1024 takes a minute), and ``-s`` prints the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support import members
 from tests.support.patience import LONG_LIMIT_S
 from tests.support.peers import PeerProcess, obey, report
 
-SIZE = int(os.environ.get("SWARM_MIB", "256")) << 20
+SIZE = int(os.environ.get("SWARM_MIB", "64")) << 20
 PIECES = SIZE // PIECE_BYTES
 TIMING = Timing(heartbeat_s=0.2, tick_s=0.05, connect_retry_s=0.01, deadline_s=4.0)
 
