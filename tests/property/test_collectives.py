@@ -356,7 +356,7 @@ def test_with_error_feedback_the_running_mean_converges(algorithm: Algorithm, op
     sums = {"with": np.zeros(count), "without": np.zeros(count)}
     for kind, total in sums.items():
         for turn in range(rounds):
-            ring = Ring(world_size, 64, rng)
+            ring = Ring(world_size, 256, rng)
             buffers = [(own, np.zeros_like(own)) for own in values]
             residuals = ring.post(what, buffers, owed if kind == "with" else None)
             ring.run()
