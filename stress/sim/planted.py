@@ -54,9 +54,9 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
-from pccl.topology import link_upkeep
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
+from pccl.topology.wanted_link import LaneDial
 from pccl.transports.link import Lane
 from pccl.transports.sim.memory import SimLease, SimMemory
 
@@ -356,8 +356,8 @@ def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> obje
     return bring_up(upkeep, link) if is_younger else []
 
 
-@_does(link_upkeep, "_where")
-def local_addresses_ignored(where: Any, member: Member, mistaken: int) -> Member:
+@_does(LaneDial, "where")
+def local_addresses_ignored(where: Any, dial: LaneDial, member: Member) -> Member:
     """A peer dials another one only where the master sees it, even inside one local network."""
     return replace(member, hosts=())
 
