@@ -174,7 +174,8 @@ class LocalTrainer:
 
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
-        self.pipeline.merged(merge.number, self._clock())
+        kept = self._mixing if merge.is_taken else 1.0
+        self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if merge.is_taken:
             part.merge(common, self._mixing)

@@ -160,6 +160,27 @@ def test_work_outlives_the_open_round_that_follows_a_return(
     assert one.optimizer.outer_steps == 7
 
 
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"sync_every": 4, "delay": 2, "mixing": 0.0}, [10.0, 7.0, 7.0]),
+        ({"sync_every": 4, "delay": 2, "mixing": 0.25}, [10.0, 7.75, 7.75]),
+        ({"sync_every": 4, "delay": 2}, [10.0, 8.5, 8.5]),
+        ({"sync_every": 4, "delay": 4}, [10.0, 10.0, 10.0]),
+        ({"sync_every": 4}, [10.0, 10.0, 10.0]),
+    ],
+)
+def test_steps_that_a_late_merge_replaces_do_not_count_in_the_next_weight(
+    trained: Callable[..., Trained], options: dict[str, Any], weights: list[float]
+) -> None:
+    """Steps of weights 1 to 4; with a delay of 2 a merge replaces those of 1 and 2."""
+    one = trained(**options)
+    one.comm.reduces += [lambda values: Info(contributors=(1,), total_weight=1.0)] * 3
+    for step in range(12):
+        one.step(weight=float(step % 4 + 1))
+    assert [each["weight"] for each in one.comm.options] == weights
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("advances", [True, False])
 def test_what_a_late_peer_drops_and_what_is_late_in_it_is_told_once(
