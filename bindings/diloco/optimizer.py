@@ -19,8 +19,9 @@ from pccl.bindings.arguments import (
 )
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
+from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters, own_name
+from pccl.bindings.diloco.local_model import LocalModel, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
@@ -28,6 +29,7 @@ from pccl.bindings.diloco.training_driver import TrainingDriver
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import warn_of_late_scheduler
+from pccl.bindings.tensors import own_name
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
 from pccl.errors import raised_here
@@ -79,6 +81,11 @@ class DiLoCo(torch.optim.Optimizer):
             feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
+        buffers: what the model keeps beside its parameters, as ``model.named_buffers()``, of any
+            shape and dtype; the same names on all peers. Rounds of the last fragment average float
+            buffers, weighted as the parameters, and take the others from one member. Newcomers
+            receive them. None: the buffers in the ``state_dict`` of ``params``, if that is a
+            module; otherwise, and with ``()``, none.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -100,6 +107,7 @@ class DiLoCo(torch.optim.Optimizer):
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
         min_peers: int | None = None,
+        buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
@@ -111,11 +119,16 @@ class DiLoCo(torch.optim.Optimizer):
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
         self._parts = parts
-        self._model = LocalModel([[named[index] for index in part] for part in parts], factory)
+        self._model = LocalModel(
+            [[named[index] for index in part] for part in parts],
+            factory,
+            named_buffers(buffers, params),
+        )
         self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
+            self._model.buffers,
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
@@ -397,7 +410,8 @@ class DiLoCo(torch.optim.Optimizer):
     def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
         number, fragment = packed["number"], self._schedule.fragment(packed["number"])
         values = self._model.parts[fragment].outer.empty().copy_(packed["values"])
-        contribution = Contribution(number, fragment, packed["weight"], values, 0)
+        weight, buffers = packed["weight"], packed.get("buffers")
+        contribution = Contribution(number, fragment, weight, values, 0, buffers)
         average = Average(tuple(packed["contributors"]), packed["total_weight"])
         return RoundCommitted(contribution, average, packed["mean_norm"])
 
@@ -424,6 +438,7 @@ def _packed(committed: RoundCommitted) -> dict[str, Any]:
         "number": committed.contribution.number,
         "weight": committed.contribution.weight,
         "values": committed.contribution.values.clone(),
+        "buffers": committed.contribution.buffers,
         "contributors": list(committed.average.contributors),
         "total_weight": committed.average.total_weight,
         "mean_norm": committed.mean_norm,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import pccl
+from pccl.bindings.diloco.buffers import SharedBuffers
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.checks import shown
 
@@ -171,13 +172,21 @@ class OuterParameters:
         fragments: the fragments, in order.
         agreed: other settings that must be equal on all members, as text. They are in the name of
             an entry, so a peer with other settings gets an error when it joins.
+        buffers: the buffers of the model, which go with the last fragment.
     """
 
-    def __init__(self, fragments: Sequence[OuterFragment], agreed: str = "") -> None:
+    def __init__(
+        self,
+        fragments: Sequence[OuterFragment],
+        agreed: str = "",
+        buffers: SharedBuffers | None = None,
+    ) -> None:
         self.fragments = tuple(fragments)
+        self.buffers = buffers or SharedBuffers(())
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)
         infos = [fragment.infos() for fragment in self.fragments]
+        infos[-1] += self.buffers.infos()
         self._names = [tuple(info.name for info in part) for part in infos]
         self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
@@ -194,6 +203,7 @@ class OuterParameters:
             "optimizers": [
                 copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
             ],
+            "buffers": self.buffers.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -205,21 +215,42 @@ class OuterParameters:
         ):
             fragment.flat.copy_(values)
             fragment.load_state(optimizer)
+        self.buffers.load_state_dict(saved.get("buffers"))
         self.state.touch()
 
     def nothing(self, fragment: int) -> torch.Tensor:
         """Return a new contribution of zeros."""
         return self.fragments[fragment].empty().zero_()
 
-    def apply(self, fragment: int, average: torch.Tensor) -> float:
-        """Step the outer optimizer with the average; return the average's L2 norm."""
+    def no_buffers(self, fragment: int) -> torch.Tensor | None:
+        """Return a new contribution without buffers; None: none go with this fragment."""
+        return self.buffers.nothing() if self._has_buffers(fragment) else None
+
+    def apply(
+        self, fragment: int, average: torch.Tensor, buffers: torch.Tensor | None = None
+    ) -> float:
+        """Step the outer optimizer with the average, and load the sum of the buffers, if any.
+
+        Returns:
+            The average's L2 norm.
+        """
         norm = length(average)
         self.fragments[fragment].step(average)
+        if buffers is not None:
+            self.buffers.apply(buffers)
         return norm
 
-    def copy(self, fragment: int, target: torch.Tensor) -> None:
-        """Copy the outer parameters of the fragment into ``target``."""
+    def copy(self, fragment: int, target: torch.Tensor) -> list[torch.Tensor] | None:
+        """Copy the outer parameters of the fragment into ``target``; return copies of its buffers.
+
+        Returns:
+            Copies of the common buffers; None: none go with this fragment.
+        """
         target.copy_(self.fragments[fragment].flat)
+        return self.buffers.copies() if self._has_buffers(fragment) else None
+
+    def _has_buffers(self, fragment: int) -> bool:
+        return bool(self.buffers) and fragment == len(self.fragments) - 1
 
     def touch(self, fragment: int | None) -> None:
         """Mark the ledger, and the fragment unless it is None, as changed in the shared state."""

@@ -12,7 +12,8 @@ simulator both drive it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pccl.bindings.diloco.ledger import Ledger
@@ -71,6 +72,19 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceBuffers:
+    """Sum the buffers of all members that remain, in place. It comes before the ``Reduce``.
+
+    Attributes:
+        sums: the buffers of this replica; see ``Contribution.buffers``.
+        leads: whether this replica gives the buffers that are not averaged.
+    """
+
+    sums: Any = field(repr=False)
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait for some time. Result: True to give up, because the program is closing.
 
@@ -83,7 +97,7 @@ class Pause:
     why: str = ""
 
 
-Effect = Connect | Update | Sync | Take | Reduce | Pause
+Effect = Connect | Update | Sync | Take | Reduce | ReduceBuffers | Pause
 
 # -- results ---------------------------------------------------------------------------------------
 
@@ -114,6 +128,8 @@ class Contribution:
         values: the pseudo-gradient, shape (n,), float32; after the reduce the average. It is a
             copy, so the replica still has its work. The simulator uses another type.
         entry: number of the replica's entry; contributions of earlier entries are dropped.
+        buffers: the buffers of the model, weighted, as something to add up; after the round the
+            common buffers. None: no buffers go with this fragment.
     """
 
     number: int
@@ -121,6 +137,7 @@ class Contribution:
     weight: float
     values: Any = field(repr=False)
     entry: int
+    buffers: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +207,24 @@ class Outer(Protocol):
         """Return a new contribution of zeros."""
         ...
 
-    def apply(self, fragment: int, average: Any) -> float:
-        """Take the outer step of a fragment; return the L2 norm of the average."""
+    def no_buffers(self, fragment: int) -> Any:
+        """Return a new contribution without buffers; None: none go with this fragment."""
         ...
 
-    def copy(self, fragment: int, target: Any) -> None:
-        """Copy the parameters of a fragment into ``target``, the values of a contribution."""
+    def apply(self, fragment: int, average: Any, buffers: Any) -> float:
+        """Take the outer step of a fragment, and load the sum of the buffers, unless it is None.
+
+        Returns:
+            The L2 norm of the average.
+        """
+        ...
+
+    def copy(self, fragment: int, target: Any) -> Any:
+        """Copy the parameters of a fragment into ``target``, the values of a contribution.
+
+        Returns:
+            A copy of the common buffers; None: none go with this fragment.
+        """
         ...
 
     def touch(self, fragment: int | None) -> None:
@@ -308,7 +337,8 @@ class Rounds:
     def _nothing(self) -> Contribution:
         number = self._outer.ledger.number
         fragment = self._schedule.fragment(number)
-        return Contribution(number, fragment, 0.0, self._outer.nothing(fragment), self._entry)
+        values, buffers = self._outer.nothing(fragment), self._outer.no_buffers(fragment)
+        return Contribution(number, fragment, 0.0, values, self._entry, buffers)
 
     def _check_can_rejoin(self, error: Evicted | MasterLost | NotAdmitted) -> None:
         """Raise ``error`` if joining again cannot help, or LOSSES_MAX is reached.
@@ -387,12 +417,19 @@ class Rounds:
     def _contribute(self, contribution: Contribution) -> Steps:
         if contribution.weight:
             self._doubt = contribution.number, self._peer
+        if contribution.buffers is not None:
+            with suppress(TooFewPeers):  # alone: the sum is the own contribution
+                leads = self._peer == min(self._members)
+                yield ReduceBuffers(contribution.buffers, leads)
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
-        norm = self.finish(contribution.fragment, contribution.values, average)
-        self._outer.copy(contribution.fragment, contribution.values)
+        fragment, values = contribution.fragment, contribution.values
+        norm = self.finish(fragment, values, average, contribution.buffers)
+        buffers = self._outer.copy(fragment, values)
+        if buffers is not None:
+            contribution = replace(contribution, buffers=buffers)
         self._doubt = None
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
@@ -400,7 +437,7 @@ class Rounds:
         self._notify(RoundCommitted(contribution, average, norm))
         yield from self._sync()  # newcomers can now fetch the new state
 
-    def finish(self, fragment: int, values: Any, average: Average) -> float:
+    def finish(self, fragment: int, values: Any, average: Average, buffers: Any = None) -> float:
         """Take the outer step with an average, as all members and replaying newcomers do.
 
         If no member has done any work, the parameters stay as they are.
@@ -409,11 +446,12 @@ class Rounds:
             fragment: number of the fragment.
             values: values of the average.
             average: contributors and weight of the average.
+            buffers: sum of the buffers; None: none go with this fragment.
 
         Returns:
             The L2 norm of the average.
         """
-        norm = self._outer.apply(fragment, values) if average.total_weight else 0.0
+        norm = self._outer.apply(fragment, values, buffers) if average.total_weight else 0.0
         self._outer.ledger.close(average.contributors)
         self._outer.touch(fragment)
         return norm

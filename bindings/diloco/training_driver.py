@@ -61,7 +61,9 @@ class TrainingDriver:
         caller: JointCaller,
         events: EventQueue,
     ) -> None:
-        self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic)
+        self.trainer = LocalTrainer(
+            schedule, model.parts, mixing, time.monotonic, model.buffers or None
+        )
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
         self._caller = caller
@@ -171,7 +173,7 @@ class TrainingDriver:
         step = self.trainer.pipeline.steps
         match news.what:
             case Entered() as entered:
-                self._enter(entered, news.outer)
+                self._enter(entered, news)
             case RoundCommitted(contribution) as committed:
                 self.known = contribution.number + 1
                 self.trainer.commit(committed)
@@ -182,7 +184,7 @@ class TrainingDriver:
             case GroupSynced(info, seconds):
                 self._events.synced(step, info, seconds)
 
-    def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
+    def _enter(self, entered: Entered, news: JointNews) -> None:
         before, self.known = self.known, entered.number
         if before is not None:
             missed = entered.number - before - sum(one >= before for one in entered.applied)
@@ -192,11 +194,12 @@ class TrainingDriver:
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
         is_there = entered.number == self.trainer.pipeline.number and not entered.is_open
-        if resumed is not None and is_there and all(map(torch.equal, resumed, outer)):
+        if resumed is not None and is_there and all(map(torch.equal, resumed, news.outer)):
             self.trainer.stay(entered)
             return
         self._rounds.clear()
-        self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
+        is_elsewhere = resumed is not None
+        self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
 
     def _say_what_may_be_lost(self, entered: Entered) -> None:
         forgotten = [

@@ -46,14 +46,16 @@ class Ending:
 
 
 def make_model(seed: int) -> torch.nn.Module:
-    """Some tensors of different sizes."""
+    """Some tensors of different sizes, and buffers."""
     torch.default_generator.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 3)
+    )
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of all parameters."""
-    values = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    """Of all parameters and buffers."""
+    values = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
     return hashlib.sha256(values).hexdigest()
 
 
@@ -68,7 +70,7 @@ def main() -> None:
     timing = pccl.Timing(**given.get("timing", {}))
     with pccl.Communicator(given["master"], timing=timing) as comm:
         optimizer = DiLoCo(
-            model.named_parameters(),
+            model,
             inner=torch.optim.AdamW(model.parameters(), lr=1e-2),
             comm=comm,
             on_event=ending.tell,

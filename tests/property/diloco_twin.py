@@ -53,7 +53,10 @@ class Outer:
     def nothing(self, fragment: int) -> Vector:
         return [0] * len(self.values[fragment])
 
-    def apply(self, fragment: int, average: Vector) -> float:
+    def no_buffers(self, fragment: int) -> None:
+        return None
+
+    def apply(self, fragment: int, average: Vector, buffers: None) -> float:
         self.values[fragment] = minus(self.values[fragment], average)
         return 0.0
 

@@ -378,7 +378,7 @@ def _number(contents: Contents) -> int:
 def _closed(contents: Contents) -> Contents:
     """Return ``contents`` as they were before the members opened the round."""
     record = np.frombuffer(contents[-1], np.int64).copy()
-    ledger = Ledger(record)
+    ledger = Ledger(record[: Ledger.SIZE])
     if ledger.is_open:
         record[1] = 0
     return (*contents[:-1], record.tobytes())

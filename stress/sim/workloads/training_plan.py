@@ -15,6 +15,7 @@ _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 """Precise enough to tell digits apart; their rounding errors are still far above float32's."""
 _IS_CODED = 0.25
 _BLOCK = 32
+_HAS_EXTRAS = 0.5
 LIVES_MAX = 2
 """Maximum number of lives of a process; each life starts from nothing."""
 
@@ -49,6 +50,9 @@ class TrainingPlan:
     piece_bytes: int
     wire: WireFormat = WireFormat.NONE
     """Wire format of the rounds, with error feedback; NONE: no compression."""
+
+    extras: bool = False
+    """Whether the model has buffers."""
 
     @property
     def quantization(self) -> Quantization:
@@ -103,6 +107,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         step_ns=step_ns,
         piece_bytes=rng.choice(_PIECES),
         wire=_draw_wire(seed),
+        extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
     )
 
 

@@ -178,6 +178,7 @@ def test_steps_that_a_late_merge_replaces_do_not_count_in_the_next_weight(
     one.comm.reduces += [lambda values: Info(contributors=(1,), total_weight=1.0)] * 3
     for step in range(12):
         one.step(weight=float(step % 4 + 1))
+    one.optimizer.finish()
     assert [each["weight"] for each in one.comm.options] == weights
 
 
