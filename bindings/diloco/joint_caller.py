@@ -346,6 +346,8 @@ class JointCaller:
         outer: list[torch.Tensor] = []
         buffers: list[torch.Tensor] = []
         if isinstance(notice, Entered):
+            if not self._was_in and self._outer.inner is not None:  # the training thread waits
+                self._outer.inner.entered(is_late=bool(notice.number or notice.is_open))
             self._was_in = True
             outer = [fragment.flat.clone() for fragment in self._outer.fragments]
             buffers = self._outer.buffers.copies()

@@ -22,12 +22,13 @@ SPARES_MAX = 2
 
 
 def named_parameters(
-    params: torch.nn.Module | Iterable[Any], inner: torch.optim.Optimizer
+    params: torch.nn.Module | Iterable[Any] | None, inner: torch.optim.Optimizer
 ) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters to be averaged, each once, with their names.
 
     Args:
-        params: a module, or tensors, pairs of name and tensor, or param groups. Tensors without
+        params: a module, or tensors, pairs of name and tensor, or param groups; None: the tensors
+            of ``inner``. Tensors without
             names get those that ``inner`` was made with (torch 2.6), otherwise numbers.
         inner: the optimizer that trains them.
 
@@ -46,7 +47,9 @@ def named_parameters(
         for group in inner.param_groups
         for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
-    if isinstance(params, torch.nn.Module):
+    if params is None:
+        params = inner.param_groups
+    elif isinstance(params, torch.nn.Module):
         params = params.named_parameters()
     for name, tensor in _flattened(params):
         if not isinstance(tensor, torch.Tensor):

@@ -15,6 +15,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco.buffers import SharedBuffers
+from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.checks import shown
 
@@ -173,6 +174,7 @@ class OuterParameters:
         agreed: other settings that must be equal on all members, as text. They are in the name of
             an entry, so a peer with other settings gets an error when it joins.
         buffers: the buffers of the model, which go with the last fragment.
+        inner: the inner optimizer's state, for late peers.
     """
 
     def __init__(
@@ -180,7 +182,9 @@ class OuterParameters:
         fragments: Sequence[OuterFragment],
         agreed: str = "",
         buffers: SharedBuffers | None = None,
+        inner: InnerState | None = None,
     ) -> None:
+        self.inner = inner
         self.fragments = tuple(fragments)
         self.buffers = buffers or SharedBuffers(())
         self.record = np.zeros(Ledger.SIZE, np.int64)
@@ -192,6 +196,9 @@ class OuterParameters:
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
         # First, so that a member with other settings gets an error that names this entry.
         entries = [book] + [info for part in infos for info in part]
+        offered = inner.infos() if inner is not None else []
+        self._offered = [info.name for info in offered]
+        entries += offered
         self.state = pccl.SharedState(entries, track_touched=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,6 +224,12 @@ class OuterParameters:
             fragment.load_state(optimizer)
         self.buffers.load_state_dict(saved.get("buffers"))
         self.state.touch()
+
+    def offer(self) -> None:
+        """Copy the inner optimizer's state into the shared state, for late peers."""
+        if self.inner is not None and self._offered:
+            self.inner.offer()
+            self.state.touch(*self._offered)
 
     def nothing(self, fragment: int) -> torch.Tensor:
         """Return a new contribution of zeros."""

@@ -203,6 +203,10 @@ class Outer(Protocol):
         """The ledger of the run, which is shared like the parameters."""
         ...
 
+    def offer(self) -> None:
+        """Copy what only newcomers receive into the shared state."""
+        ...
+
     def nothing(self, fragment: int) -> Any:
         """Return a new contribution of zeros."""
         ...
@@ -258,6 +262,8 @@ class Rounds:
         self._synced: frozenset[int] = frozenset()
         """Ids of the members whose states were equal after the last synchronization."""
         self._members: tuple[int, ...] = ()
+        self._is_offered = False
+        """Whether newcomers that have left may still come again for the last offer."""
         self._doubt: tuple[int, int] | None = None
         """Round that is being reduced with work of this replica, and the replica's id in it."""
         self._committed: list[tuple[int, int]] = []
@@ -322,6 +328,7 @@ class Rounds:
         corrected = {self._schedule.fragment(n) for n in believed.symmetric_difference(applied)}
         self._doubt = None
         self._committed.clear()
+        self._is_offered = False
         self._entry += 1
         self._notify(
             Entered(
@@ -358,11 +365,17 @@ class Rounds:
             return
         ledger = self._outer.ledger
         is_ours = ledger.number == contribution.number
-        if not self._synced.issuperset(self._members):
+        newcomers = frozenset(self._members) - self._synced
+        if newcomers:
             ledger.open()  # tells newcomers that a round follows
             self._outer.touch(None)
+            if not self._is_offered:
+                self._outer.offer()
+            self._is_offered = True
             if not (yield from self._sync()):
                 return
+            # A newcomer that was too slow comes again, and still has pieces of the offer.
+            self._is_offered = not self._synced.issuperset(newcomers)
             is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)

@@ -76,9 +76,12 @@ def main() -> None:
             on_event=ending.tell,
             **given["options"],
         )
+        scheduler = optimizer.follow(torch.optim.lr_scheduler.StepLR(optimizer, 10_000))
         with optimizer:
             optimizer.join()
-            say("joined", index=index, round=optimizer.round, model=digest(model))
+            moments = [float(one["step"]) for one in optimizer.state.values()]
+            at = {"round": optimizer.round, "model": digest(model), "moments": moments}
+            say("joined", index=index, **at)
             while optimizer.round < ending.round:
                 x = torch.randn(16, 6, generator=own)
                 loss = torch.nn.functional.mse_loss(model(x), x[:, :3] * math.pi)
@@ -86,7 +89,9 @@ def main() -> None:
                 torch.autograd.backward(loss)
                 time.sleep(step_s)  # stands for a larger model
                 optimizer.step(weight=len(x))
-            say("stopped", round=optimizer.round)
+                scheduler.step()
+            behind = optimizer.steps - scheduler.last_epoch
+            say("stopped", round=optimizer.round, behind=behind)
             optimizer.finish()
             say("ended", steps=optimizer.inner_steps, round=optimizer.round, model=digest(model))
 

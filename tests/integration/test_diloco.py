@@ -506,6 +506,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"inner": None}, TypeError, "inner must be a torch.optim.Optimizer, .* not None"),
     ({"comm": None}, TypeError, "comm must be a pccl.Communicator, not None"),
     ({"comm": pccl.Communicator}, TypeError, "comm must be a pccl.Communicator, not <class"),
+    ({"warm_up": -1}, ValueError, "warm_up must be from 0 to 2147483647, not -1"),
+    ({"warm_up": "soon"}, TypeError, "warm_up"),
+    ({"buffers": [3]}, TypeError, "buffers must be pairs of name and tensor"),
     ({"min_peers": 10**30}, ValueError, "min_peers must be from 1 to 2800"),
     ({"delay": 10**30, "sync_every": "1s"}, ValueError, "delay must be from 0 to 2147483647"),
 ]

@@ -53,6 +53,9 @@ class Outer:
     def nothing(self, fragment: int) -> Vector:
         return [0] * len(self.values[fragment])
 
+    def offer(self) -> None:
+        pass
+
     def no_buffers(self, fragment: int) -> None:
         return None
 

@@ -46,6 +46,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["round alone"] > 10
     assert done["residuals checked"] > 20
     assert done["buffers"] > 100
+    assert done["inner state fetched"] > 0
     assert done["training: Evicted"] > 0
 
 

@@ -6,7 +6,7 @@ the sum from the outer parameters. So the digits of the outer parameters, in bas
 they contain each inner step of each process.
 
 With extras, each process also has two buffers: a number, which members average, and its count of
-inner steps, which they take from one member.
+inner steps, which they take from one member. That count is its inner optimizer's state, too.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ToyOuter:
         fragments: number of fragments.
         axes: maximum number of processes.
         piece_bytes: size of a piece of the shared state.
-        extras: whether there are buffers.
+        extras: whether there are buffers, and a state of the inner optimizer.
 
     Attributes:
         revision: as in ``State``.
@@ -88,6 +88,9 @@ class ToyOuter:
         ledger: see ``rounds.Outer``.
         buffers: shape (2,): an average, and a count of inner steps.
         values: by fragment, shape (axes * PLACES,).
+        inner_steps: inner steps of the process.
+        offered: shape (2,): whether a member has offered its inner steps to this process or this
+            one has offered its own, and the number.
     """
 
     def __init__(
@@ -96,13 +99,18 @@ class ToyOuter:
         self.revision = 0
         self.lineage: Lineage | None = None
         self._extras = extras
+        self.inner_steps = 0
+        self.offered = np.zeros(2, np.int64)
         self.record = np.zeros(Ledger.SIZE + _BUFFERS * extras, np.int64)
         self.ledger = Ledger(self.record[: Ledger.SIZE])
         self.buffers: Doubles = self.record[Ledger.SIZE :].view(np.float64)
         self.values = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
-        arrays = [*self.values, self.record]
+        arrays = [*self.values, self.record, *[self.offered] * extras]
         self.memory = StateMemory(
-            [HeldState(f"t{i}", a.size, DataType.INT64, False, a) for i, a in enumerate(arrays)],
+            [
+                HeldState(f"t{i}", a.size, DataType.INT64, a is self.offered, a)
+                for i, a in enumerate(arrays)
+            ],
             track_touched=True,
             piece_bytes=piece_bytes,
         )
@@ -118,6 +126,12 @@ class ToyOuter:
     def nothing(self, fragment: int) -> Floats:
         """Return a contribution of zeros."""
         return np.zeros(self.values[fragment].shape, np.float32)
+
+    def offer(self) -> None:
+        """Offer the inner steps to late processes."""
+        self.offered[:] = 1, self.inner_steps
+        if self._extras:
+            self.memory.touch(len(self.values) + 1)
 
     def no_buffers(self, fragment: int) -> Doubles | None:
         """Return zeros for the last fragment, which the buffers go with."""

@@ -172,6 +172,8 @@ class _Life:
             self._replica.step(self._steps)
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
+            self._outer.inner_steps = self._steps
+            self._training_checkers.may_be_offered.add(self._steps)
             self._hear()
             await self._do(self._trainer.step(self._weight))
         await self._do(self._trainer.finish())
@@ -485,6 +487,8 @@ class _Life:
                 self._training_checkers.saw_end(self._replica.axis)
             self._news.append(notice)
         elif isinstance(notice, Entered):
+            if self._training.extras and notice.entry == 1 and notice.number:
+                self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
             self._news.append((notice, held, self._held))
             for fragment in notice.corrected:

@@ -52,7 +52,7 @@ class TrainingPlan:
     """Wire format of the rounds, with error feedback; NONE: no compression."""
 
     extras: bool = False
-    """Whether the model has buffers."""
+    """Whether the model has buffers, and the inner optimizer a state for late peers."""
 
     @property
     def quantization(self) -> Quantization:

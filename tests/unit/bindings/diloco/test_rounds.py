@@ -53,9 +53,13 @@ class Outer:
         self.buffers: list[list[int]] = []
         """With buffers: what was loaded; the last fragment's rounds sum them."""
         self.has_buffers = False
+        self.offers = 0
 
     def nothing(self, fragment: int) -> list[int]:
         return [0]
+
+    def offer(self) -> None:
+        self.offers += 1
 
     def no_buffers(self, fragment: int) -> list[int] | None:
         return [0] if self.has_buffers else None
@@ -610,3 +614,24 @@ def test_a_newcomer_adds_no_buffers_to_an_open_round() -> None:
     script.send(members(1, MINE))
     script.outer.ledger.open()
     assert script.send(members(1, MINE)) == ReduceBuffers([0], leads=False)
+
+
+def test_the_state_of_inner_optimizers_is_offered_to_newcomers() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5))
+    assert script.outer.offers == 0
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    assert script.answer(script.contribution(1, 8), members(MINE, 5, 9)) == Sync()
+    assert script.outer.offers == 1
+
+
+def test_an_offer_stays_for_a_newcomer_that_was_too_slow() -> None:
+    """It comes again with pieces of the offer, which would be useless for another one."""
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5, 9), members(MINE, 5))
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    script.answer(script.contribution(1, 8), members(MINE, 5, 10), members(MINE, 5, 10))
+    assert script.outer.offers == 1
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5, 10))
+    script.answer(script.contribution(2, 8), members(MINE, 5, 10, 11))
+    assert script.outer.offers == 2
