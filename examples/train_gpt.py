@@ -10,6 +10,7 @@ The modes differ in how often the peers average, and whether they wait for the a
 - ``data-parallel``: the peers average all gradients at every step.
 - ``sync``: DiLoCo: every ``--sync-every`` steps, the peers average the changes of their weights.
 - ``delayed``: as ``sync``, but the peers continue to train during the average.
+- ``eager``: as ``delayed``, but each peer applies its own share of an average without delay.
 - ``streaming``: as ``delayed``, with one fragment of the model after another.
 
 All peers begin with the same weights, and draw different batches. At the end they print the same
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 
 from gpt.model import GPT, digest
+from gpt.optimizers import make_inner
 from gpt.options import Options, parse
 from gpt.text import Text, load
 from gpt.trainers import Trainer, make_trainer
@@ -71,7 +73,7 @@ Tell = Callable[[Event | Trained | Evaluated], None]
 def train(given: Options, text: Text, tell: Tell) -> GPT:
     """Train a model as the options say, and return it after the last step."""
     model = GPT(given.shape, given.seed)
-    inner = torch.optim.AdamW(model.parameters(), lr=given.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    inner = make_inner(model, given.inner, given.lr)
     length = given.shape.context + 1  # the first byte is only input, the last one only target
     held_out = text.held_out_excerpts(given.held_out, length)
     with contextlib.ExitStack() as stack:

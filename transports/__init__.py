@@ -8,12 +8,12 @@
 * ``sinks``: destinations for the payload of incoming frames.
 * ``link``: the link to one other peer, and its lanes: the connections that carry frames.
 * ``tcp``: TCP over raw non-blocking sockets, on any asyncio loop (uvloop included).
+* ``tcp_listener``: a port that accepts connections.
 * ``tcp_dial``: several addresses of one process, and two processes that dial each other.
 * ``tcp_socket``: TCP sockets: options, addresses, connecting, and orderly closing.
 * ``datagrams``: datagrams to the router of this machine.
 * ``announcement``: payloads of the frames that say where a segment is in the sender's memory.
-* ``socket_owner``: finds out which process of this machine holds the other end of a connection.
-* ``process_memory``: processes of one machine copy segments from each other's memory.
+* ``local``: links between processes of one machine, which copy from each other's memory.
 * ``open_files``: raises the limit on open file descriptors, as far as the system allows it.
 * ``sim``: an in-memory network in virtual time, with seeded faults.
 """

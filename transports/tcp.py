@@ -30,10 +30,8 @@ from concurrent.futures import Executor
 from functools import partial
 
 from pccl.protocol.errors import LinkError
-from pccl.protocol.guards.log_quota import LogQuota
 from pccl.protocol.guards.source_shares import PortLimits, SourceShares
 from pccl.protocol.guards.source_shares import port_limits as derive_port_limits
-from pccl.protocol.types import NS_PER_S
 from pccl.transports.base import (
     Address,
     Connection,
@@ -45,19 +43,16 @@ from pccl.transports.base import (
 )
 from pccl.transports.open_files import claim_descriptors
 from pccl.transports.tcp_dial import TcpDialler, leave_through, own_hosts
+from pccl.transports.tcp_listener import TcpListener
 from pccl.transports.tcp_socket import (
-    ACCEPTED_INHERIT,
     RESET_ON_CLOSE,
     Lingering,
     Resolved,
-    SocketAddress,
     congestion_of,
     connect,
-    listening_socket,
     measure_path,
     reason_of,
     resolve,
-    set_options,
     share_port,
     to_address,
     tune_path,
@@ -69,12 +64,6 @@ time in the loop, and more would make other lanes wait."""
 
 READ_COST_BYTES = 16 << 10
 """Bytes that a shorter read counts as, so that a flood of tiny frames cannot block the loop."""
-
-ACCEPTS_PER_TURN = 64
-"""Connections that a listener accepts per turn of the loop, so that many dials cannot block it."""
-
-ACCEPT_BACKOFF_S = 0.5
-"""Pause before a port accepts again after an error, such as a lack of descriptors or memory."""
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _MSG_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # some programs restore SIGPIPE's default
@@ -265,92 +254,6 @@ class _TcpConnection:
             self._receiver = None
 
 
-class _TcpListener:
-    """A listening socket. It accepts a bounded number of connections per turn of the loop."""
-
-    def __init__(
-        self,
-        transport: TcpTransport,
-        sock: socket.socket,
-        on_connection: Callable[[Connection], None],
-    ) -> None:
-        self._transport = transport
-        self._loop = transport.loop
-        self._sock = sock
-        self._on_connection = on_connection
-        self._address = to_address(sock.getsockname())
-        self._open = True
-        self._pause: asyncio.TimerHandle | None = None
-        self._complaints = LogQuota(lines_max=1)
-        self._loop.add_reader(sock, self._on_readable)
-
-    def __repr__(self) -> str:
-        return f"<TCP listener on {self._address}{'' if self._open else ' closed'}>"
-
-    @property
-    def address(self) -> Address:
-        return self._address
-
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._sock)
-        if self._pause is not None:
-            self._pause.cancel()
-        self._sock.close()
-
-    def _on_readable(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            if not self._open:
-                return
-            try:
-                sock, socket_address = self._sock.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue  # the dialling side has closed it already
-            except OSError as error:  # no descriptors or memory left, or the network is down
-                self._back_off(error)
-                return
-            self._hand_over(sock, socket_address)
-
-    def _hand_over(self, sock: socket.socket, socket_address: SocketAddress) -> None:
-        sock.setblocking(False)
-        if not ACCEPTED_INHERIT:
-            set_options(sock)
-        remote = to_address(socket_address)
-        try:
-            local = to_address(sock.getsockname())
-        except OSError:  # some systems report no address for a connection that has ended already
-            sock.close()
-            return
-        connection = self._transport.adopt(sock, local, remote)
-        try:
-            self._on_connection(connection)
-        except Exception as error:  # noqa: BLE001 - a bug above must not stop the listener
-            connection.abort()
-            message = f"closed a new connection from {remote}: pccl failed: {error!r}"
-            self._loop.call_exception_handler({"message": message, "exception": error})
-
-    def _back_off(self, error: OSError) -> None:
-        now_ns = round(self._loop.time() * NS_PER_S)
-        due_ns = self._complaints.due_ns
-        if due_ns is not None and now_ns >= due_ns:
-            self._complaints.take_count()  # reset: the line below reports the problem again
-        if self._complaints.admit(now_ns):
-            text = "%s cannot accept connections: %s; retrying every %g s"
-            _log.warning(text, self._address, reason_of(error), ACCEPT_BACKOFF_S)
-        self._loop.remove_reader(self._sock)
-        self._pause = self._loop.call_later(ACCEPT_BACKOFF_S, self._resume)
-
-    def _resume(self) -> None:
-        self._pause = None
-        if self._open:
-            self._loop.add_reader(self._sock, self._on_readable)
-
-
 class TcpTransport:
     """TCP on this host. See :class:`pccl.transports.base.Transport`.
 
@@ -403,12 +306,16 @@ class TcpTransport:
         try:
             for resolved in await resolve(self.loop, self.executor, address, socket.AI_PASSIVE):
                 try:
-                    sock = listening_socket(resolved, self._interface)
+                    return TcpListener(
+                        self.loop,
+                        resolved,
+                        self._interface,
+                        self._sockets,
+                        self.adopt,
+                        on_connection,
+                    )
                 except OSError as error:
                     reason = reason_of(error)
-                    continue
-                self._sockets.add(sock)
-                return _TcpListener(self, sock, on_connection)
         except (OSError, ValueError, OverflowError) as error:
             reason = reason_of(error)
         raise LinkError(func="listen", reason=f"cannot listen on {address}: {reason}")

@@ -134,6 +134,28 @@ class LocalFragment:
         self.base.add_(work)
         self._recycle(work)
 
+    def preview(
+        self,
+        common: torch.Tensor,
+        state: Sequence[dict[str, Any]] | None,
+        work: torch.Tensor,
+        share: float,
+    ) -> torch.Tensor:
+        """Return what an outer step with a share of own work alone makes of outer parameters.
+
+        Args:
+            common: a copy of the outer parameters, shape (n,); the result has its memory.
+            state: the outer optimizer's state, which is used up; None: a checkpoint lacks it, so
+                this merge has no preview.
+            work: the pseudo-gradient, shape (n,).
+            share: the weight of this work, relative to the weight of a round.
+        """
+        if state is not None:
+            gradient = torch.mul(work, share, out=self._spare())
+            self.outer.preview(common, state, gradient)
+            self._recycle(gradient)
+        return common
+
     def merge(self, common: torch.Tensor, mixing: float) -> None:
         """Load outer parameters, and discard the work since the base except for a share.
 

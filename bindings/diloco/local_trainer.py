@@ -42,6 +42,10 @@ class ModelPart(Protocol):
         """Make ``work`` part of the next pseudo-gradient."""
         ...
 
+    def preview(self, common: Any, state: Any, work: Any, share: float) -> Any:
+        """Return what an outer step with a share of own work makes of ``common``, its memory."""
+        ...
+
     def merge(self, common: Any, mixing: float) -> None:
         """Load outer parameters; discard the untaken work except for its share ``mixing``."""
         ...
@@ -77,6 +81,7 @@ class LocalTrainer:
         clock: returns the current time in seconds.
         buffers: the buffers of the local model, which go with the last fragment; None: there are
             none.
+        eager: whether a merge previews the next outer step; see :meth:`_preview`.
 
     Attributes:
         pipeline: position of the replica in the schedule.
@@ -92,6 +97,8 @@ class LocalTrainer:
         mixing: float,
         clock: Callable[[], float],
         buffers: ModelBuffers | None = None,
+        *,
+        eager: bool = False,
     ) -> None:
         self.pipeline = Pipeline(schedule)
         self.entry = 0
@@ -101,6 +108,7 @@ class LocalTrainer:
         self._mixing = mixing
         self._clock = clock
         self._buffers = buffers
+        self._is_eager = eager
         self._taken: dict[int, Any] = {}
         """Pseudo-gradients of the unmerged rounds, by the number of the round."""
 
@@ -212,6 +220,8 @@ class LocalTrainer:
         kept = self._mixing if merge.is_taken else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
+        if self._is_eager:
+            common = self._preview(part, committed)
         if merge.is_taken:
             part.merge(common, self._mixing)
         else:
@@ -222,3 +232,22 @@ class LocalTrainer:
         self._taken.pop(merge.number, None)
         self.has_changed = True
         return RoundMerged(merge, committed)
+
+    def _preview(self, part: ModelPart, committed: RoundCommitted) -> Any:
+        """Return what the next outer step would make of this replica's share alone.
+
+        So the replica trains on with its own latest work, and the others' work is one round late
+        (eager updates, Kale et al., arXiv:2502.12996). Its share is that of the merged round, in
+        which it may not have taken part; then it is its weight relative to that round's.
+
+        Only the local model is previewed. Its base is the preview, too, so the next pseudo-gradient
+        does not contain that work again. When the round of that work is lost, ``anchor`` and
+        ``put_back`` count from this base: the preview is taken back, and the work kept.
+        """
+        common, total = committed.contribution.values, committed.average.total_weight
+        for launch in self.pipeline.in_flight():
+            if launch.fragment == committed.contribution.fragment and launch.weight and total:
+                weight = committed.contribution.weight or launch.weight
+                work, share = self._taken[launch.number], min(weight / total, 1.0)
+                return part.preview(common, committed.outer_state, work, share)
+        return common

@@ -25,9 +25,8 @@ from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.local_model import LocalModel, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
-from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.diloco.training_driver import TrainingDriver
+from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
@@ -78,6 +77,8 @@ class DiLoCo(torch.optim.Optimizer):
             waits for the average; ``sync_every``: the update is delayed by one round.
         mixing: share of the local parameters that a merge keeps; None: 0.5 with a delay between 0
             and ``sync_every``, otherwise 0.
+        eager: with a delay of ``sync_every``: train on what the outer step makes of the own latest
+            pseudo-gradient alone, instead of waiting a round for it (arXiv:2502.12996).
         fragments: number of parts of the model that are synchronized in turn; more parts make each
             transfer smaller.
         fragment_order: ``"strided"``: each fragment has parameters of all depths;
@@ -94,8 +95,8 @@ class DiLoCo(torch.optim.Optimizer):
         warm_up: None: a peer that joins late fetches what ``inner`` keeps, so the inner optimizers
             of all peers must keep tensors of the same names, shapes and dtypes. If no member can
             give them, or values are impossible, it logs that, and uses 100. A number: it fetches
-            nothing, and its learning rate rises over so many steps. All peers must use None, or
-            all a number.
+            nothing, and its learning rate rises over so many steps: for slow lines, because
+            members wait while it fetches moments. All peers must use None, or all a number.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -113,6 +114,7 @@ class DiLoCo(torch.optim.Optimizer):
         outer: OuterFactory | None = None,
         delay: int = 0,
         mixing: float | None = None,
+        eager: bool = False,
         fragments: int = 1,
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
@@ -126,6 +128,7 @@ class DiLoCo(torch.optim.Optimizer):
         factory = outer_factory(outer)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
+        self._schedule.check_eager(eager, mixed)
         min_peers = resolve_min_peers(min_peers)
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
@@ -144,11 +147,17 @@ class DiLoCo(torch.optim.Optimizer):
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
             self._model.buffers,
             self._inner_state,
+            previews=eager,
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
         )
         weakref.finalize(self, self._caller.stop)
+        if self._schedule.is_round_late and not eager and self._outer.has_momentum:
+            _log.warning(
+                "averages that are merged a whole round late (delay=sync_every) overshoot with "
+                "outer momentum; use eager=True, or an outer optimizer without momentum"
+            )
         self._comm = comm
         listeners = check_listeners(on_event)
         self._events = EventQueue(listeners)
@@ -156,7 +165,7 @@ class DiLoCo(torch.optim.Optimizer):
         if listeners.count:
             self._stop_listening = weakref.finalize(self, self._events.listen_to(comm))
         self._driver = TrainingDriver(
-            self._schedule, self._model, mixed, self._caller, self._events
+            self._schedule, self._model, mixed, self._caller, self._events, eager=eager
         )
         self._pipeline = self._driver.trainer.pipeline
         self._followed: list[FollowedScheduler] = []
@@ -411,7 +420,7 @@ class DiLoCo(torch.optim.Optimizer):
             "outer": self._outer.state_dict(),
             "base": [part.base.clone() for part in self._model.parts],
             "position": position,
-            "in_flight": [_packed(committed) for committed in in_flight],
+            "in_flight": [pack(committed) for committed in in_flight],
             "residuals": {
                 name: torch.as_tensor(kept)
                 for name, kept in self._compression.feedback.state_dict().items()
@@ -451,7 +460,9 @@ class DiLoCo(torch.optim.Optimizer):
             part.base.copy_(base)
         self._pipeline.resume(saved["position"], time.monotonic())
         for packed in saved["in_flight"]:
-            self._driver.trainer.commit(self._unpacked(packed))
+            fragment = self._schedule.fragment(packed["number"])
+            room = self._model.parts[fragment].outer.empty()
+            self._driver.trainer.commit(unpack(packed, fragment, room))
         self._compression.feedback.load_state_dict(
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
@@ -461,14 +472,6 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def _layout(self) -> list[list[str]]:
         return [list(names) for names in self.fragments]
-
-    def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
-        number, fragment = packed["number"], self._schedule.fragment(packed["number"])
-        values = self._model.parts[fragment].outer.empty().copy_(packed["values"])
-        weight, buffers = packed["weight"], packed.get("buffers")
-        contribution = Contribution(number, fragment, weight, values, 0, buffers)
-        average = Average(tuple(packed["contributors"]), packed["total_weight"])
-        return RoundCommitted(contribution, average, packed["mean_norm"])
 
     def close(self) -> None:
         """Leave the run: finish the open call, and close ``comm``. Idempotent."""
@@ -486,15 +489,3 @@ class DiLoCo(torch.optim.Optimizer):
             self._stop_listening()
             if abandon:
                 self._events.deliver()  # why the run could not continue
-
-
-def _packed(committed: RoundCommitted) -> dict[str, Any]:
-    return {
-        "number": committed.contribution.number,
-        "weight": committed.contribution.weight,
-        "values": committed.contribution.values.clone(),
-        "buffers": committed.contribution.buffers,
-        "contributors": list(committed.average.contributors),
-        "total_weight": committed.average.total_weight,
-        "mean_norm": committed.mean_norm,
-    }

@@ -75,6 +75,7 @@ class OuterFragment:
         self.flat = self.empty()
         for view, tensor in zip(self.views(self.flat), tensors, strict=True):
             view.copy_(tensor)
+        self._factory = factory
         self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
         self.optimizer = factory(list(self._parameters))
         _check_covers(self.optimizer, self._parameters)
@@ -154,6 +155,30 @@ class OuterFragment:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def copy_state(self) -> list[dict[str, Any]]:
+        """Return a copy of the optimizer's state, for ``preview``; one dict for each parameter."""
+        return [
+            {key: value.clone() for key, value in held.items() if value is not None}
+            for held in map(self.optimizer.state.__getitem__, self._parameters)
+        ]
+
+    def preview(
+        self, values: torch.Tensor, state: Sequence[dict[str, Any]], gradient: torch.Tensor
+    ) -> None:
+        """Take an outer step on copies, and leave the fragment as it is. Any thread may call it.
+
+        Args:
+            values: outer parameters, shape (n,), which become those after the step.
+            state: a result of ``copy_state``, which is used up.
+            gradient: the pseudo-gradient, shape (n,).
+        """
+        parameters = [torch.nn.Parameter(view) for view in self.views(values)]
+        optimizer = self._factory(list(parameters))
+        for parameter, held, view in zip(parameters, state, self.views(gradient), strict=True):
+            optimizer.state[parameter] = held
+            parameter.grad = view
+        optimizer.step()
+
     def infos(self) -> list[pccl.TensorInfo]:
         """Return the entries of this fragment for the shared state."""
         entries = [
@@ -175,6 +200,7 @@ class OuterParameters:
             an entry, so a peer with other settings gets an error when it joins.
         buffers: the buffers of the model, which go with the last fragment.
         inner: the inner optimizer's state, for late peers.
+        previews: whether local models preview outer steps.
     """
 
     def __init__(
@@ -183,10 +209,13 @@ class OuterParameters:
         agreed: str = "",
         buffers: SharedBuffers | None = None,
         inner: InnerState | None = None,
+        *,
+        previews: bool = False,
     ) -> None:
         self.inner = inner
         self.fragments = tuple(fragments)
         self.buffers = buffers or SharedBuffers(())
+        self._previews = previews
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)
         infos = [fragment.infos() for fragment in self.fragments]
@@ -200,6 +229,11 @@ class OuterParameters:
         self._offered = [info.name for info in offered]
         entries += offered
         self.state = pccl.SharedState(entries, track_touched=True)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the outer optimizer is SGD with momentum."""
+        return any(group.get("momentum") for group in self.fragments[0].optimizer.param_groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all parameters, optimizer states, the ledger and the revision."""
@@ -253,14 +287,14 @@ class OuterParameters:
             self.buffers.apply(buffers)
         return norm
 
-    def copy(self, fragment: int, target: torch.Tensor) -> list[torch.Tensor] | None:
-        """Copy the outer parameters of the fragment into ``target``; return copies of its buffers.
-
-        Returns:
-            Copies of the common buffers; None: none go with this fragment.
-        """
+    def copy(self, fragment: int, target: torch.Tensor) -> list[dict[str, Any]] | None:
+        """Copy the outer parameters into ``target``; for previews, return the optimizer's state."""
         target.copy_(self.fragments[fragment].flat)
-        return self.buffers.copies() if self._has_buffers(fragment) else None
+        return self.fragments[fragment].copy_state() if self._previews else None
+
+    def common_buffers(self) -> list[torch.Tensor]:
+        """Return copies of the common buffers."""
+        return self.buffers.copies()
 
     def _has_buffers(self, fragment: int) -> bool:
         return bool(self.buffers) and fragment == len(self.fragments) - 1

@@ -189,6 +189,8 @@ class RoundCommitted:
     average: Average
     mean_norm: float
     """L2 norm of the average."""
+    outer_state: Any = field(default=None, repr=False)
+    """What ``Outer.copy`` returned."""
 
 
 Notice = Entered | RoundCommitted | Members
@@ -223,11 +225,14 @@ class Outer(Protocol):
         """
         ...
 
+    def common_buffers(self) -> Any:
+        """Return a copy of the common buffers."""
+        ...
+
     def copy(self, fragment: int, target: Any) -> Any:
         """Copy the parameters of a fragment into ``target``, the values of a contribution.
 
-        Returns:
-            A copy of the common buffers; None: none go with this fragment.
+        Returns a copy of the optimizer's state, if local models preview outer steps, else None.
         """
         ...
 
@@ -440,14 +445,14 @@ class Rounds:
             average = Average((self._peer,), contribution.weight)
         fragment, values = contribution.fragment, contribution.values
         norm = self.finish(fragment, values, average, contribution.buffers)
-        buffers = self._outer.copy(fragment, values)
-        if buffers is not None:
-            contribution = replace(contribution, buffers=buffers)
+        state = self._outer.copy(fragment, values)
+        if contribution.buffers is not None:
+            contribution = replace(contribution, buffers=self._outer.common_buffers())
         self._doubt = None
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
-        self._notify(RoundCommitted(contribution, average, norm))
+        self._notify(RoundCommitted(contribution, average, norm, state))
         yield from self._sync()  # newcomers can now fetch the new state
 
     def finish(self, fragment: int, values: Any, average: Average, buffers: Any = None) -> float:

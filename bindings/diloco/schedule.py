@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pccl.bindings.arguments import check_amount, check_count
+from pccl.checks import shown
 
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -68,6 +69,27 @@ class Schedule:
         if asked is None:
             return 0.5 if 0 < self.delay < (self.sync_steps or math.inf) else 0.0
         return check_amount("mixing", asked, 1.0)
+
+    @property
+    def is_round_late(self) -> bool:
+        """Whether an average is merged when the next pseudo-gradient is taken."""
+        return 0 < self.delay == self.sync_steps
+
+    def check_eager(self, eager: object, mixing: float) -> None:
+        """Check that merges can preview outer steps, if the program asks for that.
+
+        Raises:
+            TypeError, ValueError: they cannot; the message says why.
+        """
+        if not isinstance(eager, bool):
+            raise TypeError(f"eager must be True or False, not {shown(eager)}")
+        if eager and not self.is_round_late:
+            raise ValueError(
+                "eager needs a delay of sync_every inner steps: a merge previews the outer step of "
+                "the pseudo-gradient that was taken just before"
+            )
+        if eager and mixing:
+            raise ValueError("eager loads the preview of an outer step whole, so mixing must be 0")
 
 
 def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:

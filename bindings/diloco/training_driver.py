@@ -6,11 +6,13 @@ reports events.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +22,7 @@ from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.outer import length
-from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
+from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import InnerStep, OuterStep, RoundsMissed, TrainsAlone
@@ -46,6 +48,7 @@ class TrainingDriver:
         mixing: share of the local parameters that a merge keeps.
         caller: makes the joint calls.
         events: queue for the events of this replica.
+        eager: whether a merge previews the next outer step.
 
     Attributes:
         trainer: decides on the actions.
@@ -60,9 +63,12 @@ class TrainingDriver:
         mixing: float,
         caller: JointCaller,
         events: EventQueue,
+        *,
+        eager: bool = False,
     ) -> None:
+        buffers = model.buffers or None
         self.trainer = LocalTrainer(
-            schedule, model.parts, mixing, time.monotonic, model.buffers or None
+            schedule, model.parts, mixing, time.monotonic, buffers, eager=eager
         )
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
@@ -227,3 +233,26 @@ class TrainingDriver:
                             "other members may have it, so this peer drops it",
                             launch.weight,
                         )
+
+
+def pack(committed: RoundCommitted) -> dict[str, Any]:
+    """Return an outcome that is not merged yet as plain data, for ``unpack``."""
+    return {
+        "number": committed.contribution.number,
+        "weight": committed.contribution.weight,
+        "values": committed.contribution.values.clone(),
+        "buffers": committed.contribution.buffers,
+        "contributors": list(committed.average.contributors),
+        "total_weight": committed.average.total_weight,
+        "mean_norm": committed.mean_norm,
+        "outer_state": copy.deepcopy(committed.outer_state),
+    }
+
+
+def unpack(packed: dict[str, Any], fragment: int, room: torch.Tensor) -> RoundCommitted:
+    """Return the outcome that ``pack`` made, for the fragment, with its values in ``room``."""
+    number, weight, buffers = packed["number"], packed["weight"], packed.get("buffers")
+    values = room.copy_(packed["values"])
+    contribution = Contribution(number, fragment, weight, values, 0, buffers)
+    average = Average(tuple(packed["contributors"]), packed["total_weight"])
+    return RoundCommitted(contribution, average, packed["mean_norm"], packed.get("outer_state"))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pccl
 from gpt.model import Shape
 
-MODES = ("alone", "data-parallel", "sync", "delayed", "streaming")
+MODES = ("alone", "data-parallel", "sync", "delayed", "eager", "streaming")
+INNERS = ("adamw", "muon")
 FORMATS = tuple(wire.label for wire in pccl.WireFormat)
 """Values of ``--compression``."""
 
@@ -39,6 +40,7 @@ class Options:
     min_peers: int
     shape: Shape
     batch: int
+    inner: str
     lr: float
     warm_up: int
     seed: int
@@ -96,7 +98,7 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
     if given.mixing is None:
         known["mixing"] = MIXING if given.mode == "streaming" else 0.0
     if given.outer_momentum is None:
-        known["outer_momentum"] = 0.0 if given.mode == "delayed" else OUTER_MOMENTUM
+        known["outer_momentum"] = 0.0 if given.mode in ("delayed", "eager") else OUTER_MOMENTUM
     if given.delay is None:
         known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
     known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
@@ -113,12 +115,12 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
 def usual_delay(mode: str, sync_every: int | str, fragments: int) -> int:
     """Return the default of ``--delay``: inner steps until an average is merged.
 
-    In both modes, that is when the next average begins: in ``streaming``, of the next fragment.
+    In these modes, that is when the next average begins: in ``streaming``, of the next fragment.
 
     Raises:
         ValueError: ``sync_every`` is a time, so the number of steps is unknown.
     """
-    if mode not in ("delayed", "streaming"):
+    if mode not in ("delayed", "eager", "streaming"):
         return 0
     if not isinstance(sync_every, int):
         raise ValueError(f"--sync-every {sync_every} with --mode {mode} needs --delay STEPS")
@@ -166,7 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=count,
         metavar="N",
         help="inner steps until an average is merged "
-        "(delayed: --sync-every, streaming: --sync-every / --fragments, else 0)",
+        "(delayed, eager: --sync-every, streaming: --sync-every / --fragments, else 0)",
     )
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
@@ -175,7 +177,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--outer-momentum",
         type=float,
         metavar="M",
-        help=f"Nesterov momentum of the outer optimizer (delayed: 0, else {OUTER_MOMENTUM})",
+        help=f"Nesterov momentum of the outer optimizer (delayed, eager: 0, else {OUTER_MOMENTUM})",
     )
     add("--compression", choices=FORMATS, metavar="FORMAT", help=f"{', '.join(FORMATS)}")
     add("--min-peers", type=positive, metavar="N", help="begin with so many (all in the launch)")
@@ -188,6 +190,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("learning").add_argument
     add("--batch", type=positive, default=8, metavar="N", help="excerpts per step (%(default)s)")
+    add("--inner", choices=INNERS, default="adamw", help="optimizer of every step (%(default)s)")
     add("--lr", type=float, default=2e-3, metavar="R", help="peak learning rate (%(default)s)")
     add("--warm-up", type=count, default=60, metavar="N", help="steps (%(default)s)")
     add("--seed", type=count, default=0, metavar="N", help="(%(default)s)")

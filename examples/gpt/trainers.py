@@ -93,6 +93,7 @@ def make_trainer(
         delay=given.delay,
         fragments=given.fragments,
         mixing=given.mixing,
+        eager=given.mode == "eager",
         compression=given.compression,
         min_peers=given.min_peers,
         on_event=tell,

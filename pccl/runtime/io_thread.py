@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pccl.protocol.errors import NotConnected
 from pccl.runtime.lookups import LookUps
-from pccl.transports.process_memory import process_memory
+from pccl.transports.local.process_memory import process_memory
 from pccl.transports.tcp import TcpTransport
 
 _T = TypeVar("_T")

@@ -24,7 +24,7 @@ from pccl.protocol.status_report import StatusReport
 from pccl.runtime.control import stream
 from pccl.runtime.state import frames, results
 from pccl.telemetry import events
-from pccl.transports import tcp
+from pccl.transports import tcp_listener
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "protocol"
 MESSAGES = """# Messages
@@ -60,7 +60,8 @@ METRIC_TABLE = """## Metrics
 Each has the label `name` too: the peer's name, or `master`."""
 OTHER_LIMITS = (
     *((vocabulary, name) for name in ("STAR_BYTES_MAX", "ALGORITHM_STEPS_MAX")),
-    *((frame, "PAYLOAD_BYTES_MAX"), (stream, "UNSENT_BYTES_MAX"), (tcp, "ACCEPT_BACKOFF_S")),
+    *((frame, "PAYLOAD_BYTES_MAX"), (stream, "UNSENT_BYTES_MAX")),
+    (tcp_listener, "ACCEPT_BACKOFF_S"),
     *((frames, "QUEUED_PIECES_MAX"), (results, "KEPT_BYTES_MAX"), (results, "UNREAD_BYTES_MAX")),
 )
 """Limits outside ``limits.py``, beside the code that enforces them."""

@@ -38,6 +38,7 @@ from tests.support.diloco_peers import (
     make_model,
     parameters,
 )
+from tests.support.diloco_reference import Setting, train
 from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
@@ -96,6 +97,75 @@ def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: i
     assert [event.number for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
 
 
+SETTINGS = {
+    "delayed": Setting(6, 2, 0.5, False, ((0, 1, 2, 3),)),
+    "mixed": Setting(6, 4, 0.3, False, ((0, 1, 2, 3),)),
+    "one round delayed": Setting(6, 6, 0.0, False, ((0, 1, 2, 3),)),
+    "eager": Setting(6, 6, 0.0, True, ((0, 1, 2, 3),)),
+    "streaming": Setting(6, 0, 0.0, False, ((0,), (2,), (1, 3))),
+    "streaming, overlapping": Setting(7, 5, 0.3, False, ((0,), (2,), (1, 3))),
+    "streaming, eager": Setting(7, 7, 0.0, True, ((0,), (1, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("mode", SETTINGS)
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_mode_is_its_paper_bit_for_bit(peers: Peers, count: int, mode: str) -> None:
+    """The local models just before the end, and the common model after it."""
+    setting, steps = SETTINGS[mode], 4 * SETTINGS[mode].every
+    fragments = len(setting.fragments)
+
+    def run(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model = make_model()
+        names = [name for name, _ in model.named_parameters()]
+        with peers.make(
+            rank,
+            model,
+            min_peers=count,
+            sync_every=setting.every,
+            delay=setting.delay,
+            mixing=setting.mixing,
+            eager=setting.eager,
+            fragments=fragments,
+        ) as optimizer:
+            assert optimizer.fragments == tuple(
+                tuple(names[index] for index in part) for part in setting.fragments
+            )
+            optimizer.join()
+            for step in range(steps):
+                optimizer.zero_grad()
+                backward(model, batch(rank, step))
+                optimizer.step()
+            before = parameters(model)
+            optimizer.finish()
+        return before, parameters(model)
+
+    models = [make_model() for _ in range(count)]
+    inners = [make_inner(model) for model in models]
+    before: list[list[torch.Tensor]] = []
+
+    def inner_step(rank: int, step: int) -> None:
+        inners[rank].zero_grad()
+        backward(models[rank], batch(rank, step))
+        inners[rank].step()
+
+    trained = [[one.data for one in model.parameters()] for model in models]
+
+    def note() -> None:
+        before.extend(map(parameters, models))
+
+    common = train(trained, setting, steps, inner_step, note)
+    calls: list[Future[tuple[list[torch.Tensor], list[torch.Tensor]]]] = []
+    for rank in range(count):
+        calls.append(peers.start(run, rank))
+        peers.until_registered(len(calls))
+    for rank, call in enumerate(calls):
+        local, ended = call.result(LIMIT_S)
+        assert equal(local, before[rank])
+        assert equal(ended, common)
+    assert equal(*before[:2]) == (mode == "one round delayed"), "that is just after a merge"
+
+
 def gentle(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """With a delay of a whole round the default would overshoot in so few steps."""
     return torch.optim.SGD(parameters, lr=0.5)
@@ -105,12 +175,16 @@ MODES: dict[str, dict[str, Any]] = {
     "synchronous": {"sync_every": 6},
     "delayed": {"sync_every": 6, "delay": 2},
     "one round delayed": {"sync_every": 6, "delay": 6, "outer": gentle},
+    "eager": {"sync_every": 6, "delay": 6, "outer": gentle, "eager": True},
     "streaming": {"sync_every": 6, "delay": 2, "fragments": 3},
     "streaming, overlapping": {"sync_every": 6, "delay": 5, "fragments": 4, "mixing": 0.3},
     "sequential": {"sync_every": 6, "fragments": 2, "fragment_order": "sequential"},
     "4 bits": {"sync_every": 6, "delay": 2, "fragments": 2, "compression": "int4"},
     "time": {"sync_every": "30ms"},
 }
+
+
+LATE = ["synchronous", "streaming", "one round delayed", "eager", "4 bits"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -142,6 +216,23 @@ def test_all_end_with_the_same_model(peers: Peers, mode: str) -> None:
         assert [event.number for event in steps] == list(range(1, rounds + 1))
         assert [event.fragment for event in steps] == [n % fragments for n in range(rounds)]
         assert all(len(event.contributors) == 2 for event in steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"delay": 4}, True),
+        ({"delay": 4, "eager": True}, False),
+        ({"delay": 4, "outer": gentle}, False),
+        ({"delay": 3}, False),
+        ({}, False),
+    ],
+)
+def test_a_whole_round_late_with_momentum_is_warned_of(
+    peers: Peers, caplog: pytest.LogCaptureFixture, options: dict[str, Any], *, warns: bool
+) -> None:
+    peers.make(0, make_model(), sync_every=4, **options)
+    assert ("overshoot with outer momentum; use eager=True" in caplog.text) == warns
 
 
 def test_averages_are_weighted_by_the_work(peers: Peers) -> None:
@@ -178,7 +269,9 @@ def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:
 # -- coming and going ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "streaming", "one round delayed", "4 bits"])
+@pytest.mark.parametrize(
+    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits"]
+)
 def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -> None:
     def run(rank: int, min_peers: int) -> list[torch.Tensor]:
         model = make_model(seed=rank)
@@ -495,6 +588,10 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"fragments": 5}, ValueError, "fragments must be at most 4"),
     ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
     ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
+    ({"eager": True}, ValueError, "eager needs a delay of sync_every inner steps"),
+    ({"eager": True, "sync_every": "1s", "delay": 5}, ValueError, "eager needs a delay of sync"),
+    ({"eager": True, "sync_every": 4, "delay": 4, "mixing": 0.5}, ValueError, "mixing must be 0"),
+    ({"eager": 1}, TypeError, "eager must be True or False, not 1"),
     ({"min_peers": 0}, ValueError, "min_peers must be from 1 to 2800, not 0"),
     ({"compression": "int3"}, ValueError, "int3"),
     ({"compression": 4}, TypeError, "the name of a format"),
@@ -583,7 +680,9 @@ def test_a_checkpoint_without_names_loads_where_parameters_have_names(
         numbered.load_state_dict(named.state_dict())
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "streaming", "one round delayed", "4 bits"])
+@pytest.mark.parametrize(
+    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits"]
+)
 def test_a_run_that_stops_and_goes_on(mode: str, tmp_path: Any) -> None:
     """Stopping in the middle of the pipeline changes nothing."""
 

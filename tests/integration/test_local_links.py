@@ -20,7 +20,7 @@ import pytest
 import pccl
 from pccl.cli.processes.proxies import free_addresses
 from pccl.stress.emulator import LinkSpec, ProxyThread
-from pccl.transports.process_memory import process_memory
+from pccl.transports.local.process_memory import process_memory
 from tests.support import waiting
 from tests.support.patience import LONG_LIMIT_S, patient
 from tests.support.peers import PeerProcess

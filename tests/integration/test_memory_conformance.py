@@ -17,7 +17,7 @@ from pccl.transports.announcement import (
     decode_announcement,
 )
 from pccl.transports.base import LocalMemory
-from pccl.transports.process_memory import ProcessMemory, process_memory
+from pccl.transports.local.process_memory import ProcessMemory, process_memory
 from pccl.transports.sim.memory import SimMemories, SimMemory
 from tests.support.peers import PeerProcess, obey
 

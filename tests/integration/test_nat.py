@@ -15,6 +15,7 @@ import pytest
 from tests.support.nat_networks import NatNetworks
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 PEER = ROOT / "tests/integration/nat_peer.py"
 PCCL = [sys.executable, "-m", "pccl.cli.main"]
@@ -151,6 +152,52 @@ def test_two_peers_use_the_interface_that_is_named(
         assert said in output, output
         assert f"links lead from {hosts}.{own} to {hosts}.{3 - own}\n" in output, output
         assert "the state is that of rank 0" in output.splitlines(), output
+
+
+LISTENS = """
+import asyncio
+from pccl.transports.base import Address, Connection
+from pccl.transports.tcp import TcpTransport
+
+async def main() -> None:
+    def accept(connection: Connection) -> None:
+        print("accepted", flush=True)
+        connection.close()
+
+    transport = TcpTransport(asyncio.get_running_loop()).through("vpn0")
+    listener = await transport.listen(Address("0.0.0.0", 0), accept)
+    print(listener.address.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+DIALS = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
+
+
+def test_a_port_of_an_interface_that_is_made_anew() -> None:
+    """As when a VPN restarts. The port is the same, and stays shut at another interface."""
+    with NatNetworks() as nets:
+        server, _ = nets.two_ways()
+        peer, by_up0 = nets.public()
+        by_vpn0 = nets.address_of(peer, "vpn0")
+        listener = spawn(peer, [sys.executable, "-c", LISTENS])
+        assert listener.stdout is not None
+        try:
+            port = listener.stdout.readline().strip()
+
+            def reaches(host: str) -> bool:
+                dial = spawn(server, [sys.executable, "-c", DIALS, host, port])
+                dial.communicate(timeout=LIMIT_S)
+                return dial.returncode == 0
+
+            assert (reaches(by_vpn0), reaches(by_up0)) == (True, False)
+            nets.make_anew(peer)
+            until(lambda: reaches(by_vpn0))
+            assert not reaches(by_up0)
+            assert [listener.stdout.readline() for _ in range(2)] == ["accepted\n"] * 2
+        finally:
+            listener.kill()
+            listener.communicate()
 
 
 def test_an_interface_that_does_not_exist() -> None:

@@ -19,6 +19,7 @@ import pytest
 import pccl.transports.tcp as tcp_module
 from pccl.protocol.errors import LinkError
 from pccl.protocol.types import NS_PER_S
+from pccl.transports import tcp_listener
 from pccl.transports.base import Address, Connection, Listener, PathMeasure
 from pccl.transports.tcp import TcpTransport
 from pccl.transports.tcp_dial import in_turns
@@ -248,7 +249,7 @@ async def test_families(tcp: Tcp, listen_on: str, dial_to: str) -> None:
 async def test_no_descriptors_left_to_accept(
     tcp: Tcp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_module, "ACCEPT_BACKOFF_S", 0.001)
+    monkeypatch.setattr(tcp_listener, "ACCEPT_BACKOFF_S", 0.001)
     listener = await tcp.listen()
     with socket.socket() as client:
         with no_descriptors_left():

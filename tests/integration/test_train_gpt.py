@@ -1,4 +1,4 @@
-"""``examples/train_gpt.py`` alone: it learns, resumes as if nothing had been, logs, draws."""
+"""``examples/train_gpt.py``: it learns, resumes as if nothing had been, logs, draws."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ torch = pytest.importorskip("torch")
 
 import plot_losses  # noqa: E402
 import train_gpt  # noqa: E402
+
+from tests.support.commands import PCCL, environment_with, run_to_end  # noqa: E402
+from tests.support.paths import ROOT  # noqa: E402
 
 SMALL = (
     "--mode alone --threads 1 --width 16 --layers 1 --heads 2 --context 16 --batch 8"
@@ -100,6 +103,21 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert said == f"resumed from {path} after step 15"
     assert whole == first == resumed
     assert re.fullmatch(r"weights: [0-9a-f]{16}", whole)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9")
+def test_peers_with_muon_inside_end_alike(text: Path) -> None:
+    words = "--mode sync --sync-every 5 --inner muon --steps 20"
+    command = [*SMALL.replace("--mode alone", words).split(), "--text", str(text)]
+    script = str(ROOT / "examples/train_gpt.py")
+    launched = (*PCCL, "launch", "-n", "2", "--", sys.executable, script, *command)
+    ended = run_to_end(*launched, cwd=ROOT, env=environment_with(PYTHONPATH=str(ROOT)))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    weights = re.findall(r"weights: ([0-9a-f]{16})", ended.stdout)
+    assert len(weights) == 2
+    assert len(set(weights)) == 1
+    losses = [float(loss) for loss in re.findall(r"held-out loss (\S+)", ended.stdout)]
+    assert max(losses[-2:]) < 4.0  # a guess among 256 bytes is 5.5
 
 
 def test_a_folder_without_text_ends_it_with_a_word(

@@ -63,6 +63,9 @@ class Outer:
         self.values[fragment] = minus(self.values[fragment], average)
         return 0.0
 
+    def common_buffers(self) -> None:
+        pass
+
     def copy(self, fragment: int, target: Vector) -> None:
         target[:] = self.values[fragment]
 
@@ -99,6 +102,10 @@ class Part:
     def put_back(self, work: Vector) -> None:
         self.base = [a + b for a, b in zip(self.base, work, strict=True)]
 
+    def preview(self, common: Vector, state: None, work: Vector, share: float) -> Vector:
+        """The average is a sum, so own work alone makes a step."""
+        return minus(common, work)
+
     def merge(self, common: Vector, mixing: float) -> None:
         self.given_up = [a + b for a, b in zip(self.given_up, self.work(), strict=True)]
         self.params, self.base = list(common), list(common)
@@ -122,7 +129,9 @@ class Process:
         watched: rounds that it followed without work in them.
     """
 
-    def __init__(self, axis: int, axes: int, schedule: Schedule, history: dict[int, Any]) -> None:
+    def __init__(
+        self, axis: int, axes: int, schedule: Schedule, history: dict[int, Any], *, eager: bool
+    ) -> None:
         self.axis = axis
         self.peer = 0
         self.made = 0
@@ -130,7 +139,7 @@ class Process:
         self.cut: PCCLError | None = None
         self.outer = Outer(schedule.fragments, axes)
         self.parts = [Part(axes) for _ in range(schedule.fragments)]
-        self.trainer = LocalTrainer(schedule, self.parts, 0.0, lambda: 0.0)
+        self.trainer = LocalTrainer(schedule, self.parts, 0.0, lambda: 0.0, eager=eager)
         self.queue: deque[Contribution] = deque()
         self.waits = False
         self.steps_at_entry = 0
@@ -247,8 +256,8 @@ class Group:
         history: the outer parameters before each round.
     """
 
-    def __init__(self, schedule: Schedule, axes: int, seed: int) -> None:
-        self.schedule, self.axes = schedule, axes
+    def __init__(self, schedule: Schedule, axes: int, seed: int, *, eager: bool = False) -> None:
+        self.schedule, self.axes, self._eager = schedule, axes, eager
         self.random = random.Random(seed)
         self.alive: list[Process] = []
         self.members: list[Process] = []
@@ -264,7 +273,9 @@ class Group:
 
     def start(self) -> None:
         if self._started < self.axes:
-            self.alive.append(Process(self._started, self.axes, self.schedule, self.history))
+            self.alive.append(
+                Process(self._started, self.axes, self.schedule, self.history, eager=self._eager)
+            )
             self._started += 1
 
     def evict(self) -> None:

@@ -816,7 +816,7 @@ NOT_FROM_OUTSIDE = {
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",
-    "transports/socket_owner.py _inode": "the kernel's",
+    "transports/local/socket_owner.py _inode": "the kernel's",
 }
 _NAMES = re.compile("_?(decode|parse|unpack|unseal|from_json)(_|$)")
 _READERS = {"unpack", "unpack_from", "iter_unpack", "unpackb", "loads"}

@@ -130,11 +130,13 @@ def schedules() -> st.SearchStrategy[Schedule]:
     seed=st.integers(0, 2**32),
     events=st.integers(0, 600),
     fault_rate=st.sampled_from([0.0, 0.02, 0.1]),
+    eager=st.booleans(),
 )
 def test_replicas_stay_alike_and_each_inner_step_counts_once(
-    made: Schedule, seed: int, events: int, fault_rate: float
+    made: Schedule, seed: int, events: int, fault_rate: float, *, eager: bool
 ) -> None:
-    group = Group(made, AXES, seed)
+    """``eager`` works with every schedule here, though it is of use with one."""
+    group = Group(made, AXES, seed, eager=eager)
     live(group, events, fault_rate)
     settle(group)
     finish(group, fault_rate)

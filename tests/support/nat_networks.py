@@ -88,6 +88,12 @@ class NatNetworks:
         self._has_two_ways = True
         return router, inside
 
+    def make_anew(self, name: str) -> None:
+        """Remove the interface ``vpn0`` of a host, and make it again, with the same address."""
+        address = self.address_of(name, "vpn0")
+        self._run("ip", "-n", name, "link", "delete", "vpn0")
+        self._plug("vpn0", name, self._internet, "br1", address)
+
     def swallow(self, name: str, longer_than: int) -> None:
         """Drop long packets on their way to a host, and tell nobody (a path MTU black hole).
 
@@ -151,9 +157,9 @@ class NatNetworks:
         self._run("ip", "-n", name, "route", "add", "default", "via", gateway)
         return name
 
-    def address_of(self, host: str) -> str:
+    def address_of(self, host: str, interface: str = "up0") -> str:
         """Return the IPv4 address of a host, or of a router on its outer side."""
-        shown = self._run("ip", "-n", host, "-4", "-o", "addr", "show", "up0")
+        shown = self._run("ip", "-n", host, "-4", "-o", "addr", "show", interface)
         return shown.split()[3].partition("/")[0]
 
     def rule(self, host: str, hook: str, rule: str) -> None:

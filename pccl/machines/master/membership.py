@@ -85,6 +85,12 @@ class RegisteredPeer:
     token: int = 0
     """Number of the token with which the peer registered, or returned to this master."""
 
+    @property
+    def versions(self) -> set[bool]:
+        """The versions of IP of which the peer has an address; True: IPv6."""
+        hosts = (self.member.host, *self.member.hosts, self.seen)
+        return {":" in host for host in hosts if host}
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -204,11 +210,15 @@ class Membership:
         return [peer for peer in self.peers.values() if not peer.admitted]
 
     def tester_of(self, newcomer: RegisteredPeer) -> PeerId | None:
-        """Return the youngest connected member, if possible on another host, to test an address."""
-        connected = (peer.id for peer in self.members() if peer.connection is not None)
-        members = [peer for peer in connected if peer != newcomer.id]
-        far = [peer for peer in members if self.peers[peer].seen not in ("", newcomer.seen)]
-        return max(far or members, default=None)
+        """Return the youngest connected member, if possible on another host, to test an address.
+
+        Only a member with an address of the same version of IP can tell.
+        """
+        connected = [peer for peer in self.members() if peer.connection is not None]
+        is_v6 = ":" in newcomer.member.host
+        members = [peer for peer in connected if peer is not newcomer and is_v6 in peer.versions]
+        far = [peer for peer in members if peer.seen not in ("", newcomer.seen)]
+        return max((peer.id for peer in far or members), default=None)
 
     # -- links ---------------------------------------------------------------------------------
 

@@ -149,10 +149,13 @@ class ToyOuter:
                 self.buffers[1] = count
         return 0.0
 
-    def copy(self, fragment: int, target: Floats) -> Doubles | None:
-        """Copy the outer parameters of the fragment into ``target``; return its buffers."""
+    def common_buffers(self) -> Doubles:
+        """Return a copy of the buffers."""
+        return self.buffers.copy()
+
+    def copy(self, fragment: int, target: Floats) -> None:
+        """Copy the outer parameters of the fragment into ``target``."""
         target[:] = self.values[fragment]
-        return self.buffers.copy() if self._has_buffers(fragment) else None
 
     def _has_buffers(self, fragment: int) -> bool:
         return self._extras and fragment == len(self.values) - 1
@@ -200,6 +203,10 @@ class ToyPart:
     def put_back(self, work: Whole) -> None:
         """Move the base back, so that ``work`` counts as work since the base again."""
         self.base += work
+
+    def preview(self, common: Floats, state: None, work: Whole, share: float) -> Floats:
+        """Subtract own work from outer parameters: all of it, because the average is a sum here."""
+        return common - work.astype(np.float32)
 
     def merge(self, common: Floats, mixing: float) -> None:
         """Replace the parameters by outer parameters, and drop the work; nothing is mixed."""

@@ -124,6 +124,7 @@ class _Life:
             0.0,
             lambda: self._now_s,
             self._replica.buffers if training.extras else None,
+            eager=training.eager,
         )
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
         self._steps = self._steps_at_entry = 0

@@ -14,6 +14,7 @@ _PIECES = (256, 1024, 8192)
 _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 """Precise enough to tell digits apart; their rounding errors are still far above float32's."""
 _IS_CODED = 0.25
+_IS_EAGER = 0.5
 _BLOCK = 32
 _HAS_EXTRAS = 0.5
 LIVES_MAX = 2
@@ -50,7 +51,8 @@ class TrainingPlan:
     piece_bytes: int
     wire: WireFormat = WireFormat.NONE
     """Wire format of the rounds, with error feedback; NONE: no compression."""
-
+    eager: bool = False
+    """Whether merges preview the next outer step."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
 
@@ -108,6 +110,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         piece_bytes=rng.choice(_PIECES),
         wire=_draw_wire(seed),
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
+        eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ torch = pytest.importorskip("torch")
 from train_gpt import evaluate, learning_rate  # noqa: E402
 
 from gpt.model import GPT, Shape, digest  # noqa: E402
+from gpt.optimizers import Joined, make_inner  # noqa: E402
 from gpt.options import Options, complete, make_parser, parse  # noqa: E402
 from gpt.text import Text, is_held_out, load  # noqa: E402
 
@@ -239,6 +242,7 @@ def completed(*words: str, peers: int = 1, index: str | None = None) -> Options:
     [
         ("--mode sync --sync-every 60", (0, 1, 0.0)),
         ("--mode delayed --sync-every 60", (60, 1, 0.0)),
+        ("--mode eager --sync-every 60", (60, 1, 0.0)),
         ("--mode streaming --sync-every 60", (15, 4, 0.5)),
         ("--mode streaming --sync-every 2", (1, 4, 0.5)),
         ("--mode streaming --sync-every 60 --fragments 2 --mixing 0", (30, 2, 0.0)),
@@ -294,3 +298,49 @@ def test_mistakes_are_said_in_one_line(
         parse(words.split())
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+# --- the optimizers --------------------------------------------------------------------------
+
+
+def stepped(model: Any, *optimizers: Any, steps: range) -> list[Any]:
+    """The parameters after these steps, each with gradients of its own."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_joined_optimizers_step_as_they_do_apart_and_resume() -> None:
+    alone: Any = GPT(SHAPE)
+    model: Any = GPT(SHAPE)
+    resumed: Any = GPT(SHAPE)
+    first, *others = alone.parameters()
+    apart = torch.optim.SGD([first], lr=0.1, momentum=0.9), torch.optim.Adam(others, lr=0.01)
+    wanted = stepped(alone, *apart, steps=range(4))
+
+    def joined(of: Any) -> Joined:
+        one, *more = of.parameters()
+        return Joined(torch.optim.SGD([one], lr=0.1, momentum=0.9), torch.optim.Adam(more, lr=0.01))
+
+    optimizer = joined(model)
+    stepped(model, optimizer, steps=range(2))
+    resumed.load_state_dict(model.state_dict())
+    after = joined(resumed)
+    after.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, its in ((model, optimizer), (resumed, after)):
+        assert all(map(torch.equal, stepped(one, its, steps=range(2, 4)), wanted))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9")
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest() -> None:
+    model: Any = GPT(SHAPE)
+    inner: Any = make_inner(model, "muon", 0.01)
+    muon, adamw = ({id(one) for one in group["params"]} for group in inner.param_groups)
+    names = {name for name, one in model.named_parameters() if id(one) in muon}
+    matrices = ("queries_keys_values", "attended", "thought.0", "thought.2")
+    assert names == {f"blocks.{block}.{name}.weight" for block in (0, 1) for name in matrices}
+    assert len(muon | adamw) == len(list(model.parameters()))

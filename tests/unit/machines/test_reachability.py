@@ -128,6 +128,18 @@ def test_a_member_tests_as_well() -> None:
     assert [to for to, _ in told(master.round(UPDATE, 1, 1), msg.Admitted)] == [2]
 
 
+def test_a_member_tests_addresses_of_a_version_of_ip_that_it_has() -> None:
+    """A member without IPv6 reaches no IPv6 address, and would call the newcomer undialable."""
+    master = Master(1)
+    assert not told(master.register(2, host="2001:db8::2"), msg.ProbeAddress)
+    master.link(2, 1)
+    master.do(AddressTried(PeerId(2), "2001:db8::2", ""))
+    master.round(UPDATE, 0, 1)
+    assert master.ring() == [1, 2]
+    asked = [to for to, _ in told(master.register(3, host="2001:db8::3"), msg.ProbeAddress)]
+    assert asked == [2]
+
+
 def test_a_test_that_never_ends_keeps_nobody_out() -> None:
     master = Master()
     master.register(1)

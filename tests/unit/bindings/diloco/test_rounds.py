@@ -70,9 +70,11 @@ class Outer:
         self.values[fragment] -= average[0]
         return float(abs(average[0]))
 
-    def copy(self, fragment: int, target: list[int]) -> list[int] | None:
+    def common_buffers(self) -> list[int]:
+        return self.buffers[-1]
+
+    def copy(self, fragment: int, target: list[int]) -> None:
         target[0] = self.values[fragment]
-        return self.buffers[-1] if self.has_buffers else None
 
     def touch(self, fragment: int | None) -> None:
         self.touched.append(fragment)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.transports import process_memory as module
 from pccl.transports.announcement import (
     PROOF_BYTES,
     Announcement,
@@ -25,7 +24,8 @@ from pccl.transports.announcement import (
     encode_announcement,
 )
 from pccl.transports.base import Address
-from pccl.transports.process_memory import ProcessMemory, address_of, process_memory
+from pccl.transports.local import process_memory as module
+from pccl.transports.local.process_memory import ProcessMemory, address_of, process_memory
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
 from tests.support.processes import wait_stopped
@@ -36,7 +36,7 @@ OWN = os.getpid()
 
 OWNER = """
 import os, sys, numpy as np
-from pccl.transports.process_memory import ProcessMemory
+from pccl.transports.local.process_memory import ProcessMemory
 memory = ProcessMemory()
 lease, data = memory.lease(), np.arange(50_000, dtype=np.int32)
 shown = memory.show(bytes.fromhex(sys.argv[1]))

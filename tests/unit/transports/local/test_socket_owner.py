@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from pccl.transports.base import Address
-from pccl.transports.socket_owner import holds_other_end
+from pccl.transports.local.socket_owner import holds_other_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has netlink")
 

@@ -36,7 +36,7 @@ from pccl.transports.announcement import (
     encode_one_part,
 )
 from pccl.transports.base import MACHINES, Connection
-from pccl.transports.socket_owner import holds_other_end
+from pccl.transports.local.socket_owner import holds_other_end
 
 _PAGE_WORDS = 512
 _PR_SET_PTRACER = 0x59616D61
