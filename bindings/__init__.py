@@ -2,7 +2,9 @@
 
 * ``arguments``: checks the arguments of the wrappers of a training loop.
 * ``compression``: the wire format of the reduces, with its error feedback.
-* ``schedulers``: finds learning-rate schedulers that begin at step 0 in a run that is further.
+* ``schedulers``: finds learning-rate schedulers that begin at step 0 in a run that is further; or
+  brings them to the run's step.
+* ``tensors``: helpers for the tensors of a model: parts of sharded tensors, and names.
 * ``events``: the events of training over ``pccl``: one dataclass for each kind.
 * ``event_queue``: keeps the events of a replica until it calls the listeners.
 * ``consumers``: consumers of the events of a training run: a JSONL file, TensorBoard, one line on

@@ -1,14 +1,72 @@
-"""Finds learning-rate schedulers that begin at step 0 in a run that is further."""
+"""Finds schedulers that begin at step 0 of a later run, or brings them to the run's step."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import warnings
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
+from pccl.checks import shown
+
 _log = logging.getLogger("pccl.schedulers")
+
+
+_SCHEDULED = ("lr", "momentum", "betas")
+"""Settings of a parameter group that schedulers change."""
+
+
+class FollowedScheduler:
+    """A scheduler that can be brought to any step after the one at which this object was made.
+
+    Args:
+        scheduler: a learning-rate scheduler.
+        optimizers: the optimizers to which it may be attached.
+
+    Raises:
+        TypeError: ``scheduler`` is no ``LRScheduler``, or follows a metric.
+        ValueError: it belongs to another optimizer.
+    """
+
+    def __init__(self, scheduler: object, *optimizers: Optimizer) -> None:
+        if not isinstance(scheduler, lr_scheduler.LRScheduler) or isinstance(
+            scheduler, lr_scheduler.ReduceLROnPlateau
+        ):
+            raise TypeError(
+                "scheduler must be an LRScheduler that counts steps, such as "
+                f"torch.optim.lr_scheduler.StepLR(opt, 100), not {shown(scheduler)}"
+            )
+        self._scheduler: Any = scheduler
+        if not any(self._scheduler.optimizer is one for one in optimizers):
+            raise ValueError("the scheduler belongs to another optimizer; make it with this one")
+        self._state = copy.deepcopy(self._scheduler.state_dict())
+        self._settings = [
+            {key: copy.deepcopy(group[key]) for key in _SCHEDULED if key in group}
+            for group in self._scheduler.optimizer.param_groups
+        ]
+
+    def bring(self, step: int) -> None:
+        """Bring the scheduler, and the learning rates, to a step. It counts forward only.
+
+        For an earlier step it begins again where this object was made. It does nothing if that
+        was later than ``step``.
+        """
+        scheduler = self._scheduler
+        if step < scheduler.last_epoch:
+            if step < self._state["last_epoch"]:
+                return
+            scheduler.load_state_dict(copy.deepcopy(self._state))
+            for group, settings in zip(
+                scheduler.optimizer.param_groups, self._settings, strict=True
+            ):
+                group.update(copy.deepcopy(settings))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer may have made no step yet
+            while scheduler.last_epoch < step:
+                scheduler.step()
 
 
 def warn_of_late_scheduler(steps: int, remedy: str, *optimizers: Optimizer) -> None:

@@ -7,6 +7,8 @@
 * ``pipeline``: decides what a replica has to do after each inner step. Pure.
 * ``local_trainer``: the actions of a replica's training loop between the joint calls. Pure.
 * ``outer``: the outer parameters: a float32 copy on the host, bit-identical on all members.
+* ``buffers``: what a model keeps beside its parameters, such as running statistics.
+* ``inner_state``: what the inner optimizer keeps, such as moments, for peers that join late.
 * ``local_model``: the local model, and its distance from the outer parameters.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
 * ``training_driver``: the part of a replica that runs on the training thread.

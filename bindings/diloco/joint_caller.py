@@ -30,6 +30,7 @@ from pccl.bindings.diloco.rounds import (
     Notice,
     Pause,
     Reduce,
+    ReduceBuffers,
     Rounds,
     Sync,
     Take,
@@ -55,11 +56,13 @@ class JointNews:
         what: the event.
         at_s: time of the event, on the monotonic clock.
         outer: with ``Entered``: copies of the outer parameters, by fragment.
+        buffers: with ``Entered``: copies of the common buffers.
     """
 
     what: Notice | GroupSynced
     at_s: float
     outer: list[torch.Tensor] = field(default_factory=lambda: [])
+    buffers: list[torch.Tensor] = field(default_factory=lambda: [])
 
 
 _log = logging.getLogger("pccl.diloco")
@@ -108,6 +111,9 @@ class JointCaller:
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = self._was_in = False
         self._revisions = Revisions(outer.ledger)
+        self._buffers_tag = len(outer.fragments) + 1
+        self._replayed: torch.Tensor | None = None
+        """Sum of the buffers of the round that this newcomer replays."""
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
         claim(comm, self, "DiLoCo")
 
@@ -232,6 +238,9 @@ class JointCaller:
                 return self._take()
             case Reduce(contribution):
                 return self._reduce(contribution)
+            case ReduceBuffers(sums, leads):
+                self._reduce_buffers(sums, leads=leads)
+                return None
             case Pause(seconds, why):
                 self._say_what_is_missing(why)
                 with self._changed:
@@ -303,10 +312,22 @@ class JointCaller:
         total_weight = info.total_weight or 0.0
         return Average(info.contributors, total_weight, info.tx_bytes, info.rx_bytes)
 
+    def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> None:
+        if not leads:
+            self._outer.buffers.follow(sums)
+        self._comm.all_reduce(
+            sums, op=pccl.ReduceOp.SUM, tag=self._buffers_tag, observable=True, retry=True
+        )
+
     def _replay(self, seen: pccl.ObservedReduction) -> None:
         """Take the outer step of a round of the members, while waiting for admission."""
+        values = torch.as_tensor(seen.values)
+        if seen.tag == self._buffers_tag:
+            self._replayed = values
+            return
+        buffers, self._replayed = self._replayed, None
         average = Average(seen.contributors, seen.total_weight or 0.0)
-        self._rounds.finish(seen.tag - 1, torch.as_tensor(seen.values), average)
+        self._rounds.finish(seen.tag - 1, values, average, buffers)
 
     def _members(self) -> Members:
         comm = self._comm
@@ -323,13 +344,17 @@ class JointCaller:
 
     def _notify(self, notice: Notice | GroupSynced) -> None:
         outer: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
         if isinstance(notice, Entered):
+            if not self._was_in and self._outer.inner is not None:  # the training thread waits
+                self._outer.inner.entered(is_late=bool(notice.number or notice.is_open))
             self._was_in = True
             outer = [fragment.flat.clone() for fragment in self._outer.fragments]
+            buffers = self._outer.buffers.copies()
             for number in notice.corrected:
                 self._compression.feedback.forget(_name(number))
         with self._changed:
-            self._news.append(JointNews(notice, time.monotonic(), outer))
+            self._news.append(JointNews(notice, time.monotonic(), outer, buffers))
             self._changed.notify_all()
 
 

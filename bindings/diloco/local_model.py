@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import torch
 
+from pccl.bindings.diloco.buffers import SharedBuffers, Source
 from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
+from pccl.bindings.tensors import local, mesh_of, own_name, shards_of
 from pccl.checks import shown
 
 SPARES_MAX = 2
@@ -20,12 +22,13 @@ SPARES_MAX = 2
 
 
 def named_parameters(
-    params: torch.nn.Module | Iterable[Any], inner: torch.optim.Optimizer
+    params: torch.nn.Module | Iterable[Any] | None, inner: torch.optim.Optimizer
 ) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters to be averaged, each once, with their names.
 
     Args:
-        params: a module, or tensors, pairs of name and tensor, or param groups. Tensors without
+        params: a module, or tensors, pairs of name and tensor, or param groups; None: the tensors
+            of ``inner``. Tensors without
             names get those that ``inner`` was made with (torch 2.6), otherwise numbers.
         inner: the optimizer that trains them.
 
@@ -44,7 +47,9 @@ def named_parameters(
         for group in inner.param_groups
         for p, name in zip(group["params"], group.get("param_names", ()), strict=False)
     }
-    if isinstance(params, torch.nn.Module):
+    if params is None:
+        params = inner.param_groups
+    elif isinstance(params, torch.nn.Module):
         params = params.named_parameters()
     for name, tensor in _flattened(params):
         if not isinstance(tensor, torch.Tensor):
@@ -72,11 +77,6 @@ def named_parameters(
     return list(named.values())
 
 
-def own_name(name: str) -> str:
-    """Return a parameter's name without the prefix of a peer that uses ``torch.compile``."""
-    return name.replace("_orig_mod.", "")
-
-
 def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
     for entry in params:
         if isinstance(entry, dict):
@@ -87,24 +87,6 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
             yield str(pair[0]), pair[1]
         else:
             yield "", entry
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the local part of a parameter: all of it, or the shard of a DTensor."""
-    detached: Any = tensor.detach()
-    shard: torch.Tensor = detached.to_local() if hasattr(detached, "to_local") else detached
-    return shard
-
-
-def shards_of(tensor: torch.Tensor) -> int:
-    """Return the number of processes that hold a part of a parameter; 1 if it is no DTensor."""
-    mesh = mesh_of(tensor)
-    return 1 if mesh is None else int(mesh.size())
-
-
-def mesh_of(tensor: torch.Tensor) -> Any:
-    """Return the device mesh of a DTensor; None for another tensor."""
-    return getattr(tensor, "device_mesh", None)
 
 
 class LocalFragment:
@@ -242,15 +224,21 @@ class LocalModel:
     Args:
         parts: for each fragment, names and parameters.
         factory: makes the outer optimizer of a fragment.
+        buffers: the buffers.
 
     Attributes:
         parts: the fragments.
+        buffers: the buffers; empty if there are none.
         shards: number of processes that hold a part of the model; 1: it is not sharded.
     """
 
     def __init__(
-        self, parts: Sequence[Sequence[tuple[str, torch.Tensor]]], factory: OuterFactory
+        self,
+        parts: Sequence[Sequence[tuple[str, torch.Tensor]]],
+        factory: OuterFactory,
+        buffers: Sequence[tuple[str, Source]] = (),
     ) -> None:
+        self.buffers = SharedBuffers(buffers)
         self.parts = tuple(LocalFragment(named, factory) for named in parts)
         self.shards = max(shards_of(tensor) for named in parts for _, tensor in named)
 
@@ -268,6 +256,7 @@ class LocalModel:
         return bool(voted.item())
 
     def take_over(self) -> None:
-        """Set the model to the outer parameters, and discard the work since the base."""
+        """Set the model to the outer parameters and common buffers; discard the work since then."""
         for part in self.parts:
             part.merge(part.outer.flat.clone(), 0.0)
+        self.buffers.merge(self.buffers.common, 0.0)

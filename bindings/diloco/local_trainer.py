@@ -55,6 +55,22 @@ class ModelPart(Protocol):
         ...
 
 
+class ModelBuffers(Protocol):
+    """The buffers of the local model; see ``buffers.SharedBuffers``."""
+
+    def take(self, weight: float) -> Any:
+        """Return a copy of the buffers, weighted, as something to add up."""
+        ...
+
+    def anchor(self, common: Any) -> None:
+        """Load common buffers, unless the local ones come from the same."""
+        ...
+
+    def merge(self, common: Any, mixing: float) -> None:
+        """Load common buffers; keep the share ``mixing`` of those that are averaged."""
+        ...
+
+
 class LocalTrainer:
     """Trains one replica between its joint calls.
 
@@ -63,6 +79,8 @@ class LocalTrainer:
         parts: the local model, by fragment.
         mixing: share of the local parameters that a merge keeps.
         clock: returns the current time in seconds.
+        buffers: the buffers of the local model, which go with the last fragment; None: there are
+            none.
         eager: whether a merge previews the next outer step; see :meth:`_preview`.
 
     Attributes:
@@ -78,6 +96,7 @@ class LocalTrainer:
         parts: Sequence[ModelPart],
         mixing: float,
         clock: Callable[[], float],
+        buffers: ModelBuffers | None = None,
         *,
         eager: bool = False,
     ) -> None:
@@ -88,18 +107,27 @@ class LocalTrainer:
         self._parts = tuple(parts)
         self._mixing = mixing
         self._clock = clock
+        self._buffers = buffers
         self._is_eager = eager
         self._taken: dict[int, Any] = {}
         """Pseudo-gradients of the unmerged rounds, by the number of the round."""
 
     # -- news of the joint calls -------------------------------------------------------------------
 
-    def enter(self, entered: Entered, common: Sequence[Any], *, is_elsewhere: bool = False) -> None:
-        """Load the run's parameters, and keep the work that they do not contain.
+    def enter(
+        self,
+        entered: Entered,
+        common: Sequence[Any],
+        buffers: Any = None,
+        *,
+        is_elsewhere: bool = False,
+    ) -> None:
+        """Load the run's parameters and buffers, and keep the work that they do not contain.
 
         Args:
             entered: the position of the run.
             common: the outer parameters, by fragment; the trainer keeps these tensors.
+            buffers: the common buffers, if the model has any.
             is_elsewhere: whether the run differs from the checkpoint; then drop work in flight.
         """
         self.entry = entered.entry
@@ -112,6 +140,8 @@ class LocalTrainer:
                 lost[launch.fragment].append(self._taken[launch.number])
         for part, values, works in zip(self._parts, common, lost, strict=True):
             self.has_changed |= part.anchor(values, works)
+        if self._buffers is not None:
+            self._buffers.anchor(buffers)
         self._taken.clear()
         self.commits.clear()
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
@@ -178,11 +208,17 @@ class LocalTrainer:
 
     def _launch(self, launch: Launch) -> Contribution:
         values = self._taken[launch.number] = self._parts[launch.fragment].take()
-        return Contribution(launch.number, launch.fragment, launch.weight, values, self.entry)
+        buffers = None
+        if self._buffers is not None and launch.fragment == len(self._parts) - 1:
+            buffers = self._buffers.take(launch.weight)
+        return Contribution(
+            launch.number, launch.fragment, launch.weight, values, self.entry, buffers
+        )
 
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
-        self.pipeline.merged(merge.number, self._clock())
+        kept = self._mixing if merge.is_taken else 1.0
+        self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if self._is_eager:
             common = self._preview(part, committed)
@@ -190,6 +226,9 @@ class LocalTrainer:
             part.merge(common, self._mixing)
         else:
             part.anchor(common, ())
+        buffers = committed.contribution.buffers
+        if self._buffers is not None and buffers is not None:
+            self._buffers.merge(buffers, self._mixing if merge.is_taken else 0.0)
         self._taken.pop(merge.number, None)
         self.has_changed = True
         return RoundMerged(merge, committed)

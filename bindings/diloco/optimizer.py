@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,24 +15,29 @@ from pccl.bindings.arguments import (
     check_amount,
     check_communicator,
     check_compression,
+    check_count,
     check_listeners,
 )
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
+from pccl.bindings.diloco.buffers import named_buffers
+from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters, own_name
+from pccl.bindings.diloco.local_model import LocalModel, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
-from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.diloco.training_driver import TrainingDriver
+from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
-from pccl.bindings.schedulers import warn_of_late_scheduler
+from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
+from pccl.bindings.tensors import own_name
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
 from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
+
+_Scheduler = TypeVar("_Scheduler")
 
 VERSION = 1
 """Version of the format that ``state_dict`` returns."""
@@ -61,8 +65,9 @@ class DiLoCo(torch.optim.Optimizer):
         params: the model, or the parameters to be averaged, as ``model.named_parameters()`` or
             ``model.parameters()``: those that ``inner`` trains, in an order that is the same for
             all peers. Errors show their names, or else their numbers. Frozen parameters are
-            ignored; a tied one counts once.
-        inner: the optimizer of the local steps. Its state stays local.
+            ignored; a tied one counts once. None: the parameters of ``inner``.
+        inner: the optimizer of the local steps. Peers that join late fetch its state, such as
+            moments, from a member.
         comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
             ``"30s"``, so that slow and fast machines synchronize together.
@@ -82,6 +87,16 @@ class DiLoCo(torch.optim.Optimizer):
             feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
+        buffers: what the model keeps beside its parameters, as ``model.named_buffers()``, of any
+            shape and dtype; the same names on all peers. Rounds of the last fragment average float
+            buffers, weighted as the parameters, and take the others from one member. Newcomers
+            receive them, too. None: the buffers in the ``state_dict`` of ``params``, if that is a
+            module; otherwise, and with ``()``, none.
+        warm_up: None: a peer that joins late fetches what ``inner`` keeps, so the inner optimizers
+            of all peers must keep tensors of the same names, shapes and dtypes. If no member can
+            give them, or values are impossible, it logs that, and uses 100. A number: it fetches
+            nothing, and its learning rate rises over so many steps: for slow lines, because
+            members wait while it fetches moments. All peers must use None, or all a number.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -91,7 +106,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: torch.nn.Module | Iterable[Any],
+        params: torch.nn.Module | Iterable[Any] | None = None,
         *,
         inner: torch.optim.Optimizer,
         comm: pccl.Communicator,
@@ -104,6 +119,8 @@ class DiLoCo(torch.optim.Optimizer):
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
         min_peers: int | None = None,
+        buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
+        warm_up: int | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
@@ -116,11 +133,20 @@ class DiLoCo(torch.optim.Optimizer):
         parts = partition([p.numel() for _, p in named], fragments, fragment_order)
         self.inner = inner
         self._parts = parts
-        self._model = LocalModel([[named[index] for index in part] for part in parts], factory)
+        self._model = LocalModel(
+            [[named[index] for index in part] for part in parts],
+            factory,
+            named_buffers(buffers, params),
+        )
+        if warm_up is not None:
+            check_count("warm_up", warm_up, lowest=0)
+        self._inner_state = InnerState(inner, named, warm_up)
         self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
+            self._model.buffers,
+            self._inner_state,
             previews=eager,
         )
         self._caller = JointCaller(
@@ -142,6 +168,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._schedule, self._model, mixed, self._caller, self._events, eager=eager
         )
         self._pipeline = self._driver.trainer.pipeline
+        self._followed: list[FollowedScheduler] = []
         self._has_started = self._has_joined = self._has_stepped = False
         self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
@@ -245,6 +272,8 @@ class DiLoCo(torch.optim.Optimizer):
                 self._caller.start()
                 self._has_started = True
         self._driver.enter()
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._bring_schedulers(self.steps)
         changed = self._model.any_shard(self._driver.trainer.has_changed)
         self._has_joined = True
         self._events.deliver()
@@ -276,9 +305,11 @@ class DiLoCo(torch.optim.Optimizer):
                 f"closure must be a function, not {shown(closure)}; pass a weight as weight=..."
             )
         changed = self.join()
+        trainer = self._driver.trainer
+        entry = trainer.entry
         if not self._has_stepped:
             self._has_stepped = True
-            remedy = "call its step() opt.steps times after opt.join(), or use opt.steps instead"
+            remedy = "wrap it with opt.follow(), or use opt.steps instead"
             warn_of_late_scheduler(self.steps, remedy, self, self.inner)
         if changed and closure is None:
             _log.warning(
@@ -289,9 +320,15 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver.hear()
         if self._pipeline.due_merges():  # Ctrl-C has interrupted the previous step
             self._driver.enter()
+        if trainer.entry != entry:
+            self._bring_schedulers(self.steps)
+        entry = trainer.entry
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        with self._inner_state.stepping():
+            loss = self.inner.step(closure) if closure is not None else self.inner.step()
         self._driver.stepped(weight)
+        if trainer.entry != entry:  # the program's scheduler.step() comes next
+            self._bring_schedulers(self.steps - 1)
         self._comm.report_step(self.steps)
         self._events.deliver()
         return loss
@@ -299,6 +336,33 @@ class DiLoCo(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the inner optimizer does."""
         self.inner.zero_grad(set_to_none=set_to_none)
+
+    def follow(self, scheduler: _Scheduler) -> _Scheduler:
+        """Bring a scheduler to the run's step whenever this peer has joined the run late or again.
+
+        The program still calls ``scheduler.step()`` once after each ``step``.
+
+        Args:
+            scheduler: a learning-rate scheduler of this object or of ``inner``, at its first step
+                or with the loaded state of a checkpoint.
+
+        Returns:
+            The scheduler.
+
+        Raises:
+            TypeError: ``scheduler`` is no ``LRScheduler``, or follows a metric.
+            ValueError: it belongs to another optimizer, or ``sync_every`` is a time.
+        """
+        if not self._schedule.sync_steps:
+            raise ValueError("sync_every is a time, so the run counts no steps to follow")
+        self._followed.append(FollowedScheduler(scheduler, self, self.inner))
+        if self._has_joined:
+            self._followed[-1].bring(self.steps)
+        return scheduler
+
+    def _bring_schedulers(self, step: int) -> None:
+        for followed in self._followed:
+            followed.bring(step)
 
     @raised_here
     def finish(self) -> None:
@@ -352,10 +416,11 @@ class DiLoCo(torch.optim.Optimizer):
             "version": VERSION,
             "layout": self._layout,
             "inner": self.inner.state_dict(),
+            "warm_up": [self._inner_state.warm_up_left, self._inner_state.warm_up_of],
             "outer": self._outer.state_dict(),
             "base": [part.base.clone() for part in self._model.parts],
             "position": position,
-            "in_flight": [_packed(committed) for committed in in_flight],
+            "in_flight": [pack(committed) for committed in in_flight],
             "residuals": {
                 name: torch.as_tensor(kept)
                 for name, kept in self._compression.feedback.state_dict().items()
@@ -388,13 +453,16 @@ class DiLoCo(torch.optim.Optimizer):
                 "DiLoCo; make one with the same values"
             )
         self.inner.load_state_dict(saved["inner"])
+        self._inner_state.resume(saved.get("warm_up", (0, 0)))
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self._outer.load_state_dict(saved["outer"])
         for part, base in zip(self._model.parts, saved["base"], strict=True):
             part.base.copy_(base)
         self._pipeline.resume(saved["position"], time.monotonic())
         for packed in saved["in_flight"]:
-            self._driver.trainer.commit(self._unpacked(packed))
+            fragment = self._schedule.fragment(packed["number"])
+            room = self._model.parts[fragment].outer.empty()
+            self._driver.trainer.commit(unpack(packed, fragment, room))
         self._compression.feedback.load_state_dict(
             {name: kept.cpu().numpy() for name, kept in saved["residuals"].items()}
         )
@@ -404,14 +472,6 @@ class DiLoCo(torch.optim.Optimizer):
     @property
     def _layout(self) -> list[list[str]]:
         return [list(names) for names in self.fragments]
-
-    def _unpacked(self, packed: dict[str, Any]) -> RoundCommitted:
-        number, fragment = packed["number"], self._schedule.fragment(packed["number"])
-        values = self._model.parts[fragment].outer.empty().copy_(packed["values"])
-        contribution = Contribution(number, fragment, packed["weight"], values, 0)
-        average = Average(tuple(packed["contributors"]), packed["total_weight"])
-        state = packed.get("outer_state")
-        return RoundCommitted(contribution, average, packed["mean_norm"], state)
 
     def close(self) -> None:
         """Leave the run: finish the open call, and close ``comm``. Idempotent."""
@@ -429,15 +489,3 @@ class DiLoCo(torch.optim.Optimizer):
             self._stop_listening()
             if abandon:
                 self._events.deliver()  # why the run could not continue
-
-
-def _packed(committed: RoundCommitted) -> dict[str, Any]:
-    return {
-        "number": committed.contribution.number,
-        "weight": committed.contribution.weight,
-        "values": committed.contribution.values.clone(),
-        "contributors": list(committed.average.contributors),
-        "total_weight": committed.average.total_weight,
-        "mean_norm": committed.mean_norm,
-        "outer_state": copy.deepcopy(committed.outer_state),
-    }

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 import pccl
+from pccl.bindings.diloco.buffers import SharedBuffers
+from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.checks import shown
 
@@ -196,22 +198,36 @@ class OuterParameters:
         fragments: the fragments, in order.
         agreed: other settings that must be equal on all members, as text. They are in the name of
             an entry, so a peer with other settings gets an error when it joins.
+        buffers: the buffers of the model, which go with the last fragment.
+        inner: the inner optimizer's state, for late peers.
         previews: whether local models preview outer steps.
     """
 
     def __init__(
-        self, fragments: Sequence[OuterFragment], agreed: str = "", *, previews: bool = False
+        self,
+        fragments: Sequence[OuterFragment],
+        agreed: str = "",
+        buffers: SharedBuffers | None = None,
+        inner: InnerState | None = None,
+        *,
+        previews: bool = False,
     ) -> None:
+        self.inner = inner
         self.fragments = tuple(fragments)
+        self.buffers = buffers or SharedBuffers(())
         self._previews = previews
         self.record = np.zeros(Ledger.SIZE, np.int64)
         self.ledger = Ledger(self.record)
         infos = [fragment.infos() for fragment in self.fragments]
+        infos[-1] += self.buffers.infos()
         self._names = [tuple(info.name for info in part) for part in infos]
         self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
         # First, so that a member with other settings gets an error that names this entry.
         entries = [book] + [info for part in infos for info in part]
+        offered = inner.infos() if inner is not None else []
+        self._offered = [info.name for info in offered]
+        entries += offered
         self.state = pccl.SharedState(entries, track_touched=True)
 
     @property
@@ -228,6 +244,7 @@ class OuterParameters:
             "optimizers": [
                 copy.deepcopy(fragment.optimizer.state_dict()) for fragment in self.fragments
             ],
+            "buffers": self.buffers.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -239,22 +256,48 @@ class OuterParameters:
         ):
             fragment.flat.copy_(values)
             fragment.load_state(optimizer)
+        self.buffers.load_state_dict(saved.get("buffers"))
         self.state.touch()
+
+    def offer(self) -> None:
+        """Copy the inner optimizer's state into the shared state, for late peers."""
+        if self.inner is not None and self._offered:
+            self.inner.offer()
+            self.state.touch(*self._offered)
 
     def nothing(self, fragment: int) -> torch.Tensor:
         """Return a new contribution of zeros."""
         return self.fragments[fragment].empty().zero_()
 
-    def apply(self, fragment: int, average: torch.Tensor) -> float:
-        """Step the outer optimizer with the average; return the average's L2 norm."""
+    def no_buffers(self, fragment: int) -> torch.Tensor | None:
+        """Return a new contribution without buffers; None: none go with this fragment."""
+        return self.buffers.nothing() if self._has_buffers(fragment) else None
+
+    def apply(
+        self, fragment: int, average: torch.Tensor, buffers: torch.Tensor | None = None
+    ) -> float:
+        """Step the outer optimizer with the average, and load the sum of the buffers, if any.
+
+        Returns:
+            The average's L2 norm.
+        """
         norm = length(average)
         self.fragments[fragment].step(average)
+        if buffers is not None:
+            self.buffers.apply(buffers)
         return norm
 
     def copy(self, fragment: int, target: torch.Tensor) -> list[dict[str, Any]] | None:
         """Copy the outer parameters into ``target``; for previews, return the optimizer's state."""
         target.copy_(self.fragments[fragment].flat)
         return self.fragments[fragment].copy_state() if self._previews else None
+
+    def common_buffers(self) -> list[torch.Tensor]:
+        """Return copies of the common buffers."""
+        return self.buffers.copies()
+
+    def _has_buffers(self, fragment: int) -> bool:
+        return bool(self.buffers) and fragment == len(self.fragments) - 1
 
     def touch(self, fragment: int | None) -> None:
         """Mark the ledger, and the fragment unless it is None, as changed in the shared state."""

@@ -21,7 +21,8 @@ class Launch:
     Attributes:
         number: number of the round.
         fragment: fragment of the round.
-        weight: work on the fragment since its last launch, and work of launches that were lost.
+        weight: work on the fragment since its last launch, except for what a merge has dropped;
+            and work of launches that were lost.
     """
 
     number: int
@@ -77,6 +78,8 @@ class Pipeline:
         self._began_s = -math.inf
         """Time of the last launch, entry or merge."""
         self._work = [0.0] * schedule.fragments
+        self._given_up = [0.0] * schedule.fragments
+        """Weight of the work that merges have dropped since the fragment's last launch."""
         self._flights: dict[int, _Flight] = {}
         """Rounds in flight by number, ascending."""
 
@@ -205,14 +208,24 @@ class Pipeline:
         """Drop the work that was not launched, because the model now has the outer parameters.
 
         Returns:
-            The largest weight that was dropped in a fragment.
+            The largest weight that was dropped in a fragment, by this call or by merges.
         """
-        left_out, self._work = max(self._work), [0.0] * self._schedule.fragments
+        left_out = max(map(sum, zip(self._work, self._given_up, strict=True)))
+        self._work = [0.0] * self._schedule.fragments
+        self._given_up = list(self._work)
         return left_out
 
-    def merged(self, number: int, now_s: float) -> None:
-        """Record that a round was merged. A time budget restarts."""
-        del self._flights[number]
+    def merged(self, number: int, now_s: float, kept: float) -> None:
+        """Record that a round was merged. A time budget restarts.
+
+        Args:
+            number: number of the round.
+            now_s: current time, in seconds.
+            kept: share of the work since the fragment's last launch that the model still has.
+        """
+        fragment = self._flights.pop(number).launch.fragment
+        self._given_up[fragment] += self._work[fragment] * (1 - kept)
+        self._work[fragment] *= kept
         self._began_s = max(self._began_s, now_s)
 
     def _is_launch_due(self, now_s: float) -> bool:
@@ -226,7 +239,7 @@ class Pipeline:
         for flight in self._flights.values():
             if flight.launch.fragment == fragment:  # the delay is a whole period or more
                 flight.due_steps = self.steps
-        self._work[fragment] = 0.0
+        self._work[fragment] = self._given_up[fragment] = 0.0
         self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
         self._since, self._began_s = 0, now_s
         self.number += 1

@@ -12,7 +12,8 @@ simulator both drive it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pccl.bindings.diloco.ledger import Ledger
@@ -71,6 +72,19 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class ReduceBuffers:
+    """Sum the buffers of all members that remain, in place. It comes before the ``Reduce``.
+
+    Attributes:
+        sums: the buffers of this replica; see ``Contribution.buffers``.
+        leads: whether this replica gives the buffers that are not averaged.
+    """
+
+    sums: Any = field(repr=False)
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait for some time. Result: True to give up, because the program is closing.
 
@@ -83,7 +97,7 @@ class Pause:
     why: str = ""
 
 
-Effect = Connect | Update | Sync | Take | Reduce | Pause
+Effect = Connect | Update | Sync | Take | Reduce | ReduceBuffers | Pause
 
 # -- results ---------------------------------------------------------------------------------------
 
@@ -114,6 +128,8 @@ class Contribution:
         values: the pseudo-gradient, shape (n,), float32; after the reduce the average. It is a
             copy, so the replica still has its work. The simulator uses another type.
         entry: number of the replica's entry; contributions of earlier entries are dropped.
+        buffers: the buffers of the model, weighted, as something to add up; after the round the
+            common buffers. None: no buffers go with this fragment.
     """
 
     number: int
@@ -121,6 +137,7 @@ class Contribution:
     weight: float
     values: Any = field(repr=False)
     entry: int
+    buffers: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +205,28 @@ class Outer(Protocol):
         """The ledger of the run, which is shared like the parameters."""
         ...
 
+    def offer(self) -> None:
+        """Copy what only newcomers receive into the shared state."""
+        ...
+
     def nothing(self, fragment: int) -> Any:
         """Return a new contribution of zeros."""
         ...
 
-    def apply(self, fragment: int, average: Any) -> float:
-        """Take the outer step of a fragment; return the L2 norm of the average."""
+    def no_buffers(self, fragment: int) -> Any:
+        """Return a new contribution without buffers; None: none go with this fragment."""
+        ...
+
+    def apply(self, fragment: int, average: Any, buffers: Any) -> float:
+        """Take the outer step of a fragment, and load the sum of the buffers, unless it is None.
+
+        Returns:
+            The L2 norm of the average.
+        """
+        ...
+
+    def common_buffers(self) -> Any:
+        """Return a copy of the common buffers."""
         ...
 
     def copy(self, fragment: int, target: Any) -> Any:
@@ -234,6 +267,8 @@ class Rounds:
         self._synced: frozenset[int] = frozenset()
         """Ids of the members whose states were equal after the last synchronization."""
         self._members: tuple[int, ...] = ()
+        self._is_offered = False
+        """Whether newcomers that have left may still come again for the last offer."""
         self._doubt: tuple[int, int] | None = None
         """Round that is being reduced with work of this replica, and the replica's id in it."""
         self._committed: list[tuple[int, int]] = []
@@ -298,6 +333,7 @@ class Rounds:
         corrected = {self._schedule.fragment(n) for n in believed.symmetric_difference(applied)}
         self._doubt = None
         self._committed.clear()
+        self._is_offered = False
         self._entry += 1
         self._notify(
             Entered(
@@ -313,7 +349,8 @@ class Rounds:
     def _nothing(self) -> Contribution:
         number = self._outer.ledger.number
         fragment = self._schedule.fragment(number)
-        return Contribution(number, fragment, 0.0, self._outer.nothing(fragment), self._entry)
+        values, buffers = self._outer.nothing(fragment), self._outer.no_buffers(fragment)
+        return Contribution(number, fragment, 0.0, values, self._entry, buffers)
 
     def _check_can_rejoin(self, error: Evicted | MasterLost | NotAdmitted) -> None:
         """Raise ``error`` if joining again cannot help, or LOSSES_MAX is reached.
@@ -333,11 +370,17 @@ class Rounds:
             return
         ledger = self._outer.ledger
         is_ours = ledger.number == contribution.number
-        if not self._synced.issuperset(self._members):
+        newcomers = frozenset(self._members) - self._synced
+        if newcomers:
             ledger.open()  # tells newcomers that a round follows
             self._outer.touch(None)
+            if not self._is_offered:
+                self._outer.offer()
+            self._is_offered = True
             if not (yield from self._sync()):
                 return
+            # A newcomer that was too slow comes again, and still has pieces of the offer.
+            self._is_offered = not self._synced.issuperset(newcomers)
             is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)
@@ -392,12 +435,19 @@ class Rounds:
     def _contribute(self, contribution: Contribution) -> Steps:
         if contribution.weight:
             self._doubt = contribution.number, self._peer
+        if contribution.buffers is not None:
+            with suppress(TooFewPeers):  # alone: the sum is the own contribution
+                leads = self._peer == min(self._members)
+                yield ReduceBuffers(contribution.buffers, leads)
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
-        norm = self.finish(contribution.fragment, contribution.values, average)
-        state = self._outer.copy(contribution.fragment, contribution.values)
+        fragment, values = contribution.fragment, contribution.values
+        norm = self.finish(fragment, values, average, contribution.buffers)
+        state = self._outer.copy(fragment, values)
+        if contribution.buffers is not None:
+            contribution = replace(contribution, buffers=self._outer.common_buffers())
         self._doubt = None
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
@@ -405,7 +455,7 @@ class Rounds:
         self._notify(RoundCommitted(contribution, average, norm, state))
         yield from self._sync()  # newcomers can now fetch the new state
 
-    def finish(self, fragment: int, values: Any, average: Average) -> float:
+    def finish(self, fragment: int, values: Any, average: Average, buffers: Any = None) -> float:
         """Take the outer step with an average, as all members and replaying newcomers do.
 
         If no member has done any work, the parameters stay as they are.
@@ -414,11 +464,12 @@ class Rounds:
             fragment: number of the fragment.
             values: values of the average.
             average: contributors and weight of the average.
+            buffers: sum of the buffers; None: none go with this fragment.
 
         Returns:
             The L2 norm of the average.
         """
-        norm = self._outer.apply(fragment, values) if average.total_weight else 0.0
+        norm = self._outer.apply(fragment, values, buffers) if average.total_weight else 0.0
         self._outer.ledger.close(average.contributors)
         self._outer.touch(fragment)
         return norm

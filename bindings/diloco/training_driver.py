@@ -6,11 +6,13 @@ reports events.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,7 +22,7 @@ from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.outer import length
-from pccl.bindings.diloco.rounds import Entered, Members, RoundCommitted
+from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import InnerStep, OuterStep, RoundsMissed, TrainsAlone
@@ -64,7 +66,10 @@ class TrainingDriver:
         *,
         eager: bool = False,
     ) -> None:
-        self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic, eager=eager)
+        buffers = model.buffers or None
+        self.trainer = LocalTrainer(
+            schedule, model.parts, mixing, time.monotonic, buffers, eager=eager
+        )
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
         self._caller = caller
@@ -174,7 +179,7 @@ class TrainingDriver:
         step = self.trainer.pipeline.steps
         match news.what:
             case Entered() as entered:
-                self._enter(entered, news.outer)
+                self._enter(entered, news)
             case RoundCommitted(contribution) as committed:
                 self.known = contribution.number + 1
                 self.trainer.commit(committed)
@@ -185,7 +190,7 @@ class TrainingDriver:
             case GroupSynced(info, seconds):
                 self._events.synced(step, info, seconds)
 
-    def _enter(self, entered: Entered, outer: list[torch.Tensor]) -> None:
+    def _enter(self, entered: Entered, news: JointNews) -> None:
         before, self.known = self.known, entered.number
         if before is not None:
             missed = entered.number - before - sum(one >= before for one in entered.applied)
@@ -195,11 +200,12 @@ class TrainingDriver:
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
         is_there = entered.number == self.trainer.pipeline.number and not entered.is_open
-        if resumed is not None and is_there and all(map(torch.equal, resumed, outer)):
+        if resumed is not None and is_there and all(map(torch.equal, resumed, news.outer)):
             self.trainer.stay(entered)
             return
         self._rounds.clear()
-        self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
+        is_elsewhere = resumed is not None
+        self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
 
     def _say_what_may_be_lost(self, entered: Entered) -> None:
         forgotten = [
@@ -227,3 +233,26 @@ class TrainingDriver:
                             "other members may have it, so this peer drops it",
                             launch.weight,
                         )
+
+
+def pack(committed: RoundCommitted) -> dict[str, Any]:
+    """Return an outcome that is not merged yet as plain data, for ``unpack``."""
+    return {
+        "number": committed.contribution.number,
+        "weight": committed.contribution.weight,
+        "values": committed.contribution.values.clone(),
+        "buffers": committed.contribution.buffers,
+        "contributors": list(committed.average.contributors),
+        "total_weight": committed.average.total_weight,
+        "mean_norm": committed.mean_norm,
+        "outer_state": copy.deepcopy(committed.outer_state),
+    }
+
+
+def unpack(packed: dict[str, Any], fragment: int, room: torch.Tensor) -> RoundCommitted:
+    """Return the outcome that ``pack`` made, for the fragment, with its values in ``room``."""
+    number, weight, buffers = packed["number"], packed["weight"], packed.get("buffers")
+    values = room.copy_(packed["values"])
+    contribution = Contribution(number, fragment, weight, values, 0, buffers)
+    average = Average(tuple(packed["contributors"]), packed["total_weight"])
+    return RoundCommitted(contribution, average, packed["mean_norm"], packed.get("outer_state"))

@@ -85,7 +85,7 @@ def make_trainer(
     from pccl.bindings.diloco import DiLoCo
 
     opt = DiLoCo(
-        model.named_parameters(),
+        model,
         inner=inner,
         comm=comm,
         sync_every=given.sync_every,

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import compress
 from random import Random
 from typing import Any
 
@@ -395,7 +396,10 @@ class Stage:
                         offer = caller.event.offer
                         state.offered(process.name, posted, process.peer, offer, contents)
                     if training is not None:
-                        training.offered(posted, process.peer, contents)
+                        entries = session.memory.layout.entries
+                        same = [not entry.may_differ for entry in entries]
+                        common = tuple(compress(contents, same))
+                        training.offered(posted, process.peer, common)
                 case BeginSync(_, elected) if state is not None:
                     state.begun(process.name, process.peer, elected)
                 case _:

@@ -46,14 +46,16 @@ class Ending:
 
 
 def make_model(seed: int) -> torch.nn.Module:
-    """Some tensors of different sizes."""
+    """Some tensors of different sizes, and buffers."""
     torch.default_generator.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3))
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 3)
+    )
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of all parameters."""
-    values = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    """Of all parameters and buffers."""
+    values = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
     return hashlib.sha256(values).hexdigest()
 
 
@@ -68,15 +70,18 @@ def main() -> None:
     timing = pccl.Timing(**given.get("timing", {}))
     with pccl.Communicator(given["master"], timing=timing) as comm:
         optimizer = DiLoCo(
-            model.named_parameters(),
+            model,
             inner=torch.optim.AdamW(model.parameters(), lr=1e-2),
             comm=comm,
             on_event=ending.tell,
             **given["options"],
         )
+        scheduler = optimizer.follow(torch.optim.lr_scheduler.StepLR(optimizer, 10_000))
         with optimizer:
             optimizer.join()
-            say("joined", index=index, round=optimizer.round, model=digest(model))
+            moments = [float(one["step"]) for one in optimizer.state.values()]
+            at = {"round": optimizer.round, "model": digest(model), "moments": moments}
+            say("joined", index=index, **at)
             while optimizer.round < ending.round:
                 x = torch.randn(16, 6, generator=own)
                 loss = torch.nn.functional.mse_loss(model(x), x[:, :3] * math.pi)
@@ -84,7 +89,9 @@ def main() -> None:
                 torch.autograd.backward(loss)
                 time.sleep(step_s)  # stands for a larger model
                 optimizer.step(weight=len(x))
-            say("stopped", round=optimizer.round)
+                scheduler.step()
+            behind = optimizer.steps - scheduler.last_epoch
+            say("stopped", round=optimizer.round, behind=behind)
             optimizer.finish()
             say("ended", steps=optimizer.inner_steps, round=optimizer.round, model=digest(model))
 

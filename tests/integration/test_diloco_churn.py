@@ -55,6 +55,10 @@ class Process:
         self._reader.join()
         return self.said[-1]
 
+    def heard(self, kind: str) -> dict[str, Any]:
+        """What it said first of this kind."""
+        return next(one for one in self.said if one["event"] == kind)
+
     def outer_steps(self) -> list[dict[str, Any]]:
         return [one for one in self.said if one["event"] == "OuterStep"]
 
@@ -142,6 +146,8 @@ def test_one_is_killed_and_another_joins(run: Run, mode: str) -> None:
         assert numbers == list(range(numbers[0], ended[0]["round"] + 1))
         check_conserved(survivor)
     assert any(map(is_of(3), newcomer.outer_steps()))
+    assert all(steps > 0 for steps in newcomer.heard("joined")["moments"])
+    assert all(process.heard("stopped")["behind"] == 0 for process in (*three, newcomer))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -162,6 +168,7 @@ def test_one_is_stopped_for_longer_than_the_deadline(run: Run, mode: str) -> Non
     assert len({event["peer_id"] for event in seen}) == 2
     assert [event["rejoined"] for event in frozen.said if event["event"] == "Joined"][-1]
     assert is_of(3)(frozen.outer_steps()[-1])
+    assert all(process.heard("stopped")["behind"] == 0 for process in three)
 
 
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])

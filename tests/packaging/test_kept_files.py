@@ -1,7 +1,8 @@
 """Files that earlier versions have written can still be read.
 
 ``kept/`` holds a checkpoint, pickled errors, the log of a training run, a scenario of the simulator
-and the state of a master, as written on 2026-11-24. They are not made anew when the code moves: who
+and the state of a master, as written on 2026-11-24, and what ``DiLoCo.state_dict`` returned on
+2026-11-28. They are not made anew when the code moves: who
 has such files has no other version to read them with.
 """
 
@@ -11,8 +12,10 @@ import json
 import pickle
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 import pccl
 from pccl import errors
@@ -76,3 +79,42 @@ def test_the_state_of_a_master() -> None:
     assert (kept.run, kept.term, kept.incumbent) == (b"the run of these", 4, b"master A")
     assert kept.coordinated
     assert kept.vouched == NOT_TOLD, "its members had no keys"
+
+
+def test_the_checkpoint_of_a_diloco() -> None:
+    """It was written after step 5, between a launch after step 4 and its merge after step 6."""
+    torch: Any = pytest.importorskip("torch")
+    from pccl.bindings.diloco import DiLoCo
+
+    kept = torch.load(KEPT / "diloco.pt", weights_only=True)
+    model = torch.nn.Linear(2, 1)
+    model.load_state_dict(kept["model"])
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    master = pccl.MasterNode("127.0.0.1:0")
+    master.run()
+    with (
+        pccl.Communicator(master.address) as comm,
+        DiLoCo(
+            model,
+            inner=inner,
+            comm=comm,
+            sync_every=4,
+            delay=2,
+            mixing=0.0,
+            outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        ) as optimizer,
+    ):
+        optimizer.load_state_dict(kept["optimizer"])
+        while optimizer.inner_steps < 8:
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        optimizer.finish()
+        assert (optimizer.outer_steps, optimizer.steps) == (2, 8)
+    master.interrupt()
+    moved = velocity = 0.0
+    for step in range(8):
+        velocity = 0.5 * velocity + 1.0
+        moved -= velocity if step not in (4, 5) else 0.0  # the merge replaces steps 5 and 6
+    for parameter in model.parameters():
+        assert torch.equal(parameter.detach(), torch.full_like(parameter, moved))

@@ -53,9 +53,18 @@ class Outer:
     def nothing(self, fragment: int) -> Vector:
         return [0] * len(self.values[fragment])
 
-    def apply(self, fragment: int, average: Vector) -> float:
+    def offer(self) -> None:
+        pass
+
+    def no_buffers(self, fragment: int) -> None:
+        return None
+
+    def apply(self, fragment: int, average: Vector, buffers: None) -> float:
         self.values[fragment] = minus(self.values[fragment], average)
         return 0.0
+
+    def common_buffers(self) -> None:
+        pass
 
     def copy(self, fragment: int, target: Vector) -> None:
         target[:] = self.values[fragment]

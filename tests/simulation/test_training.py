@@ -45,6 +45,8 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["training sync"] > 300
     assert done["round alone"] > 10
     assert done["residuals checked"] > 20
+    assert done["buffers"] > 100
+    assert done["inner state fetched"] > 0
     assert done["training: Evicted"] > 0
 
 
@@ -134,6 +136,12 @@ def all_but_one_frozen(seed: int, eighths: float) -> Scenario:
     )
 
 
+def without_extras(scenario: Scenario) -> Scenario:
+    """The faults come at moments of a run without them."""
+    assert scenario.training is not None
+    return replace(scenario, training=replace(scenario.training, extras=False))
+
+
 def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> None:
     """The only member is frozen, too; the one begins, and they come back to it."""
     scenario = all_but_one_frozen(16, 1)
@@ -145,7 +153,7 @@ def test_who_hears_late_of_the_beginning_of_a_run_has_not_begun_it_anew() -> Non
 
 def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
     """They come back with what all had before the one opened the round: only that is taken back."""
-    scenario = all_but_one_frozen(4, 5.0)
+    scenario = without_extras(all_but_one_frozen(4, 5.0))
     verdict = run_scenario(scenario)
     assert verdict.violation is None
     assert verdict.done["round called off"] == 1
@@ -167,6 +175,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
         delay=1,
         min_peers=2,
         step_ns=19_336_171,
+        extras=False,
     )
     most = [Freeze(2480 * MS, peer, 6520 * MS) for peer in (0, 1, 2)]
     rest = [Freeze(5060 * MS, peer, 3940 * MS) for peer in (3, 4)]

@@ -6,6 +6,7 @@
   steady members, which were not cut off since they joined. Without a steady member, they do not go
   back to older contents. A synchronization may only revert an opened round, to which no member has
   contributed. As long as the master lives, no newcomer begins the run again.
+* A late process receives the inner steps of another one, unless no member has offered them.
 * No outer parameters contain an inner step twice.
 * A process that ends with a period, and was not cut off since its last step, has no work left.
 * Every inner step of a live process counts once in each fragment. It is in the outer parameters
@@ -85,6 +86,8 @@ class TrainingCheckers:
         self._done = done
         self._excuses = excuses
         self.residuals = ResidualCheckers(done)
+        self.may_be_offered: set[int] = {0}
+        """Numbers of inner steps that processes have had."""
         self._made: list[Whole] = []
         """By axis: digits of the inner steps that the process made."""
         self._given_up: dict[tuple[int, int], Whole] = {}
@@ -228,6 +231,13 @@ class TrainingCheckers:
                     f"{who}: fragment {fragment} contains work of axis {axis} that was not done "
                     f"or is counted twice: {applied.tolist()} of {made.tolist()}"
                 )
+
+    def fetched(self, who: str, outer: ToyOuter) -> None:
+        """Check the inner steps that a late process has received."""
+        is_there, steps = outer.offered.tolist()
+        self._done["inner state fetched" if is_there else "no inner state fetched"] += 1
+        if steps not in self.may_be_offered or (steps and not is_there):
+            raise Violation(f"{who}: it received {steps} inner steps, which no process has made")
 
     # -- one process -------------------------------------------------------------------------------
 
@@ -378,7 +388,7 @@ def _number(contents: Contents) -> int:
 def _closed(contents: Contents) -> Contents:
     """Return ``contents`` as they were before the members opened the round."""
     record = np.frombuffer(contents[-1], np.int64).copy()
-    ledger = Ledger(record)
+    ledger = Ledger(record[: Ledger.SIZE])
     if ledger.is_open:
         record[1] = 0
     return (*contents[:-1], record.tobytes())

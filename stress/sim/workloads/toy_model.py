@@ -4,6 +4,9 @@ Every process owns places in the parameters. Its inner step k subtracts ``4 ** (
 place number ``k // 8``, in all fragments. Members add up their work, and the outer step subtracts
 the sum from the outer parameters. So the digits of the outer parameters, in base 4, show how often
 they contain each inner step of each process.
+
+With extras, each process also has two buffers: a number, which members average, and its count of
+inner steps, which they take from one member. That count is its inner optimizer's state, too.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pccl.stress.sim.workloads.syncs import HeldState
 
 Whole = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 PLACES = 32
 """Number of places of each process in each fragment; steps beyond their capacity do nothing."""
@@ -36,6 +40,9 @@ CODED_DIGITS = 4
 """Number of digits if rounds are compressed: then rounding errors are much less than 1."""
 
 _CODED_DEVIATION_MAX = 0.45
+
+_BUFFERS = 2
+_HEAD = 2
 
 
 def digit(step: int, digits: int) -> tuple[int, int]:
@@ -72,24 +79,38 @@ class ToyOuter:
         fragments: number of fragments.
         axes: maximum number of processes.
         piece_bytes: size of a piece of the shared state.
+        extras: whether there are buffers, and a state of the inner optimizer.
 
     Attributes:
         revision: as in ``State``.
         lineage: as in ``State``.
-        record: memory of the ledger.
+        record: memory of the ledger and of the buffers.
         ledger: see ``rounds.Outer``.
+        buffers: shape (2,): an average, and a count of inner steps.
         values: by fragment, shape (axes * PLACES,).
+        inner_steps: inner steps of the process.
+        offered: shape (2,): whether a member has offered its inner steps to this process or this
+            one has offered its own, and the number.
     """
 
-    def __init__(self, fragments: int, axes: int, piece_bytes: int) -> None:
+    def __init__(
+        self, fragments: int, axes: int, piece_bytes: int, *, extras: bool = False
+    ) -> None:
         self.revision = 0
         self.lineage: Lineage | None = None
-        self.record = np.zeros(Ledger.SIZE, np.int64)
-        self.ledger = Ledger(self.record)
+        self._extras = extras
+        self.inner_steps = 0
+        self.offered = np.zeros(2, np.int64)
+        self.record = np.zeros(Ledger.SIZE + _BUFFERS * extras, np.int64)
+        self.ledger = Ledger(self.record[: Ledger.SIZE])
+        self.buffers: Doubles = self.record[Ledger.SIZE :].view(np.float64)
         self.values = [np.zeros(axes * PLACES, np.int64) for _ in range(fragments)]
-        arrays = [*self.values, self.record]
+        arrays = [*self.values, self.record, *[self.offered] * extras]
         self.memory = StateMemory(
-            [HeldState(f"t{i}", a.size, DataType.INT64, False, a) for i, a in enumerate(arrays)],
+            [
+                HeldState(f"t{i}", a.size, DataType.INT64, a is self.offered, a)
+                for i, a in enumerate(arrays)
+            ],
             track_touched=True,
             piece_bytes=piece_bytes,
         )
@@ -106,14 +127,38 @@ class ToyOuter:
         """Return a contribution of zeros."""
         return np.zeros(self.values[fragment].shape, np.float32)
 
-    def apply(self, fragment: int, average: Floats) -> float:
+    def offer(self) -> None:
+        """Offer the inner steps to late processes."""
+        self.offered[:] = 1, self.inner_steps
+        if self._extras:
+            self.memory.touch(len(self.values) + 1)
+
+    def no_buffers(self, fragment: int) -> Doubles | None:
+        """Return zeros for the last fragment, which the buffers go with."""
+        return np.zeros(_HEAD + _BUFFERS) if self._has_buffers(fragment) else None
+
+    def apply(self, fragment: int, average: Floats, buffers: Doubles | None) -> float:
         """Subtract the average, which is a sum here, from the outer parameters."""
         self.values[fragment] -= whole(average)
+        if buffers is not None:
+            weight, givers, weighted, count = buffers.tolist()
+            if weight:
+                self.buffers[0] = weighted / weight
+            if givers:
+                assert givers == 1.0, "two members gave their counts"
+                self.buffers[1] = count
         return 0.0
+
+    def common_buffers(self) -> Doubles:
+        """Return a copy of the buffers."""
+        return self.buffers.copy()
 
     def copy(self, fragment: int, target: Floats) -> None:
         """Copy the outer parameters of the fragment into ``target``."""
         target[:] = self.values[fragment]
+
+    def _has_buffers(self, fragment: int) -> bool:
+        return self._extras and fragment == len(self.values) - 1
 
     def touch(self, fragment: int | None) -> None:
         """Mark the ledger, and the fragment if one is named, as changed."""
@@ -177,6 +222,35 @@ class ToyPart:
         return True
 
 
+class ToyBuffers:
+    """The buffers of one process; see ``local_trainer.ModelBuffers``.
+
+    Attributes:
+        values: shape (2,): a number that each inner step changes, and the number of inner steps.
+    """
+
+    def __init__(self, axis: int) -> None:
+        self.values: Doubles = np.array([float(axis), 0.0])
+
+    def step(self) -> None:
+        """Make an inner step."""
+        self.values += (0.5, 1.0)
+
+    def take(self, weight: float) -> Doubles:
+        """Return the weight, 1, the first number times the weight, and the second one."""
+        taken = np.array([weight, 1.0, self.values[0] * weight, self.values[1]])
+        return taken if weight else np.zeros(_HEAD + _BUFFERS)
+
+    def anchor(self, common: Doubles) -> None:
+        """Replace both numbers."""
+        self.merge(common, 0.0)
+
+    def merge(self, common: Doubles, mixing: float) -> None:
+        """Replace both numbers; nothing is mixed."""
+        assert not mixing
+        self.values[:] = common
+
+
 class ToyReplica:
     """The local parameters of one process, and its work in flight.
 
@@ -188,6 +262,7 @@ class ToyReplica:
 
     Attributes:
         parts: by fragment.
+        buffers: the buffers.
         taken: pseudo-gradients in flight, by number of the round.
     """
 
@@ -195,6 +270,7 @@ class ToyReplica:
         self.axis = axis
         self._digits = digits
         self.parts = [ToyPart(axis, axes) for _ in range(fragments)]
+        self.buffers = ToyBuffers(axis)
         self.taken: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
@@ -202,3 +278,4 @@ class ToyReplica:
         place, value = digit(number, self._digits)
         for part in self.parts:
             part.step(place, value)
+        self.buffers.step()

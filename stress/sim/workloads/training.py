@@ -16,7 +16,7 @@ from random import Random
 
 import numpy as np
 
-from pccl.bindings.diloco.ledger import Revisions
+from pccl.bindings.diloco.ledger import Ledger, Revisions
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -28,6 +28,7 @@ from pccl.bindings.diloco.rounds import (
     Notice,
     Pause,
     Reduce,
+    ReduceBuffers,
     RoundCommitted,
     Rounds,
     Sync,
@@ -58,7 +59,7 @@ from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Slot
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s, wake
-from pccl.stress.sim.workloads.toy_model import Floats, ToyOuter, ToyReplica, Whole, whole
+from pccl.stress.sim.workloads.toy_model import Doubles, Floats, ToyOuter, ToyReplica, Whole, whole
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX
 
 _REFUSALS_MAX = 40
@@ -112,11 +113,18 @@ class _Life:
         self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0))
         self._weight = rng.choice((1.0, 1.0, 2.0, 0.3))
         self._schedule = schedule = training.schedule
-        self._outer = ToyOuter(schedule.fragments, axes, training.piece_bytes)
+        self._outer = ToyOuter(
+            schedule.fragments, axes, training.piece_bytes, extras=training.extras
+        )
         self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
         self._feedback = ErrorFeedback()
         self._trainer = LocalTrainer(
-            schedule, self._replica.parts, 0.0, lambda: self._now_s, eager=training.eager
+            schedule,
+            self._replica.parts,
+            0.0,
+            lambda: self._now_s,
+            self._replica.buffers if training.extras else None,
+            eager=training.eager,
         )
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
         self._steps = self._steps_at_entry = 0
@@ -126,6 +134,8 @@ class _Life:
         self._line = 0
         self._held = Held(self._outer.contents())
         """Contents and line after the last round or entry."""
+        self._buffers_tag = schedule.fragments + 1
+        self._replayed: Doubles | None = None
         self._reduced: tuple[InRun | None, Contents, list[Whole]] | None = None
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
@@ -163,6 +173,8 @@ class _Life:
             self._replica.step(self._steps)
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
+            self._outer.inner_steps = self._steps
+            self._training_checkers.may_be_offered.add(self._steps)
             self._hear()
             await self._do(self._trainer.step(self._weight))
         await self._do(self._trainer.finish())
@@ -228,7 +240,8 @@ class _Life:
                 continue
             entered, held, now = news
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
-            self._trainer.enter(entered, common)
+            record = np.frombuffer(now.contents[-1], np.int64)
+            self._trainer.enter(entered, common, record[Ledger.SIZE :].view(np.float64))
             self._steps_at_entry = self._steps
             taken, self._replica.taken = self._replica.taken, {}
             self._training_checkers.entered(self._who, self._replica, held, now, taken)
@@ -303,6 +316,9 @@ class _Life:
                 return await self._take()
             case Reduce(contribution):
                 return await self._reduce(contribution)
+            case ReduceBuffers(sums, leads):
+                await self._reduce_buffers(sums, leads=leads)
+                return None
             case Pause(seconds, why):
                 self._checkers.done["waits for a holder"] += bool(why)
                 await self._sleep(round(seconds * NS_PER_S))
@@ -325,9 +341,13 @@ class _Life:
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
+        if seen.tag == self._buffers_tag:
+            self._replayed = seen.values.copy()
+            return
+        buffers, self._replayed = self._replayed, None
         total = seen.total_weight or 0.0
         work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=self._is_coded)
-        self._rounds.finish(seen.tag - 1, work, Average(seen.contributors, total))
+        self._rounds.finish(seen.tag - 1, work, Average(seen.contributors, total), buffers)
 
     @property
     def _is_coded(self) -> bool:
@@ -379,6 +399,23 @@ class _Life:
             await waiting
         taken = self._queue.popleft()
         return taken and replace(taken, values=taken.values.astype(np.float32))
+
+    async def _reduce_buffers(self, sums: Doubles, *, leads: bool) -> None:
+        if not leads:
+            sums[1] = sums[-1] = 0.0
+        own = sums.copy()
+        slot = Slot(self._buffers_tag, sums.size, DataType.DOUBLE, ReduceOp.SUM)
+        call = ReduceCall(0, slot.tag, slot.descriptor())
+        request = ReduceRequest(borrow(sums), call, None, observable=True, retry=True)
+        try:
+            await self._engine.reduce(request)
+        except PCCLError as error:
+            if not isinstance(error, TooFewPeers):
+                self._checkers.failed(self._who, sums, own)
+            raise
+        run, result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, result, slot, sums)
+        self._checkers.done["buffers"] += 1
 
     async def _reduce(self, given: Contribution) -> Average:
         weight, before, fragment = given.weight, self._outer.contents(), given.fragment
@@ -451,6 +488,8 @@ class _Life:
                 self._training_checkers.saw_end(self._replica.axis)
             self._news.append(notice)
         elif isinstance(notice, Entered):
+            if self._training.extras and notice.entry == 1 and notice.number:
+                self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
             self._news.append((notice, held, self._held))
             for fragment in notice.corrected:

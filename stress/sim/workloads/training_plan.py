@@ -16,6 +16,7 @@ _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 _IS_CODED = 0.25
 _IS_EAGER = 0.5
 _BLOCK = 32
+_HAS_EXTRAS = 0.5
 LIVES_MAX = 2
 """Maximum number of lives of a process; each life starts from nothing."""
 
@@ -52,6 +53,8 @@ class TrainingPlan:
     """Wire format of the rounds, with error feedback; NONE: no compression."""
     eager: bool = False
     """Whether merges preview the next outer step."""
+    extras: bool = False
+    """Whether the model has buffers, and the inner optimizer a state for late peers."""
 
     @property
     def quantization(self) -> Quantization:
@@ -106,6 +109,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         step_ns=step_ns,
         piece_bytes=rng.choice(_PIECES),
         wire=_draw_wire(seed),
+        extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.schedulers import warn_of_late_scheduler  # noqa: E402
+from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler  # noqa: E402
 
 schedulers: Any = torch.optim.lr_scheduler
 
@@ -72,3 +72,66 @@ def test_a_scheduler_that_begins_too_late_is_told(
     assert len(told) == bool(kind)
     assert all(line.startswith(begins) and line.endswith("; do this") for line in told)
     del kept
+
+
+def falling(step: int) -> float:
+    return 1 / (1 + step)
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: schedulers.StepLR(o, 3, 0.5),
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, 20),
+    "lambda": lambda o: schedulers.LambdaLR(o, falling),
+    "exponential": lambda o: schedulers.ExponentialLR(o, 0.9),
+    "one cycle": lambda o: schedulers.OneCycleLR(o, 1.0, total_steps=30),
+    "composite": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o), schedulers.ExponentialLR(o, 0.9)], milestones=[4]
+    ),
+}
+
+
+def momentum() -> Any:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+
+
+def settings(optimizer: Any) -> tuple[float, float]:
+    group = optimizer.param_groups[0]
+    return group["lr"], group["momentum"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_followed_scheduler_is_where_one_is_that_made_each_step(kind: str) -> None:
+    """The reference is a scheduler that was never brought anywhere."""
+    reference = momentum()
+    stepped, wanted = KINDS[kind](reference), [settings(reference)]
+    for _ in range(12):
+        stepped.step()
+        wanted.append(settings(reference))
+    optimizer = momentum()
+    scheduler = KINDS[kind](optimizer)
+    followed = FollowedScheduler(scheduler, optimizer)
+    for step in (7, 7, 3, 10, 0, 5):
+        followed.bring(step)
+        assert scheduler.last_epoch == step
+        assert settings(optimizer) == wanted[step]
+        scheduler.step()
+        assert settings(optimizer) == wanted[step + 1]
+
+
+def test_a_followed_scheduler_does_not_go_back_beyond_its_beginning() -> None:
+    optimizer = momentum()
+    scheduler = on_time(optimizer)
+    followed = FollowedScheduler(scheduler, optimizer)
+    scheduler.step()
+    followed.bring(0)
+    assert scheduler.last_epoch == 2
+
+
+def test_schedulers_that_cannot_be_followed() -> None:
+    optimizer = momentum()
+    for wrong in (3, schedulers.ReduceLROnPlateau(optimizer)):
+        with pytest.raises(TypeError, match="must be an LRScheduler that counts steps"):
+            FollowedScheduler(wrong, optimizer)
+    with pytest.raises(ValueError, match="belongs to another optimizer"):
+        FollowedScheduler(late(optimizer), momentum())

@@ -143,6 +143,14 @@ def others(values: Any) -> Info:
     return Info(contributors=(7,), total_weight=3.0)
 
 
+def of_this_one(values: Any) -> Info:
+    return Info(contributors=(1,), total_weight=1.0)
+
+
+def falling(step: int) -> float:
+    return 1 / (1 + step)
+
+
 def test_work_outlives_the_open_round_that_follows_a_return(
     trained: Callable[..., Trained],
 ) -> None:
@@ -158,6 +166,28 @@ def test_work_outlives_the_open_round_that_follows_a_return(
     assert one.value == 86.0
     assert [one["weight"] for one in one.comm.options] == [2.0, 0.0, 4.0]
     assert one.optimizer.outer_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({"sync_every": 4, "delay": 2, "mixing": 0.0}, [10.0, 7.0, 7.0]),
+        ({"sync_every": 4, "delay": 2, "mixing": 0.25}, [10.0, 7.75, 7.75]),
+        ({"sync_every": 4, "delay": 2}, [10.0, 8.5, 8.5]),
+        ({"sync_every": 4, "delay": 4}, [10.0, 10.0, 10.0]),
+        ({"sync_every": 4}, [10.0, 10.0, 10.0]),
+    ],
+)
+def test_steps_that_a_late_merge_replaces_do_not_count_in_the_next_weight(
+    trained: Callable[..., Trained], options: dict[str, Any], weights: list[float]
+) -> None:
+    """Steps of weights 1 to 4; with a delay of 2 a merge replaces those of 1 and 2."""
+    one = trained(**options)
+    one.comm.reduces += [of_this_one] * 3
+    for step in range(12):
+        one.step(weight=float(step % 4 + 1))
+    one.optimizer.finish()
+    assert [each["weight"] for each in one.comm.options] == weights
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -178,6 +208,75 @@ def test_what_a_late_peer_drops_and_what_is_late_in_it_is_told_once(
     dropped = "step() dropped the gradients of one inner step"
     assert told == ([] if advances else ["StepLR begins at step 0", dropped])
     assert one.value == 100.0 - one.optimizer.inner_steps
+
+
+@pytest.mark.parametrize("of_inner", [True, False])
+def test_a_followed_scheduler_is_at_the_step_of_the_run(
+    trained: Callable[..., Trained], caplog: pytest.LogCaptureFixture, *, of_inner: bool
+) -> None:
+    """When it joins late, when it was cut off in a step, and between two steps."""
+    one = trained(sync_every=2)
+    owner = one.inner if of_inner else one.optimizer
+    made = torch.optim.lr_scheduler.LambdaLR(owner, falling)
+    scheduler = one.optimizer.follow(made)
+    assert scheduler is made
+
+    def train() -> None:
+        one.step()
+        scheduler.step()
+        assert scheduler.last_epoch == one.optimizer.steps
+        assert one.inner.param_groups[0]["lr"] == 1 / (1 + one.optimizer.steps)
+
+    one.comm.syncs.append(one.replaced(100.0, 5, is_open=False))
+    one.optimizer.join()
+    assert (scheduler.last_epoch, one.optimizer.steps) == (10, 10)
+    train()
+    one.comm.reduces += [cut_off]
+    one.comm.syncs += [one.replaced(100.0, 9, is_open=False)]
+    train()  # round 5: cut off; back before round 9
+    assert one.optimizer.steps == 18
+    train()
+    other = torch.optim.lr_scheduler.ConstantLR(one.inner)
+    assert one.optimizer.follow(other).last_epoch == 19
+    assert "begins at step 0" not in caplog.text
+
+
+def test_schedulers_that_it_cannot_follow(trained: Callable[..., Trained]) -> None:
+    one, other = trained(), trained(sync_every="1s")
+    with pytest.raises(ValueError, match="belongs to another optimizer"):
+        one.optimizer.follow(torch.optim.lr_scheduler.StepLR(other.inner, 1))
+    with pytest.raises(ValueError, match="the run counts no steps"):
+        other.optimizer.follow(torch.optim.lr_scheduler.StepLR(other.inner, 1))
+
+
+def test_a_warm_up_outlives_a_checkpoint(trained: Callable[..., Trained]) -> None:
+    """Moves are the rates: from a fifth, in steps of a fifth."""
+    one, two, three = (trained(sync_every=100, warm_up=4) for _ in range(3))
+    one.comm.syncs.append(one.replaced(0.0, 5, is_open=False))
+    one.steps(2)
+    assert one.value == pytest.approx(-1 / 5 - 2 / 5)
+    saved = one.optimizer.state_dict()
+    two.optimizer.load_state_dict(saved)
+    two.weight.data.fill_(one.value)
+    two.steps(3)
+    assert two.value == pytest.approx(-1 / 5 - 2 / 5 - 3 / 5 - 4 / 5 - 1)
+    three.steps(2)  # it began the run
+    assert three.value == -2.0
+    del saved["warm_up"]  # of a version without
+    four = trained(sync_every=100, warm_up=4)
+    four.optimizer.load_state_dict(saved)
+
+
+def test_params_are_those_of_inner() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))]
+    for given, names in (
+        (weights, ("0", "1")),
+        ([("a", weights[0]), ("b", weights[1])], ("a", "b")),
+        ([{"params": weights[:1]}, {"params": weights[1:], "lr": 2.0}], ("0", "1")),
+    ):
+        inner = torch.optim.SGD(given, lr=1.0)
+        comm: Any = Alone()
+        assert DiLoCo(inner=inner, comm=comm).fragments == (names,)
 
 
 def test_who_has_done_nothing_does_not_pay_what_it_owes(trained: Callable[..., Trained]) -> None:

@@ -25,7 +25,7 @@ def stepped(pipeline: Pipeline, now_s: float = 0.0, weight: float = 1.0) -> list
     due = pipeline.step(weight, now_s)
     for action in due:
         if isinstance(action, Merge):
-            pipeline.merged(action.number, now_s)
+            pipeline.merged(action.number, now_s, kept=1.0)
     return due
 
 
@@ -103,7 +103,7 @@ def test_a_merge_is_due_until_it_is_made() -> None:
     assert pipeline.due_merges() == []
     assert pipeline.step(1.0, 0.0) == [merge(0, 0)]
     assert pipeline.due_merges() == [merge(0, 0)]
-    pipeline.merged(0, 0.0)
+    pipeline.merged(0, 0.0, kept=1.0)
     assert pipeline.due_merges() == []
 
 
@@ -127,7 +127,7 @@ def finished(pipeline: Pipeline, now_s: float = 0.0) -> list[Due]:
         due.append(pipeline.launch_early(now_s))
     for action in pipeline.flush():
         due.append(action)
-        pipeline.merged(action.number, now_s)
+        pipeline.merged(action.number, now_s, kept=1.0)
     return due
 
 
@@ -197,7 +197,7 @@ def test_a_time_budget_begins_with_the_merge_before() -> None:
     pipeline.enter(0, 100.0, is_open=False)
     assert stepped(pipeline, 109.9) == []
     assert pipeline.step(1.0, 110.0) == [launch(0, 0, 2.0), merge(0, 0)]
-    pipeline.merged(0, 114.0)  # others were slower
+    pipeline.merged(0, 114.0, kept=1.0)  # others were slower
     assert stepped(pipeline, 123.9) == []
     assert stepped(pipeline, 124.0) == [launch(1, 0, 2.0), merge(1, 0)]
 
@@ -307,3 +307,38 @@ def test_work_is_launched_once_and_each_launch_is_merged_once_and_in_time(
         assert len(pipeline.in_flight()) <= fragments
     last = {number % fragments: step for number, step in launched.items()}
     assert weight == [float(last.get(fragment, 0)) for fragment in range(fragments)]
+
+
+def test_work_that_a_merge_gave_up_does_not_count_in_the_next_round() -> None:
+    """Steps 5 and 6 come after the launch and before the merge, which keeps a quarter of them."""
+    pipeline = entered(4, delay=2)
+    launches: list[Due] = []
+    for weight in (1.0, 1.0, 1.0, 1.0, 8.0, 4.0, 1.0, 2.0):
+        for action in pipeline.step(weight, 0.0):
+            if isinstance(action, Merge):
+                pipeline.merged(action.number, 0.0, kept=0.25)
+            else:
+                launches.append(action)
+    assert launches == [launch(0, 0, 4.0), launch(1, 0, 0.25 * 12.0 + 3.0)]
+
+
+def test_other_fragments_keep_their_work_when_one_is_merged() -> None:
+    pipeline = entered(4, fragments=2, delay=1)
+    launches: list[Due] = []
+    for _ in range(8):
+        for action in pipeline.step(1.0, 0.0):
+            if isinstance(action, Merge):
+                pipeline.merged(action.number, 0.0, kept=0.0)
+            else:
+                launches.append(action)
+    assert launches == [launch(0, 0, 2.0), launch(1, 1, 4.0), launch(2, 0, 3.0), launch(3, 1, 3.0)]
+
+
+def test_what_merges_gave_up_since_the_last_launch_is_left_out_at_the_end() -> None:
+    pipeline = entered(4, delay=2)
+    for _ in range(7):
+        for action in pipeline.step(1.0, 0.0):
+            if isinstance(action, Merge):
+                pipeline.merged(action.number, 0.0, kept=0.0)
+    assert pipeline.leave_out_work() == 3.0
+    assert pipeline.leave_out_work() == 0.0

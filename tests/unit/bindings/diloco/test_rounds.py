@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pccl.bindings.diloco.rounds import (
     Members,
     Pause,
     Reduce,
+    ReduceBuffers,
     RoundCommitted,
     Rounds,
     Sync,
@@ -48,13 +50,28 @@ class Outer:
         self.ledger = Ledger(self.record)
         self.values = [100] * fragments
         self.touched: list[int | None] = []
+        self.buffers: list[list[int]] = []
+        """With buffers: what was loaded; the last fragment's rounds sum them."""
+        self.has_buffers = False
+        self.offers = 0
 
     def nothing(self, fragment: int) -> list[int]:
         return [0]
 
-    def apply(self, fragment: int, average: list[int]) -> float:
+    def offer(self) -> None:
+        self.offers += 1
+
+    def no_buffers(self, fragment: int) -> list[int] | None:
+        return [0] if self.has_buffers else None
+
+    def apply(self, fragment: int, average: list[int], buffers: list[int] | None) -> float:
+        if buffers is not None:
+            self.buffers.append(list(buffers))
         self.values[fragment] -= average[0]
         return float(abs(average[0]))
+
+    def common_buffers(self) -> list[int]:
+        return self.buffers[-1]
 
     def copy(self, fragment: int, target: list[int]) -> None:
         target[0] = self.values[fragment]
@@ -554,3 +571,69 @@ def test_what_joining_again_does_not_mend_ends_it(at: str) -> None:
         script.send(Average((MINE, 5), 2.0))
     with pytest.raises(CollectiveAborted):
         script.throw(CollectiveAborted())
+
+
+def with_buffers(script: Script) -> Contribution:
+    script.outer.has_buffers = True
+    return replace(script.contribution(0, 8), buffers=[3])
+
+
+@pytest.mark.parametrize(("others", "leads"), [((5, 9), True), ((1, 5), False)])
+def test_buffers_are_summed_before_the_average(others: tuple[int, ...], *, leads: bool) -> None:
+    """The member with the lowest id gives what is not averaged: it is no newcomer."""
+    script = started((MINE, *others))
+    mine = with_buffers(script)
+    assert script.answer(mine, members(MINE, *others)) == ReduceBuffers([3], leads=leads)
+    mine.buffers[:] = [7]
+    assert script.send() == Reduce(mine)
+    assert script.outer.buffers == []  # a reduce that fails has changed nothing
+    assert script.send(Average((MINE, *others), 3.0)) == Sync()
+    assert script.outer.buffers == [[7]]
+    (committed,) = script.news()
+    assert committed.contribution.buffers == [7]
+
+
+def test_alone_the_buffers_are_the_own_ones() -> None:
+    script = started((MINE,))
+    mine = with_buffers(script)
+    script.answer(mine, members(MINE))
+    assert script.effect == ReduceBuffers([3], leads=True)
+    assert script.answer(TooFewPeers(), TooFewPeers()) == Sync()
+    assert script.outer.buffers == [[3]]
+
+
+def test_cut_off_between_the_buffers_and_the_average() -> None:
+    script = started()
+    script.answer(with_buffers(script), members(MINE, 5), None, Evicted())
+    assert script.answer(members(5, 9, mine=9), members(5, 9, mine=9)) == Take()
+    assert script.news() == [Entered(entry=2, number=0, is_open=False, applied=())]
+    assert script.outer.buffers == []
+
+
+def test_a_newcomer_adds_no_buffers_to_an_open_round() -> None:
+    script = Script()
+    script.outer.has_buffers = True
+    script.send(members(1, MINE))
+    script.outer.ledger.open()
+    assert script.send(members(1, MINE)) == ReduceBuffers([0], leads=False)
+
+
+def test_the_state_of_inner_optimizers_is_offered_to_newcomers() -> None:
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5))
+    assert script.outer.offers == 0
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    assert script.answer(script.contribution(1, 8), members(MINE, 5, 9)) == Sync()
+    assert script.outer.offers == 1
+
+
+def test_an_offer_stays_for_a_newcomer_that_was_too_slow() -> None:
+    """It comes again with pieces of the offer, which would be useless for another one."""
+    script = started()
+    script.answer(script.contribution(0, 8), members(MINE, 5, 9), members(MINE, 5))
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    script.answer(script.contribution(1, 8), members(MINE, 5, 10), members(MINE, 5, 10))
+    assert script.outer.offers == 1
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5, 10))
+    script.answer(script.contribution(2, 8), members(MINE, 5, 10, 11))
+    assert script.outer.offers == 2

@@ -80,7 +80,8 @@ class Trained:
         self.heard_before_waiting: list[Event] = []
         self.contributors: tuple[int, ...] = (MINE,)
         self.caller = ScriptedCaller(self._commit)
-        model = cast("LocalModel", type("OneModel", (), {"parts": (WholeModel(),)}))
+        kept = {"parts": (WholeModel(),), "buffers": None}
+        model = cast("LocalModel", type("OneModel", (), kept))
         self.events = EventQueue(self.heard.append)
         caller = cast("JointCaller", self.caller)
         self.driver = TrainingDriver(Schedule(1, 1), model, 0.0, caller, self.events)
