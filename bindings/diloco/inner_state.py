@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -208,10 +208,25 @@ def _state_after_a_step(inner: torch.optim.Optimizer) -> dict[int, dict[str, Any
     """
     if inner.state:
         return {id(parameter): dict(state) for parameter, state in inner.state.items()}
+    if parts := _parts_of(inner):  # its step would make theirs
+        return {key: one for part in parts for key, one in _state_after_a_step(part).items()}
     try:
         return _state_of_twin(inner, "meta")
     except Exception:  # noqa: BLE001 - an optimizer that reads values fails in its own way
         return _state_of_twin(inner, "cpu")
+
+
+def _parts_of(inner: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of which an optimizer consists; none, if it is a plain one."""
+    held: list[Any] = []
+    for value in vars(inner).values():
+        if isinstance(value, dict):
+            held += cast("dict[Any, Any]", value).values()
+        elif isinstance(value, list | tuple):
+            held += cast("list[Any]", value)
+        else:
+            held.append(value)
+    return [one for one in held if isinstance(one, torch.optim.Optimizer)]
 
 
 def _state_of_twin(inner: torch.optim.Optimizer, device: str) -> dict[int, dict[str, Any]]:

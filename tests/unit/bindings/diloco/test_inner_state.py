@@ -11,6 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from gpt.optimizers import Joined  # noqa: E402
 from pccl.bindings.diloco.inner_state import InnerState  # noqa: E402
 
 SHAPES = ((3, 2), (4,))
@@ -50,6 +51,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.1, t0=1),
     "numbers": Counting,
+    "several": lambda p: Joined(
+        torch.optim.SGD(p[:1], lr=0.5, momentum=0.9), torch.optim.Adam(p[1:], lr=0.1)
+    ),
     "tensor rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1), foreach=False),
 }
 
@@ -139,6 +143,19 @@ def test_the_optimizer_is_not_touched_to_learn_what_it_keeps() -> None:
     assert not one.inner.state
     assert all(parameter.grad is None for parameter in one.params)
     assert [group["lr"] for group in one.inner.param_groups] == [0.1]
+
+
+def test_an_optimizer_that_holds_others_is_not_stepped_to_learn_what_they_keep() -> None:
+    def make(params: Any) -> Any:
+        for one in params:
+            one.grad = torch.ones_like(one)
+        return OPTIMIZERS["several"](params)
+
+    before, after = Replica(adam), Replica(make)
+    assert equal(before.values(), after.values())
+    assert not after.inner.state
+    names = {info.name for info in after.state.infos()}
+    assert {"inner momentum_buffer/0", "inner exp_avg/1"} <= names
 
 
 def adam(params: Any) -> Any:
