@@ -248,9 +248,9 @@ def test_a_preview_takes_a_share_of_own_work_and_needs_the_optimizers_state() ->
     part, tensors, outer = part_of([8.0], [10.0])
     moved(tensors, 1, 2)
     work, state = part.take(), outer.copy_state()
-    assert part.preview(torch.tensor([5.0, 6.0]), None, work, 0.5).tolist() == [5, 6]
+    assert listed(part.preview(torch.tensor([5.0, 6.0]), None, work, 0.5)) == [5, 6]
     ahead = part.preview(torch.tensor([5.0, 6.0]), state, work, 0.5)
-    assert ahead.tolist() == pytest.approx([5 - 0.7 * 1.9 * 0.5, 6 - 0.7 * 1.9])  # momentum was 0
+    assert listed(ahead) == pytest.approx([5 - 0.7 * 1.9 * 0.5, 6 - 0.7 * 1.9])  # momentum was 0
     part.merge(ahead, 0.0)
     moved(tensors, 1, 2)
     assert listed(part.take()) == pytest.approx([1, 2]), "the preview is no work"
