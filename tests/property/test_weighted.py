@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
+from pccl.collectives.ring import RingSchedule
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameKind
 from pccl.protocol.types import (
     UNQUANTIZED,
     WEIGHT_MAX,
@@ -36,6 +38,7 @@ from tests.support.memory_ring import (
     OPERATION,
     Array,
     Ring,
+    Travelling,
     all_reduce,
     lend,
     random_values,
@@ -187,6 +190,66 @@ def test_who_has_done_nothing_does_not_count(data_type: DataType, algorithm: Alg
     inputs = [np.full(30, value).astype(dtype) for value in (2.0, math.nan, 6.0)]
     result = average(inputs, [1.0, 0.0, 3.0], algorithm, random.Random(2))
     assert result.astype(np.float64).tolist() == [5.0] * 30
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(FLOATS),
+    st.sampled_from(ALGORITHMS),
+    st.lists(st.sampled_from([0.0, 0.0, 2.0]), min_size=2, max_size=6).filter(any),
+    st.booleans(),
+    st.randoms(use_true_random=True),
+)
+def test_a_contribution_of_weight_zero_is_never_read(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    is_quantized: bool,
+    rng: random.Random,
+) -> None:
+    """Whatever it is, and whatever arrives in its place: -0.0 stays -0.0, and NaN stays out."""
+    dtype, count = data_type.to_numpy_dtype(), rng.randint(1, 60)
+    values = np.zeros(count) if is_quantized else np.where(np.arange(count) % 3, -0.0, 2.5)
+    inputs = [np.where(w, values, math.nan).astype(dtype) for w in weights]
+    ring = MutedRing(len(weights), 16 * data_type.itemsize, rng)
+    ring.weights = tuple(weights)
+    quantization = Quantization(WireFormat.INT8, 8) if is_quantized else UNQUANTIZED
+    what = all_reduce(data_type, ReduceOp.AVG, count, algorithm, quantization)
+    result = ring.reduce(replace(what, weighted=True), inputs)
+    assert result.tobytes() == values.astype(dtype).tobytes()
+
+
+class MutedRing(Ring):
+    """Frames whose values are only those of ranks of weight 0 arrive as NaN."""
+
+    def _deliver(self, frame: Travelling) -> None:
+        header = frame.header
+        size, is_chain = len(self.peers), isinstance(self._transfer.schedule, RingSchedule)
+        origins = range(frame.source - (header.step if is_chain else 0), frame.source + 1)
+        is_partial = header.step < (size - 1 if is_chain else 1)
+        is_muted = not any(self.weights[rank % size] for rank in origins)
+        if header.kind is FrameKind.DATA and is_partial and is_muted:
+            frame.payload = b"\xff" * header.length
+        super()._deliver(frame)
+
+    @property
+    def _transfer(self) -> Any:
+        return self.planes[0].transfers[OPERATION]
+
+
+@pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
+def test_a_contribution_of_weight_zero_leaves_its_residual_for_later(data_type: DataType) -> None:
+    """In a mesh, a rank rounds its own contribution, and the results that it owns."""
+    values = np.random.default_rng(3).normal(size=(3, 90)).astype(data_type.to_numpy_dtype())
+    owed = [ErrorFeedback() for _ in range(3)]
+    residuals: list[Array] = []
+    for weights in ([1.0, 1.0, 1.0], [1.0, 0.0, 1.0]):
+        rng, coded = random.Random(5), Quantization(WireFormat.INT4, 16)
+        average(list(values), weights, Algorithm.MESH, rng, coded, owed)
+        residuals.append(owed[1].state_dict()["w"].copy())
+    assert np.any(residuals[0][:30])
+    for foreign in (slice(0, 30), slice(60, 90)):
+        assert residuals[1][foreign].tobytes() == residuals[0][foreign].tobytes()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -66,6 +66,8 @@ class ChainTransfer(Transfer):
             self.outlets[downstream.peer] = self._outlet
         self._gap = 0
         """Number of lost ranks between this rank and the peer that it sends to."""
+        self._muted_before = 0
+        """Number of muted ranks right before this rank; one rank is not muted, or all are."""
         self._held: list[tuple[int, Segment, int | None]] = []
         """Segments to forward that arrived before ``begin``, with their step and hash."""
 
@@ -82,6 +84,11 @@ class ChainTransfer(Transfer):
         self.begun = True
         if weights:
             self._weigh(weights, self.schedule.rank)
+            while (
+                self._muted_before < len(weights)
+                and not weights[self.schedule.rank - 1 - self._muted_before]
+            ):
+                self._muted_before += 1
         check = None
         for segment in self.schedule.initial_sends:
             if self.schedule.sends_finals:
@@ -114,7 +121,7 @@ class ChainTransfer(Transfer):
         arrival = self.schedule.arrivals[step]
         check = None
         if arrival.reduce:
-            self._add(segment, placement.buffer, finish=arrival.finish)
+            self._add(segment, placement.buffer, step, finish=arrival.finish)
         elif placement.buffer is not None:
             self._put(segment, placement.buffer)
         if self._coding is not None and arrival.finish:
@@ -133,23 +140,34 @@ class ChainTransfer(Transfer):
             else:
                 self._coding.decode_in_place(segment)
 
-    def _add(self, segment: Segment, buffer: memoryview | None, *, finish: bool) -> None:
-        """Combine an arrived partial result with the own contribution."""
+    def _add(self, segment: Segment, buffer: memoryview | None, step: int, *, finish: bool) -> None:
+        """Combine an arrived partial result with the own contribution, and read no muted one."""
         arrived: Memory | Array = self.result
         saved = self._operand.saved
         own: Memory | Array = saved
+        is_muted = self.schedule.rank in self._muted
+        is_empty = step < self._muted_before  # it has contributions of muted ranks only
         if self._coding is not None:
             assert buffer is not None
             if self._saved:
                 self._save(segment)
-            self.result.write(segment.offset, self._coding.decode(segment, buffer))
-            own = self._coding.own(segment, saved.elements(*segment.span))
+            if not is_empty:
+                self.result.write(segment.offset, self._coding.decode(segment, buffer))
+            if is_muted:
+                self._coding.abstain(segment)
+            else:
+                own = self._coding.own(segment, saved.elements(*segment.span))
         else:
             if buffer is not None:
                 arrived = np.frombuffer(buffer, self._dtype)
-            if self._reduction.scales:
+            if self._reduction.scales and not is_muted:
                 own = self._reduction.contribution(saved.elements(*segment.span))
-        self._combine(segment, arrived, own, finish=finish)
+        if not (is_empty or is_muted):
+            self._combine(segment, arrived, own, finish=finish)
+        elif is_empty:
+            self._take_alone(segment, None if is_muted else own, finish=finish)
+        elif finish or (buffer is not None and self._coding is None):
+            self._take_alone(segment, arrived, finish=finish)
         if buffer is not None:
             self._buffers.give(buffer)
 

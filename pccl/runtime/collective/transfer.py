@@ -176,6 +176,8 @@ class Transfer(ABC):
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
         self.unweighed: list[Placement] | None = [] if plan.reduction.lacks_weights else None
         """Segments that arrived before the weights; None: no weights are missing."""
+        self._muted: frozenset[int] = frozenset()
+        """The ranks whose contributions have weight 0, and are never read."""
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
@@ -402,6 +404,7 @@ class Transfer(ABC):
 
     def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
         weighting = weigh(weights, rank)
+        self._muted = weighting.muted
         self._reduction = self._reduction.weigh(weighting)
         if self._coding is not None:
             self._coding.weigh(weighting)
@@ -459,6 +462,16 @@ class Transfer(ABC):
         rights = cut([right] if isinstance(right, np.ndarray) else right.arrays(*where), parts)
         for part, values, others in zip(parts, lefts, rights, strict=True):
             self._reduction.combine(values, others, out=part, finish=finish)
+
+    def _take_alone(self, segment: Segment, only: Memory | Array | None, *, finish: bool) -> None:
+        """Set a segment of the result to one contribution; None: to zeros."""
+        if only is None:
+            values = np.zeros(segment.length // self._itemsize, self._dtype)
+        elif isinstance(only, np.ndarray):
+            values = only
+        else:
+            values = only.elements(*segment.span)
+        self.result.write(segment.offset, self._reduction.finished(values) if finish else values)
 
     def _add_to_digest(self, segment: Segment) -> int:
         """Add the final bytes of a segment to the digest; return their hash."""
