@@ -12,6 +12,7 @@ import numpy as np
 from pccl.checks import check_member, check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.contributions import GuardAction
 from pccl.protocol.types import ReduceOp, WireFormat
 from pccl.runtime.collective.operand import borrow
 
@@ -91,6 +92,29 @@ class QuantizationOptions:
 
 
 @dataclass
+class Guard:
+    """What happens to a contribution that would spoil a weighted average.
+
+    All members must give equal guards. ``GuardAction`` has the actions: ``"exclude"`` (the
+    contribution counts as one of weight 0), ``"warn"`` (an event and a log line) and ``"off"``.
+
+    Attributes:
+        not_finite: action for a contribution with NaN or infinity.
+        outliers: action for one whose L2 norm is above the median of all contributions of this and
+            earlier rounds, by more than ``deviations`` times the spread: the scaled median
+            deviation, or 5 % of the median if that is more. With fewer than five norms, none is an
+            outlier. If most norms of a round are larger than before, that round counts alone.
+        deviations: see ``outliers``; 1 or more.
+        rounds: number of earlier reduces with this tag that count, up to 64.
+    """
+
+    not_finite: GuardAction | str = GuardAction.EXCLUDE
+    outliers: GuardAction | str = GuardAction.WARN
+    deviations: float = 8.0
+    rounds: int = 8
+
+
+@dataclass
 class ReduceDescriptor:
     """One reduce among several.
 
@@ -101,6 +125,7 @@ class ReduceDescriptor:
         operand_descriptor: dtype of the tensor; None: not checked.
         quantization_options: quantization; None: no quantization.
         weight: weight of the own tensor in an AVG; None: all members count equally.
+        guard: guard of an AVG, as for ``all_reduce``.
     """
 
     count: int
@@ -109,6 +134,7 @@ class ReduceDescriptor:
     operand_descriptor: ReduceOperandDescriptor | None
     quantization_options: QuantizationOptions | None
     weight: float | None = field(default=None, kw_only=True)
+    guard: Guard | str | None = field(default=None, kw_only=True)
 
 
 class ReduceOpDescriptor:

@@ -11,6 +11,7 @@ from pccl.checks import (
     ATTEMPTS_MAX,
     IN_FLIGHT_MAX,
     TAG_MAX,
+    check_between,
     check_flag,
     check_listener,
     check_member,
@@ -20,9 +21,11 @@ from pccl.checks import (
     check_type,
     check_weight,
 )
+from pccl.collectives.norms import l2_norm
 from pccl.collectives.residual import Residual
 from pccl.config import resolve_min_peers
 from pccl.descriptors import (
+    Guard,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceOpDescriptor,
@@ -34,6 +37,12 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.machines.peer.events import ReduceCall
 from pccl.progress import listener_of
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.contributions import (
+    DEVIATIONS_MAX,
+    GUARD_ROUNDS_MAX,
+    ContributionGuard,
+    GuardAction,
+)
 from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import (
@@ -105,6 +114,7 @@ def reduce_request(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
+    guard: Guard | str | None = None,
     tag: int = 0,
     operand_descriptor: ReduceOperandDescriptor | None = None,
     quantization_options: QuantizationOptions | None = None,
@@ -126,6 +136,7 @@ def reduce_request(
             options=quantization_options,
             algorithm=algorithm,
             weight=weight,
+            guard=guard,
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -139,6 +150,7 @@ def list_request(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
+    guard: Guard | str | None = None,
     tag: int = 0,
     quantization_options: QuantizationOptions | None = None,
     algorithm: Algorithm | str = "auto",
@@ -157,6 +169,7 @@ def list_request(
             options=quantization_options,
             algorithm=algorithm,
             weight=weight,
+            guard=guard,
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -249,7 +262,9 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
     options = what.quantization_options
-    asked = _asked(operand, op=what.op, tag=tag, options=options, weight=what.weight)
+    asked = _asked(
+        operand, op=what.op, tag=tag, options=options, weight=what.weight, guard=what.guard
+    )
     return ReduceRequest(operand, *asked)
 
 
@@ -261,6 +276,7 @@ def _asked(
     options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
     weight: float | None,
+    guard: Guard | str | None,
 ) -> tuple[ReduceCall, Callable[[], Residual] | None]:
     """Return the event for the machine, and what opens the residual of error feedback."""
     quantization = UNQUANTIZED
@@ -269,6 +285,9 @@ def _asked(
         check_type("quantization_options", options, QuantizationOptions)
         quantization = _quantization(operand.data_type, options)
         _check_error_feedback(op, options)
+    guarded = None if guard is None else _guard(guard)
+    if guarded is not None and weight is None:
+        weight = 1.0
     is_weighted = weight is not None
     what = (operand.data_type, operand.count, op, tag, quantization, algorithm, is_weighted)
     try:
@@ -278,6 +297,9 @@ def _asked(
     asks = asks or reduce_call.__wrapped__(*what)  # the checks name the argument
     if weight is not None:
         asks = replace(asks, weight=check_weight(weight))
+    if guarded is not None:
+        norm = l2_norm(operand.source.parts) if weight else 0.0
+        asks = replace(asks, descriptor=replace(asks.descriptor, guard=guarded), norm=norm)
     if options is None or options.error_feedback is None or not quantization.active:
         return asks, None
     assert options.name is not None
@@ -307,7 +329,8 @@ def reduce_call(
 def _weighted(descriptor: Descriptor) -> Descriptor:
     if descriptor.op is not ReduceOp.AVG:
         raise ValueError(
-            f"weight is for op=ReduceOp.AVG, not for {descriptor.op.name}; leave it out"
+            f"weight and guard are for op=ReduceOp.AVG, not for {descriptor.op.name}; leave them "
+            "out"
         )
     if descriptor.dtype not in _FLOATS:
         raise ValueError(
@@ -315,6 +338,20 @@ def _weighted(descriptor: Descriptor) -> Descriptor:
             "out, or reduce a float tensor"
         )
     return replace(descriptor, weighted=True)
+
+
+def _guard(given: Guard | str) -> ContributionGuard | None:
+    if isinstance(given, str):
+        action = check_member("guard", given, GuardAction)
+        given = Guard(action, action)
+    check_type("guard", given, Guard)
+    made = ContributionGuard(
+        check_member("not_finite", given.not_finite, GuardAction),
+        check_member("outliers", given.outliers, GuardAction),
+        check_between("deviations", given.deviations, 1, DEVIATIONS_MAX),
+        check_range("rounds", given.rounds, 0, GUARD_ROUNDS_MAX),
+    )
+    return made if made.not_finite or made.outliers else None
 
 
 def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:

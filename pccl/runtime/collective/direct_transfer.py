@@ -91,11 +91,13 @@ class DirectTransfer(Transfer):
         )
         return replace(super().progress, flows=flows)
 
-    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
+    def begin(
+        self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()
+    ) -> None:
         """Send contributions to the owners, and publish own results that are finished already."""
         self.begun = True
         if weights:
-            self._weigh(weights, self.schedule.rank)
+            self._weigh(weights, self.schedule.rank, infinite)
         for rank, segment in self.schedule.initial_sends:
             outlet = self._to_rank[rank]
             outlet.offer(outlet.route.legs[CONTRIBUTE][segment.offset])
@@ -145,7 +147,7 @@ class DirectTransfer(Transfer):
         return next(iter(known.waiting), -1)
 
     def _begun(self, segment: Segment) -> _Sum:
-        if self.schedule.rank not in self._muted:
+        if self.schedule.rank not in self.weighted.muted:
             return _Sum(self._first_values(segment), is_own=True)
         if self._coding is not None:
             self._coding.abstain(segment)
@@ -165,18 +167,22 @@ class DirectTransfer(Transfer):
     def _fold(self, segment: Segment, known: _Sum, rank: int, buffer: memoryview) -> None:
         known.folded += 1
         finish = known.folded == self.schedule.world_size
-        if rank not in self._muted:
-            self._read(segment, known, buffer, finish=finish)
+        if rank not in self.weighted.muted:
+            self._read(segment, known, rank, buffer, finish=finish)
             known.values, known.is_own = self.result, False
         elif finish:
             self._take_alone(segment, known.values, finish=True)
         self._buffers.give(buffer)
 
-    def _read(self, segment: Segment, known: _Sum, buffer: memoryview, *, finish: bool) -> None:
+    def _read(
+        self, segment: Segment, known: _Sum, rank: int, buffer: memoryview, *, finish: bool
+    ) -> None:
         if self._coding is None:
             arrived: Array = np.frombuffer(buffer, self._dtype)
         else:
             arrived = self._coding.decode(segment, buffer)
+        if self.weighted.must_be_finite(rank):
+            self.weighted.refuses(self.operation, rank, arrived)
         values = known.values
         if values is None:
             self._take_alone(segment, arrived, finish=finish)
