@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from pccl.checks import check_member, check_range, check_type
+from pccl.checks import check_between, check_member, check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
-from pccl.protocol.guards.contributions import GuardAction
+from pccl.protocol.guards.contributions import (
+    DEVIATIONS_MAX,
+    GUARD_ROUNDS_MAX,
+    ContributionGuard,
+    GuardAction,
+)
 from pccl.protocol.types import ReduceOp, WireFormat
 from pccl.runtime.collective.operand import borrow
 
@@ -221,6 +226,25 @@ def _from_buffers(
     )
     made.buffers = (send, recv)
     return made
+
+
+def check_guard(given: Guard | str) -> ContributionGuard | None:
+    """Check a guard and return what members agree on; None if it does nothing.
+
+    Raises:
+        TypeError, ValueError: it is no guard, or has a wrong field.
+    """
+    if isinstance(given, str):
+        action = check_member("guard", given, GuardAction)
+        given = Guard(action, action)
+    check_type("guard", given, Guard)
+    made = ContributionGuard(
+        check_member("not_finite", given.not_finite, GuardAction),
+        check_member("outliers", given.outliers, GuardAction),
+        check_between("deviations", given.deviations, 1, DEVIATIONS_MAX),
+        check_range("rounds", given.rounds, 0, GUARD_ROUNDS_MAX),
+    )
+    return made if made.not_finite or made.outliers else None
 
 
 def check_count(described: int, held: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,12 @@ from pccl.bindings.arguments import (
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters, own_name
+from pccl.bindings.diloco.local_model import (
+    LocalModel,
+    drop_broken_state,
+    named_parameters,
+    own_name,
+)
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.rounds import Average, Contribution, RoundCommitted
 from pccl.bindings.diloco.schedule import partition, schedule
@@ -30,6 +36,7 @@ from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import warn_of_late_scheduler
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
+from pccl.descriptors import check_guard
 from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
@@ -79,6 +86,9 @@ class DiLoCo(torch.optim.Optimizer):
             feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
+        guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
+            same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
+            are logged. An excluded replica takes the outer parameters, and drops its local work.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -100,9 +110,12 @@ class DiLoCo(torch.optim.Optimizer):
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
         min_peers: int | None = None,
+        guard: pccl.Guard | str | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
+        if guard is not None:
+            check_guard(guard)
         named = named_parameters(params, inner)
         factory = outer_factory(outer)
         self._schedule = schedule(sync_every, fragments, delay)
@@ -118,8 +131,9 @@ class DiLoCo(torch.optim.Optimizer):
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
         )
         self._caller = JointCaller(
-            comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
-        )
+            comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
+            pccl.Guard() if guard is None else guard,
+        )  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         self._comm = comm
         listeners = check_listeners(on_event)
@@ -130,6 +144,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver = TrainingDriver(
             self._schedule, self._model, mixed, self._caller, self._events
         )
+        self._driver.on_reset = partial(drop_broken_state, inner)
         self._pipeline = self._driver.trainer.pipeline
         self._has_started = self._has_joined = self._has_stepped = False
         self._is_made = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,7 @@ class TrainingDriver:
         trainer: decides on the actions.
         resumed: outer parameters of a loaded checkpoint, until the replica has joined the run.
         known: number of outer steps of the run that this replica knows; None: it never joined.
+        on_reset: called when the guard has excluded work of this replica.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TrainingDriver:
         self.trainer = LocalTrainer(schedule, model.parts, mixing, time.monotonic)
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
+        self.on_reset: Callable[[], None] = lambda: None
         self._caller = caller
         self._events = events
         self._rounds: dict[int, _OwnRound] = {}
@@ -195,6 +197,13 @@ class TrainingDriver:
         if resumed is not None and is_there and all(map(torch.equal, resumed, outer)):
             self.trainer.stay(entered)
             return
+        if entered.is_reset:
+            _log.warning(
+                "the guard excluded this peer's work from round %d; it takes the outer parameters, "
+                "and drops its local work",
+                entered.number,
+            )
+            self.on_reset()
         self._rounds.clear()
         self.trainer.enter(entered, outer, is_elsewhere=resumed is not None)
 

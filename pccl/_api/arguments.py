@@ -11,7 +11,6 @@ from pccl.checks import (
     ATTEMPTS_MAX,
     IN_FLIGHT_MAX,
     TAG_MAX,
-    check_between,
     check_flag,
     check_listener,
     check_member,
@@ -31,18 +30,13 @@ from pccl.descriptors import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     check_count,
+    check_guard,
     check_operand_descriptor,
 )
 from pccl.error_feedback import ErrorFeedback
 from pccl.machines.peer.events import ReduceCall
 from pccl.progress import listener_of
 from pccl.protocol.data_type import DataType
-from pccl.protocol.guards.contributions import (
-    DEVIATIONS_MAX,
-    GUARD_ROUNDS_MAX,
-    ContributionGuard,
-    GuardAction,
-)
 from pccl.protocol.limits import PEERS_MAX
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import (
@@ -285,7 +279,7 @@ def _asked(
         check_type("quantization_options", options, QuantizationOptions)
         quantization = _quantization(operand.data_type, options)
         _check_error_feedback(op, options)
-    guarded = None if guard is None else _guard(guard)
+    guarded = None if guard is None else check_guard(guard)
     if guarded is not None and weight is None:
         weight = 1.0
     is_weighted = weight is not None
@@ -338,20 +332,6 @@ def _weighted(descriptor: Descriptor) -> Descriptor:
             "out, or reduce a float tensor"
         )
     return replace(descriptor, weighted=True)
-
-
-def _guard(given: Guard | str) -> ContributionGuard | None:
-    if isinstance(given, str):
-        action = check_member("guard", given, GuardAction)
-        given = Guard(action, action)
-    check_type("guard", given, Guard)
-    made = ContributionGuard(
-        check_member("not_finite", given.not_finite, GuardAction),
-        check_member("outliers", given.outliers, GuardAction),
-        check_between("deviations", given.deviations, 1, DEVIATIONS_MAX),
-        check_range("rounds", given.rounds, 0, GUARD_ROUNDS_MAX),
-    )
-    return made if made.not_finite or made.outliers else None
 
 
 def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:
