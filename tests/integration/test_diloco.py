@@ -288,10 +288,12 @@ def test_a_guard_may_be_off_and_must_be_valid(peers: Peers) -> None:
         peers.make(0, make_model(), guard="sometimes")
     with pytest.raises(ValueError, match="rounds"):
         peers.make(0, make_model(), guard=pccl.Guard(rounds=-1))
-    spoilt = peers.train_all(
-        2, 4, data=lambda rank, step: (batch(rank, step)[0] * math.nan, batch(rank, step)[1]),
-        sync_every=2, guard="off",
-    )  # fmt: skip
+
+    def nan_of_rank_0(rank: int, step: int) -> Batch:
+        inputs, targets = batch(rank, step)
+        return inputs * (1 if rank else math.nan), targets
+
+    spoilt = peers.train_all(2, 4, data=nan_of_rank_0, sync_every=2, guard="off")
     assert not any(bool(torch.isfinite(parameter).all()) for parameter in spoilt[0])
 
 
