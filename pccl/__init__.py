@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         ReduceOpDescriptor,
         ReduceOperandDescriptor,
     )
+    from pccl.descriptors import Guard as Guard
     from pccl.error_feedback import ErrorFeedback as ErrorFeedback
     from pccl.errors import PCCLError
     from pccl.errors import Result as Result
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from pccl.inquiry import master_status as master_status
     from pccl.master_node import MasterNode
     from pccl.protocol.data_type import DataType
+    from pccl.protocol.guards.contributions import GuardAction as GuardAction
     from pccl.protocol.limits import Timing as Timing
     from pccl.protocol.types import ReduceOp
     from pccl.protocol.types import WireFormat as WireFormat
@@ -108,12 +110,14 @@ _NAMES_OF_HOMES = {
     "pccl.descriptors": (
         "DeviceType",
         "DistributionHint",
+        "Guard",
         "QuantizationAlgorithm",
         "QuantizationOptions",
         "ReduceDescriptor",
         "ReduceOpDescriptor",
         "ReduceOperandDescriptor",
     ),
+    "pccl.protocol.guards.contributions": ("GuardAction",),
     "pccl.error_feedback": ("ErrorFeedback",),
     "pccl.errors": ("PCCLError", "Result"),
     "pccl._api.handles": ("AsyncReduceHandle",),

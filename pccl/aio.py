@@ -142,6 +142,10 @@ class Communicator(CommunicatorBase):
                 weights times values, divided by the sum of the weights; zeros if that is 0. With
                 weight 0, values are ignored, even NaN. None: all members count equally. Either
                 all members give a weight, each its own, or none does.
+            guard: for AVG of floats: what happens to contributions with NaN, or of an unusual norm:
+                a ``Guard``, ``"exclude"`` or ``"warn"``. All members must give the same. The result
+                is that of a call in which the excluded members gave weight 0. A contribution that
+                is not finite although its member declared so aborts the call.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must state the tensor's own dtype; None: not checked.
@@ -162,7 +166,7 @@ class Communicator(CommunicatorBase):
             CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
                 read the world size again, and call again.
             DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
-                or only some gave a weight.
+                or only some gave a weight, or their guards differ.
             TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
             DeadlineExceeded, OutcomeUnknown: the budget ran out; ``send`` is unchanged.
             PCCLError: an open collective uses the tag (INVALID_ARGUMENT).
@@ -213,6 +217,7 @@ class Communicator(CommunicatorBase):
                 ``tensors``): in place. Either all are in place or none.
             op: as for ``all_reduce``.
             weight: as for ``all_reduce``.
+            guard: as for ``all_reduce``.
             tag: as for ``all_reduce``, which shares the tags.
             quantization_options: as for ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` span the concatenation.

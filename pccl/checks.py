@@ -107,6 +107,19 @@ def check_weight(weight: object) -> float:
     return number
 
 
+def check_between(name: str, value: object, lowest: float, highest: float) -> float:
+    """Check a number and return it as a float.
+
+    Raises:
+        TypeError: ``value`` is not a number.
+        ValueError: ``value`` is out of range.
+    """
+    number = _real(f"{name} must be a number", value)
+    if not lowest <= number <= highest:
+        raise ValueError(f"{name} must be from {lowest:g} to {highest:g}, not {value}")
+    return number
+
+
 def check_loss(loss: object) -> float | None:
     """Check the loss of a model and return it; None if it is not finite, or huge.
 

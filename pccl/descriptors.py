@@ -9,9 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from pccl.checks import check_member, check_range, check_type
+from pccl.checks import check_between, check_member, check_range, check_type
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.contributions import (
+    DEVIATIONS_MAX,
+    GUARD_ROUNDS_MAX,
+    ContributionGuard,
+    GuardAction,
+)
 from pccl.protocol.types import ReduceOp, WireFormat
 from pccl.runtime.collective.operand import borrow
 
@@ -91,6 +97,29 @@ class QuantizationOptions:
 
 
 @dataclass
+class Guard:
+    """What happens to a contribution that would spoil a weighted average.
+
+    All members must give equal guards. ``GuardAction`` has the actions: ``"exclude"`` (the
+    contribution counts as one of weight 0), ``"warn"`` (an event and a log line) and ``"off"``.
+
+    Attributes:
+        not_finite: action for a contribution with NaN or infinity.
+        outliers: action for one whose L2 norm is above the median of all contributions of this and
+            earlier rounds, by more than ``deviations`` times the spread: the scaled median
+            deviation, or 5 % of the median if that is more. With fewer than five norms, none is an
+            outlier. If most norms of a round are larger than before, that round counts alone.
+        deviations: see ``outliers``; 1 or more.
+        rounds: number of earlier reduces with this tag that count, up to 64.
+    """
+
+    not_finite: GuardAction | str = GuardAction.EXCLUDE
+    outliers: GuardAction | str = GuardAction.WARN
+    deviations: float = 8.0
+    rounds: int = 8
+
+
+@dataclass
 class ReduceDescriptor:
     """One reduce among several.
 
@@ -101,6 +130,7 @@ class ReduceDescriptor:
         operand_descriptor: dtype of the tensor; None: not checked.
         quantization_options: quantization; None: no quantization.
         weight: weight of the own tensor in an AVG; None: all members count equally.
+        guard: guard of an AVG, as for ``all_reduce``.
     """
 
     count: int
@@ -109,6 +139,7 @@ class ReduceDescriptor:
     operand_descriptor: ReduceOperandDescriptor | None
     quantization_options: QuantizationOptions | None
     weight: float | None = field(default=None, kw_only=True)
+    guard: Guard | str | None = field(default=None, kw_only=True)
 
 
 class ReduceOpDescriptor:
@@ -195,6 +226,25 @@ def _from_buffers(
     )
     made.buffers = (send, recv)
     return made
+
+
+def check_guard(given: Guard | str) -> ContributionGuard | None:
+    """Check a guard and return what members agree on; None if it does nothing.
+
+    Raises:
+        TypeError, ValueError: it is no guard, or has a wrong field.
+    """
+    if isinstance(given, str):
+        action = check_member("guard", given, GuardAction)
+        given = Guard(action, action)
+    check_type("guard", given, Guard)
+    made = ContributionGuard(
+        check_member("not_finite", given.not_finite, GuardAction),
+        check_member("outliers", given.outliers, GuardAction),
+        check_between("deviations", given.deviations, 1, DEVIATIONS_MAX),
+        check_range("rounds", given.rounds, 0, GUARD_ROUNDS_MAX),
+    )
+    return made if made.not_finite or made.outliers else None
 
 
 def check_count(described: int, held: int) -> None:

@@ -183,7 +183,8 @@ class SharedBuffers:
         """Return a copy of the local buffers as a contribution to a sum.
 
         Args:
-            weight: weight of the work; with 0.0 the result is ``nothing``.
+            weight: weight of the work; with 0.0 the result is ``nothing``, and also if a float
+                buffer is not finite, which would ruin the sum for all members.
 
         Returns:
             The weight, 1.0, all averaged buffers times the weight, and the bytes of the others as
@@ -201,7 +202,7 @@ class SharedBuffers:
         others = [_bytes_of(_on_host(one)) for one in tensors if one.dtype not in AVERAGED]
         padding = torch.zeros(self._words * _WORD_BYTES - self._bytes, dtype=torch.uint8)
         words.copy_(torch.cat([*others, padding]).view(torch.int32))
-        return sums
+        return sums if bool(torch.isfinite(sums).all()) else self.nothing()
 
     def anchor(self, common: Sequence[torch.Tensor]) -> None:
         """Load common buffers, unless the local ones come from the same: then those are further."""

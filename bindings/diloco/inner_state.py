@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -221,9 +221,11 @@ def _parts_of(inner: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     held: list[Any] = []
     for value in vars(inner).values():
         if isinstance(value, dict):
-            held += cast("dict[Any, Any]", value).values()
+            entries: dict[Any, Any] = value
+            held += entries.values()
         elif isinstance(value, list | tuple):
-            held += cast("list[Any]", value)
+            items: list[Any] | tuple[Any, ...] = value
+            held += items
         else:
             held.append(value)
     return [one for one in held if isinstance(one, torch.optim.Optimizer)]

@@ -37,7 +37,7 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
-from pccl.errors import MembershipError, NotConnected
+from pccl.errors import MembershipError, NotConnected, TooFewPeers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ class JointCaller:
         min_peers: number of members that every round waits for.
         compression: wire format and error feedback of the reduces.
         shards: number of peers in a replica; the peers with the same shard form a group.
+        guard: guard of the reduces; None: no guard.
 
     Raises:
         ValueError: another object makes the joint calls of ``comm``.
@@ -97,12 +98,14 @@ class JointCaller:
         min_peers: int,
         compression: Compression,
         shards: int = 1,
+        guard: pccl.Guard | str | None = None,
     ) -> None:
         self._comm = comm
         self._outer = outer
         self._min_peers = min_peers
         self._compression = compression
         self._shards = shards
+        self._guard = guard
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
         self._contributions: deque[Contribution | None] = deque()
@@ -300,17 +303,29 @@ class JointCaller:
     def _reduce(self, contribution: Contribution) -> Average:
         # A contribution without work skips error feedback.
         name = _name(contribution.fragment) if contribution.weight else None
-        info = self._comm.all_reduce(
-            contribution.values,
-            op=pccl.ReduceOp.AVG,
-            tag=contribution.fragment + 1,
-            quantization_options=self._compression.options(name),
-            weight=contribution.weight,
-            observable=True,
-            retry=True,
+        try:
+            info = self._comm.all_reduce(
+                contribution.values,
+                op=pccl.ReduceOp.AVG,
+                tag=contribution.fragment + 1,
+                quantization_options=self._compression.options(name),
+                weight=contribution.weight,
+                guard=self._guard,
+                observable=True,
+                retry=True,
+            )
+        except TooFewPeers:
+            if self._guard is None or bool(torch.isfinite(contribution.values).all()):
+                raise
+            return Average((), 0.0, is_excluded=bool(contribution.weight))
+        return Average(
+            tuple(peer for peer in info.contributors if peer not in info.excluded),
+            info.total_weight or 0.0,
+            info.tx_bytes,
+            info.rx_bytes,
+            self._comm.peer_id in info.excluded,
+            _workers(info),
         )
-        total_weight = info.total_weight or 0.0
-        return Average(info.contributors, total_weight, info.tx_bytes, info.rx_bytes)
 
     def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> None:
         if not leads:
@@ -326,7 +341,7 @@ class JointCaller:
             self._replayed = values
             return
         buffers, self._replayed = self._replayed, None
-        average = Average(seen.contributors, seen.total_weight or 0.0)
+        average = Average(seen.contributors, seen.total_weight or 0.0, workers=_workers(seen))
         self._rounds.finish(seen.tag - 1, values, average, buffers)
 
     def _members(self) -> Members:
@@ -356,6 +371,12 @@ class JointCaller:
         with self._changed:
             self._news.append(JointNews(notice, time.monotonic(), outer, buffers))
             self._changed.notify_all()
+
+
+def _workers(average: pccl.ReduceInfo | pccl.ObservedReduction) -> tuple[int, ...]:
+    """Return the peers whose work is in an average."""
+    pairs = zip(average.contributors, average.weights, strict=True)
+    return tuple(peer for peer, weight in pairs if weight)
 
 
 def _name(fragment: int) -> str:

@@ -89,6 +89,14 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
             yield "", entry
 
 
+def drop_broken_state(inner: torch.optim.Optimizer) -> None:
+    """Drop the optimizer's state of each parameter for which it has a value that is not finite."""
+    for parameter, state in list(inner.state.items()):
+        tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+        if not all(bool(torch.isfinite(local(tensor)).all()) for tensor in tensors):
+            del inner.state[parameter]
+
+
 class LocalFragment:
     """One fragment of the local model.
 

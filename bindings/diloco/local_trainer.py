@@ -133,14 +133,19 @@ class LocalTrainer:
         self.entry = entered.entry
         lost: list[list[Any]] = [[] for _ in self._parts]
         for launch in self.pipeline.in_flight():
-            if launch.number in entered.applied or is_elsewhere:
+            if launch.number in entered.applied or is_elsewhere or entered.is_reset:
                 continue
             self.pipeline.carry(launch)
             if launch.number in self._taken:
                 lost[launch.fragment].append(self._taken[launch.number])
         for part, values, works in zip(self._parts, common, lost, strict=True):
-            self.has_changed |= part.anchor(values, works)
-        if self._buffers is not None:
+            if entered.is_reset:
+                part.merge(values, 0.0)
+            else:
+                self.has_changed |= part.anchor(values, works)
+        if self._buffers is not None and entered.is_reset:
+            self._buffers.merge(buffers, 0.0)
+        elif self._buffers is not None:
             self._buffers.anchor(buffers)
         self._taken.clear()
         self.commits.clear()

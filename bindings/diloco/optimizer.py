@@ -6,6 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, named_parameters
+from pccl.bindings.diloco.local_model import LocalModel, drop_broken_state, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
@@ -33,6 +34,7 @@ from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
 from pccl.bindings.tensors import own_name
 from pccl.checks import shown
 from pccl.config import resolve_min_peers
+from pccl.descriptors import check_guard
 from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
@@ -97,6 +99,9 @@ class DiLoCo(torch.optim.Optimizer):
             give them, or values are impossible, it logs that, and uses 100. A number: it fetches
             nothing, and its learning rate rises over so many steps: for slow lines, because
             members wait while it fetches moments. All peers must use None, or all a number.
+        guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
+            same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
+            are logged. An excluded replica takes the outer parameters, and drops its local work.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -121,9 +126,12 @@ class DiLoCo(torch.optim.Optimizer):
         min_peers: int | None = None,
         buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
         warm_up: int | None = None,
+        guard: pccl.Guard | str | None = None,
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
+        if guard is not None:
+            check_guard(guard)
         named = named_parameters(params, inner)
         factory = outer_factory(outer)
         self._schedule = schedule(sync_every, fragments, delay)
@@ -150,8 +158,9 @@ class DiLoCo(torch.optim.Optimizer):
             previews=eager,
         )
         self._caller = JointCaller(
-            comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards
-        )
+            comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
+            pccl.Guard() if guard is None else guard,
+        )  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:
             _log.warning(
@@ -167,6 +176,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver = TrainingDriver(
             self._schedule, self._model, mixed, self._caller, self._events, eager=eager
         )
+        self._driver.on_reset = partial(drop_broken_state, inner)
         self._pipeline = self._driver.trainer.pipeline
         self._followed: list[FollowedScheduler] = []
         self._has_started = self._has_joined = self._has_stepped = False

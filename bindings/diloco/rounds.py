@@ -145,16 +145,20 @@ class Average:
     """Facts about an average, whose values are in ``Contribution.values``.
 
     Attributes:
-        contributors: ids of the members whose work is in the average.
+        contributors: ids of the members in the average, without those that the guard excluded.
         total_weight: sum of their weights.
         tx_bytes: bytes that this replica sent.
         rx_bytes: bytes that this replica received.
+        is_excluded: whether the guard has excluded the work of this replica.
+        workers: ids of the members whose work is in the average; None: all contributors.
     """
 
     contributors: tuple[int, ...]
     total_weight: float
     tx_bytes: int = 0
     rx_bytes: int = 0
+    is_excluded: bool = False
+    workers: tuple[int, ...] | None = None
 
 
 # -- notices for the replica ----------------------------------------------------------------------
@@ -172,6 +176,7 @@ class Entered:
             outer parameters do not contain its work of other unmerged rounds.
         corrected: fragments with a round whose outcome differs from this replica's record. The
             compression residuals of these fragments are wrong.
+        is_reset: whether the replica drops all local work, because the guard has excluded some.
     """
 
     entry: int
@@ -179,6 +184,7 @@ class Entered:
     is_open: bool
     applied: tuple[int, ...]
     corrected: tuple[int, ...] = ()
+    is_reset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +329,7 @@ class Rounds:
             else:
                 return
 
-    def _tell_entry(self) -> bool:
+    def _tell_entry(self, *, is_reset: bool = False) -> bool:
         # Look up committed rounds, too: a run that loses all contributors of one continues from
         # before it.
         ledger = self._outer.ledger
@@ -342,6 +348,7 @@ class Rounds:
                 ledger.is_open,
                 tuple(applied),
                 tuple(sorted(corrected)),
+                is_reset,
             )
         )
         return ledger.is_open
@@ -449,6 +456,10 @@ class Rounds:
         if contribution.buffers is not None:
             contribution = replace(contribution, buffers=self._outer.common_buffers())
         self._doubt = None
+        if average.is_excluded:
+            yield from self._sync()
+            self._tell_entry(is_reset=True)
+            return
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
@@ -470,6 +481,7 @@ class Rounds:
             The L2 norm of the average.
         """
         norm = self._outer.apply(fragment, values, buffers) if average.total_weight else 0.0
-        self._outer.ledger.close(average.contributors)
+        workers = average.contributors if average.workers is None else average.workers
+        self._outer.ledger.close(workers)
         self._outer.touch(fragment)
         return norm

@@ -10,7 +10,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ class TrainingDriver:
         trainer: decides on the actions.
         resumed: outer parameters of a loaded checkpoint, until the replica has joined the run.
         known: number of outer steps of the run that this replica knows; None: it never joined.
+        on_reset: called when the guard has excluded work of this replica.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class TrainingDriver:
         )
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
+        self.on_reset: Callable[[], None] = lambda: None
         self._caller = caller
         self._events = events
         self._rounds: dict[int, _OwnRound] = {}
@@ -203,6 +205,13 @@ class TrainingDriver:
         if resumed is not None and is_there and all(map(torch.equal, resumed, news.outer)):
             self.trainer.stay(entered)
             return
+        if entered.is_reset:
+            _log.warning(
+                "the guard excluded this peer's work from round %d; it takes the outer parameters, "
+                "and drops its local work",
+                entered.number,
+            )
+            self.on_reset()
         self._rounds.clear()
         is_elsewhere = resumed is not None
         self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)

@@ -20,14 +20,17 @@ from pccl.checks import (
     check_type,
     check_weight,
 )
+from pccl.collectives.norms import l2_norm
 from pccl.collectives.residual import Residual
 from pccl.config import resolve_min_peers
 from pccl.descriptors import (
+    Guard,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     check_count,
+    check_guard,
     check_operand_descriptor,
 )
 from pccl.error_feedback import ErrorFeedback
@@ -105,6 +108,7 @@ def reduce_request(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
+    guard: Guard | str | None = None,
     tag: int = 0,
     operand_descriptor: ReduceOperandDescriptor | None = None,
     quantization_options: QuantizationOptions | None = None,
@@ -126,6 +130,7 @@ def reduce_request(
             options=quantization_options,
             algorithm=algorithm,
             weight=weight,
+            guard=guard,
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -139,6 +144,7 @@ def list_request(
     *,
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
+    guard: Guard | str | None = None,
     tag: int = 0,
     quantization_options: QuantizationOptions | None = None,
     algorithm: Algorithm | str = "auto",
@@ -157,6 +163,7 @@ def list_request(
             options=quantization_options,
             algorithm=algorithm,
             weight=weight,
+            guard=guard,
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -249,7 +256,9 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         data_type = check_member("datatype", held.datatype, DataType)
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
     options = what.quantization_options
-    asked = _asked(operand, op=what.op, tag=tag, options=options, weight=what.weight)
+    asked = _asked(
+        operand, op=what.op, tag=tag, options=options, weight=what.weight, guard=what.guard
+    )
     return ReduceRequest(operand, *asked)
 
 
@@ -261,6 +270,7 @@ def _asked(
     options: QuantizationOptions | None,
     algorithm: Algorithm | str = Algorithm.AUTO,
     weight: float | None,
+    guard: Guard | str | None,
 ) -> tuple[ReduceCall, Callable[[], Residual] | None]:
     """Return the event for the machine, and what opens the residual of error feedback."""
     quantization = UNQUANTIZED
@@ -269,6 +279,9 @@ def _asked(
         check_type("quantization_options", options, QuantizationOptions)
         quantization = _quantization(operand.data_type, options)
         _check_error_feedback(op, options)
+    guarded = None if guard is None else check_guard(guard)
+    if guarded is not None and weight is None:
+        weight = 1.0
     is_weighted = weight is not None
     what = (operand.data_type, operand.count, op, tag, quantization, algorithm, is_weighted)
     try:
@@ -278,6 +291,9 @@ def _asked(
     asks = asks or reduce_call.__wrapped__(*what)  # the checks name the argument
     if weight is not None:
         asks = replace(asks, weight=check_weight(weight))
+    if guarded is not None:
+        norm = l2_norm(operand.source.parts) if weight else 0.0
+        asks = replace(asks, descriptor=replace(asks.descriptor, guard=guarded), norm=norm)
     if options is None or options.error_feedback is None or not quantization.active:
         return asks, None
     assert options.name is not None
@@ -307,7 +323,8 @@ def reduce_call(
 def _weighted(descriptor: Descriptor) -> Descriptor:
     if descriptor.op is not ReduceOp.AVG:
         raise ValueError(
-            f"weight is for op=ReduceOp.AVG, not for {descriptor.op.name}; leave it out"
+            f"weight and guard are for op=ReduceOp.AVG, not for {descriptor.op.name}; leave them "
+            "out"
         )
     if descriptor.dtype not in _FLOATS:
         raise ValueError(

@@ -12,6 +12,7 @@
 * ``bitmap``: a bitmap of the segments that have arrived, for the sender after a lost lane.
 * ``reductions``: combining contributions: the arithmetic of every dtype and operation, in place.
 * ``weighting``: the factors and the divisor of a weighted average.
+* ``norms``: the norm of a contribution, for the guard of a weighted average.
 * ``digest``: the digest of a result: hashes of its segments, in the order of their position.
 * ``residual``: the rounding error of one tensor, which error feedback carries from one operation to
   the next.

@@ -7,7 +7,7 @@
 * Halves (float16, bfloat16) are combined in float32 and rounded once per hop; the owner of an
   average rounds only after the division.
 * In a weighted average (:mod:`~pccl.collectives.weighting`) each contribution is multiplied by its
-  factor, and rounded, before it is combined or sent.
+  factor, and rounded, before it is combined or sent. One of weight 0 is not combined.
 
 One owner computes each value. So all peers hold the same bits, even where machines differ: in the
 payload of a NaN, or in the sign of the minimum of 0.0 and -0.0.
@@ -103,6 +103,15 @@ class Reduction:
         scaled = np.empty_like(own)
         scale(own, self._factor, scaled)
         return scaled
+
+    def finished(self, total: Array) -> Array:
+        """Return the average of floats from the sum of all contributions, in new memory."""
+        wide = np.dtype(np.float32) if self._data_type in _HALVES else total.dtype
+        average = np.empty_like(total)
+        with np.errstate(all="ignore"):
+            divisor = wide.type(self._divisor)
+            np.divide(total, divisor, out=average, dtype=wide, casting="same_kind")
+        return average
 
     def combine(self, left: Array, right: Array, out: Array | None = None, *, finish: bool) -> None:
         """Set ``out`` to ``left`` op ``right``, in that order of operands.

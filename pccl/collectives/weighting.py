@@ -6,7 +6,8 @@ unit is that weight, so the result is bit for bit the plain average. Otherwise t
 of two that brings the largest weight into (1/2, 1]; this division is exact, so it changes no
 result. Every factor is at most 1, so no contribution grows, whatever the weights are.
 
-A contribution of weight 0 counts as zeros, even where it is infinite or NaN.
+A contribution of weight 0 is never read: the sum skips it, and so do error feedback and its
+residual. If all weights are 0, the result is zeros.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ class Weighting:
         factor: multiplies the own contribution; from 0 to 1.
         divisor: divides the sum of all contributions: the sum of all factors; 1 if all are 0.
         world_size: how many contributions there are.
+        muted: the ranks whose contributions have weight 0.
     """
 
     factor: float
     divisor: float
     world_size: int
+    muted: frozenset[int]
 
     @property
     def mean_factor(self) -> float:
@@ -50,7 +53,8 @@ def weigh(weights: tuple[float, ...], rank: int) -> Weighting:
     """
     unit = _unit_of(weights)
     factors = [weight / unit for weight in weights]
-    return Weighting(factors[rank], fsum(factors) or 1.0, len(weights))
+    muted = frozenset(rank for rank, weight in enumerate(weights) if not weight)
+    return Weighting(factors[rank], fsum(factors) or 1.0, len(weights), muted)
 
 
 def _unit_of(weights: tuple[float, ...]) -> float:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from pccl.protocol.guards.contributions import FlaggedContribution, Norm
 from pccl.protocol.handshake.certificates import NO_CERTIFICATE, Certificate
 from pccl.protocol.limits import (
     ACKNOWLEDGED_BATCH_MAX,
@@ -238,6 +239,8 @@ class OperationRequest:
     """What it sends before the start."""
     weight: Weight = 0.0
     """Of its contribution to a weighted average."""
+    norm: Norm | None = 0.0
+    """Of its contribution, if guarded; nil: not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +402,8 @@ class OperationStarted:
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
     """Of all members for a weighted average, in ring order."""
+    flagged: Annotated[tuple[FlaggedContribution, ...], AtMost(PEERS_MAX)] = ()
+    """Untrusted contributions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,10 @@ from operator import attrgetter
 from typing import Annotated, NewType
 
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.bounds import AtMost as AtMost
+from pccl.protocol.guards.bounds import Below as Below
+from pccl.protocol.guards.bounds import UpTo as UpTo
+from pccl.protocol.guards.contributions import ContributionGuard
 
 PeerId = NewType("PeerId", int)
 """One incarnation of one process in a run. Ids grow: a peer that joins later has a larger id."""
@@ -17,28 +21,6 @@ NOBODY = PeerId(0)
 KEY_BYTES = 32
 """Length of a public key, and of each key of a connection."""
 NS_PER_S, NS_PER_MS = 1_000_000_000, 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Below:
-    """Annotation of an integer field: valid values are ``0 <= value < bound``."""
-
-    bound: int
-
-
-@dataclass(frozen=True, slots=True)
-class UpTo:
-    """Annotation of a float field: valid values are ``smallest <= value <= largest``."""
-
-    largest: float
-    smallest: float = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AtMost:
-    """Annotation of a text, a byte string or a list: the most bytes (of UTF-8) or items."""
-
-    count: int
 
 
 NAME_BYTES_MAX, HOST_CHARACTERS_MAX, ADDRESS_CHARACTERS_MAX, HOSTS_MAX = 64, 253, 46, 3
@@ -349,6 +331,8 @@ class Descriptor:
     """Whether the caller has named the algorithm."""
     weighted: bool = False
     """Whether each member gives a weight. The weight itself is not in the descriptor."""
+    guard: ContributionGuard | None = None
+    """What happens to a contribution of a weighted average that is not finite, or too large."""
     near: bool = False
     """Whether all members of an all-reduce may pull its segments; ``settled`` fills it in."""
 
@@ -410,6 +394,7 @@ class Descriptor:
         what = f"{self.count} x {self.dtype.label}"
         how = f" by {self.algorithm.label}" if self.forced else ""
         op = f"weighted {self.op.name}" if self.weighted else self.op.name
+        how += f" with a guard ({self.guard})" if self.guard is not None else ""
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"

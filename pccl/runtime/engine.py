@@ -34,6 +34,7 @@ from pccl.machines.peer.events import (
     LeaveCall,
     LinkChanged,
     LinkMeasurements,
+    NotFinite,
     PeerEffect,
     PeerEvent,
     Post,
@@ -205,7 +206,9 @@ class PeerEngine:
         self._meter = LinkMeter(self._clock, self.links)
         may_come = self.machine.collectives.may_come
         self._memory = memory = self._transport.memory if self._options.pulls else None
-        self.data_plane = DataPlane(self.links.to, may_come, self._on_done, segment_bytes, memory)
+        self.data_plane = DataPlane(
+            self.links.to, may_come, self._on_done, segment_bytes, memory, self._on_not_finite
+        )
         pulls = Pulls(
             memory,
             self._options.random_bytes,
@@ -649,7 +652,9 @@ class PeerEngine:
     def _begin(self, begin: Begin) -> None:
         if not begin.eager:
             self.calls.moves(self._posted[begin.operation])
-        self.data_plane.begin(begin.operation, eager=begin.eager, weights=begin.weights)
+        self.data_plane.begin(
+            begin.operation, eager=begin.eager, weights=begin.weights, infinite=begin.infinite
+        )
 
     def _begin_sync(self, begin: BeginSync) -> None:
         self.calls.moves(self._posted[begin.operation])
@@ -689,3 +694,6 @@ class PeerEngine:
 
     def _on_done(self, operation: OperationId, digest: bytes) -> None:
         self.feed(ReduceDone(operation, digest))
+
+    def _on_not_finite(self, operation: OperationId, peer: PeerId) -> None:
+        self.feed(NotFinite(operation, peer))

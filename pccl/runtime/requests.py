@@ -142,6 +142,7 @@ class ReduceInfo:
         quantization_error: relative L2 error of all values that this peer rounded; for several
             tensors, the largest.
         weights: weights in a weighted average, ordered as ``contributors``; otherwise empty.
+        excluded: ids of the contributors that a guard gave weight 0.
         outcome: result of the operation (for the library).
     """
 
@@ -155,6 +156,7 @@ class ReduceInfo:
     compression: float = 1.0
     quantization_error: float = 0.0
     weights: tuple[float, ...] = ()
+    excluded: tuple[int, ...] = field(default=(), kw_only=True)
     outcome: ReduceResult | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @property

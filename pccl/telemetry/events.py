@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias, get_args
 
-SCHEMA = (1, 2)
+SCHEMA = (1, 3)
 """Major and minor version of the events' form in JSON."""
 
 
@@ -194,6 +194,27 @@ class LargePacketsLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionFlagged:
+    """The guard of an average does not trust a contribution.
+
+    Attributes:
+        tag: tag of the reduce.
+        peer_id: id of the contributor.
+        name: its name.
+        norm: L2 norm; None: not finite.
+        limit: largest trusted norm; None: not finite.
+        excluded: whether it counted as weight 0.
+    """
+
+    tag: int
+    peer_id: int
+    name: str
+    norm: float | None
+    limit: float | None
+    excluded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom:
     """This peer cannot store the pieces of shared state that it has to fetch.
 
@@ -308,6 +329,7 @@ PeerReport: TypeAlias = (
     | LinkLost
     | LinkRestored
     | LargePacketsLost
+    | ContributionFlagged
     | NoRoom
     | AddressUnreachable
     | PortForwarded

@@ -110,6 +110,8 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             who = _peer(event.peer_id, event.name)
             text = f"large packets vanish between this peer and {who}; segments of"
             return Level.WARNING, f"{text} {event.segment_bytes} bytes pass; {NARROW_REMEDY}"
+        case tell.ContributionFlagged():
+            return Level.WARNING, _flagged(event)
         case tell.NoRoom(reason=reason):
             return Level.WARNING, f"no room for the pieces of the shared state: {reason}"
         case tell.AddressUnreachable(reason=reason):
@@ -129,6 +131,15 @@ def line_of(event: tell.PeerReport) -> tuple[Level, str]:
             return Level.DEBUG, f"{event.call} ended after {event.seconds:.3f} s"
         case tell.CallEnded():
             return Level.DEBUG, f"{event.call} raised {event.outcome}: {event.reason}"
+
+
+def _flagged(event: tell.ContributionFlagged) -> str:
+    what = "is not finite"
+    if event.norm is not None and event.limit is not None:
+        what = f"has a norm of {event.norm:.3g}, above the limit of {event.limit:.3g}"
+    done = "the average excludes it" if event.excluded else "the average contains it"
+    who = _peer(event.peer_id, event.name)
+    return f"tag {event.tag}: the contribution of {who} {what}; {done}"
 
 
 def _why_lost(event: tell.MemberLost) -> str:

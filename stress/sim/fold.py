@@ -8,7 +8,8 @@ division.
 
 A weighted average first multiplies each value by its weight, as a fraction of a unit. It divides
 the sum of the products by the sum of the fractions. The unit is the smallest power of two that is
-no less than any weight. If all weights except zeros are equal, the unit is that weight.
+no less than any weight. If all weights except zeros are equal, the unit is that weight. A value of
+weight 0 is skipped; if all are, the result is zeros.
 
 All NaNs count as equal: sign and payload depend on the machine. MIN and MAX may give either of two
 zeros of different sign. The checkers compare members, which must hold the same bits anyway.
@@ -17,9 +18,8 @@ zeros of different sign. The checkers compare members, which must hold the same 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -61,21 +61,26 @@ def unit_of(weights: list[float]) -> float:
     return unit
 
 
-def weighed(contributions: list[Array], weights: list[float]) -> tuple[list[Array], float]:
-    """Return the summands of a weighted average, and the divisor of their sum."""
+def weighed(contributions: list[Array], weights: list[float]) -> tuple[list[Array | None], float]:
+    """Return the summands of a weighted average (None: skipped), and the divisor of their sum."""
+    if not any(weights):
+        return [np.zeros_like(own) for own in contributions], 1.0
     fractions = [weight / unit_of(weights) for weight in weights]
-    scaled: list[Array] = []
-    for own, share in zip(contributions, fractions, strict=True):
+    scaled: list[Array | None] = []
+    for own, weight, share in zip(contributions, weights, fractions, strict=True):
+        if not weight:
+            scaled.append(None)
+            continue
         wide = np.dtype(np.float32) if own.dtype in _HALVES else own.dtype
         fraction = np.array(share).astype(wide)
         with np.errstate(all="ignore"):
             product = own.astype(wide) * fraction if fraction else np.zeros(len(own), wide)
             scaled.append(product.astype(own.dtype))
-    return scaled, float(sum(map(Fraction, fractions))) or 1.0
+    return scaled, float(sum(map(Fraction, fractions)))
 
 
 def fold(
-    contributions: list[Array],
+    contributions: Sequence[Array | None],
     op: ReduceOp,
     firsts: list[int] | None = None,
     divisor: float | None = None,
@@ -83,22 +88,26 @@ def fold(
     """Return the result that a ring of these contributions must have.
 
     Args:
-        contributions: values of all ranks, in ring order.
+        contributions: values of all ranks, in ring order; None: this rank is skipped.
         op: how values are combined.
         firsts: rank that begins each chunk; None: one chunk per rank.
         divisor: divisor of an average; None: number of contributions.
     """
-    world_size, count = len(contributions), len(contributions[0])
+    like = next(part for part in contributions if part is not None)
+    world_size, count = len(contributions), len(like)
     firsts = list(range(world_size)) if firsts is None else firsts
     base, longer = divmod(count, len(firsts))
-    result = np.empty_like(contributions[0])
-    floats = partial(_fold_floats, divisor=divisor or world_size)
-    combine = _fold_integers if np.issubdtype(result.dtype, np.integer) else floats
+    result = np.empty_like(like)
+    are_integers = np.issubdtype(result.dtype, np.integer)
     start = 0
     for chunk, first in enumerate(firsts):
         end = start + base + (1 if chunk < longer else 0)
         ranks = [(first + hop) % world_size for hop in range(world_size)]
-        result[start:end] = combine([contributions[rank][start:end] for rank in ranks], op)
+        parts = [None if (own := contributions[r]) is None else own[start:end] for r in ranks]
+        if are_integers:
+            result[start:end] = _fold_integers([part for part in parts if part is not None], op)
+        else:
+            result[start:end] = _fold_floats(parts, op, divisor or world_size)
         start = end
     return result
 
@@ -198,14 +207,20 @@ def _divide_toward_zero(value: int, divisor: int) -> int:
     return quotient if value >= 0 else -quotient
 
 
-def _fold_floats(parts: list[Array], op: ReduceOp, divisor: float) -> Array:
-    dtype = parts[0].dtype
+def _fold_floats(parts: list[Array | None], op: ReduceOp, divisor: float) -> Array:
+    dtype = next(part.dtype for part in parts if part is not None)
     wide = np.dtype(np.float32) if dtype in _HALVES else dtype
-    total = parts[0]
+    total: Array | None = None
     with np.errstate(all="ignore"):
-        for number, part in enumerate(parts[1:], 2):
-            exact = _OF_FLOATS[op](total.astype(wide), part.astype(wide))
+        for number, part in enumerate(parts, 1):
+            exact = total if part is None else part
+            if exact is None:
+                continue
+            exact = exact.astype(wide)
+            if total is not None and part is not None:
+                exact = _OF_FLOATS[op](total.astype(wide), exact)
             if op is ReduceOp.AVG and number == len(parts):
                 exact = exact / wide.type(divisor)
             total = exact.astype(dtype)
+    assert total is not None
     return total

@@ -247,7 +247,7 @@ def missed_sync_repeated(require: Any, refusals: Refusals, operation: OperationI
 def starving_forgotten(unanswered: Any, operations: OpenOperations) -> Iterator[msg.PeerMessage]:
     """A peer does not report again, after a reconnect, that no source has a missing piece."""
     for operation in operations:
-        operation.starved = None
+        operation.given_up = None
     answers: Iterator[msg.PeerMessage] = unanswered(operations)
     return answers
 

@@ -30,6 +30,7 @@ from pccl.bindings.events import (
 from pccl.errors import Evicted, PCCLError, StateMismatch
 from pccl.observe.events import Joined
 from tests.support.diloco_peers import (
+    Batch,
     Peers,
     backward,
     batch,
@@ -255,6 +256,41 @@ def test_averages_are_weighted_by_the_work(peers: Peers) -> None:
 
     calls = [peers.start(run, 0, 3.0, 1.0), peers.start(run, 1, 1.0, 5.0)]
     assert [call.result(LIMIT_S) for call in calls] == [(3 * 2 + 1 * 10) / 4] * 2
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_replica_whose_model_is_nan_comes_back_with_that_of_the_run(
+    peers: Peers, count: int, fragments: int
+) -> None:
+    def spoilt(rank: int, step: int) -> Batch:
+        inputs, targets = batch(rank, step)
+        return (
+            (inputs * math.nan, targets) if (rank, step) == (count // 2, 3) else (inputs, targets)
+        )
+
+    models = peers.train_all(count, 12, data=spoilt, sync_every=2, fragments=fragments)
+    assert all(equal(model, models[0]) for model in models)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in models[0])
+    for rank in range(count):
+        steps = peers.outer_steps(rank)
+        assert all(math.isfinite(event.mean_norm) for event in steps)
+        if rank != count // 2:
+            assert [e.number for e in steps if len(e.contributors) < count] == [2 * fragments]
+
+
+def test_a_guard_may_be_off_and_must_be_valid(peers: Peers) -> None:
+    with pytest.raises(ValueError, match="guard"):
+        peers.make(0, make_model(), guard="sometimes")
+    with pytest.raises(ValueError, match="rounds"):
+        peers.make(0, make_model(), guard=pccl.Guard(rounds=-1))
+
+    def nan_of_rank_0(rank: int, step: int) -> Batch:
+        inputs, targets = batch(rank, step)
+        return inputs * (1 if rank else math.nan), targets
+
+    spoilt = peers.train_all(2, 4, data=nan_of_rank_0, sync_every=2, guard="off")
+    assert not any(bool(torch.isfinite(parameter).all()) for parameter in spoilt[0])
 
 
 def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:

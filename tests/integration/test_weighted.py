@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import pytest
 import pccl
 import pccl.aio
 from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
+from pccl._api import arguments
 from pccl.errors import CollectiveAborted, DescriptorMismatch, TooFewPeers
+from pccl.observe.events import ContributionFlagged, PeerReport
 from tests.integration.conftest import Array, Run
 from tests.support.patience import LIMIT_S
 from tests.support.unnamed import unnamed
@@ -259,3 +262,107 @@ def test_a_killed_member_takes_its_weight_with_it(new_run: Callable[..., Run]) -
     }
     assert tensors[0].tobytes() == tensors[1].tobytes()
     assert np.abs(tensors[0] - truth([3.0, 2.0])).max() < 1e-6
+
+
+# -- guarded -----------------------------------------------------------------------------------
+
+
+def collector(events: list[ContributionFlagged]) -> Callable[[PeerReport], None]:
+    def collect(event: PeerReport) -> None:
+        if isinstance(event, ContributionFlagged):
+            events.append(event)
+
+    return collect
+
+
+def has_two(events: list[ContributionFlagged]) -> bool:
+    return len(events) == 2
+
+
+def constantly_one(arrays: Iterable[Array]) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "star", "mesh"])
+@pytest.mark.parametrize("wire", [None, "int8"])
+def test_a_nan_is_excluded_as_if_its_member_had_called_with_weight_zero(
+    run_of: Callable[..., Run], algorithm: str, wire: str | None
+) -> None:
+    run = run_of(3)
+    told: list[list[ContributionFlagged]] = [[], [], []]
+    for member, events in zip(run.members, told, strict=True):
+        member.on_event(collector(events))
+    options = QuantizationOptions(format=wire) if wire is not None else None
+
+    def reduce(guard: str | None, weights: list[float]) -> tuple[list[Array], list[ReduceInfo]]:
+        tensors = [values_of(rank, 5000) for rank in range(3)]
+        tensors[1][4321] = np.nan
+        calls = [
+            run.start(
+                member.all_reduce, tensor, op=AVG, weight=weight, guard=guard,
+                algorithm=algorithm, quantization_options=options,
+            )
+            for member, tensor, weight in zip(run.members, tensors, weights, strict=True)
+        ]  # fmt: skip
+        return tensors, [call.result(LIMIT_S) for call in calls]
+
+    plain, infos = reduce(None, [1.0, 0.0, 3.0])
+    assert {info.excluded for info in infos} == {()}
+    results, infos = reduce("exclude", [1.0, 5.0, 3.0])
+    peer = run.members[1].peer_id
+    assert {(info.excluded, info.weights) for info in infos} == {((peer,), (1.0, 0.0, 3.0))}
+    assert {one.tobytes() for one in results} == {one.tobytes() for one in plain}
+    assert np.isfinite(results[0]).all()
+    results, infos = reduce("warn", [1.0, 5.0, 3.0])
+    assert {info.excluded for info in infos} == {()}
+    assert np.isnan(results[0]).any()
+    for events in told:
+        run.until(partial(has_two, events))
+        assert [(one.peer_id, one.norm, one.excluded) for one in events] == [
+            (peer, None, True),
+            (peer, None, False),
+        ]
+
+
+def test_guards_must_agree_and_are_for_averages_of_floats(run_of: Callable[..., Run]) -> None:
+    run = run_of(2)
+    guards = ["exclude", pccl.Guard("exclude", "exclude", rounds=3)]
+    calls = [
+        run.start(member.all_reduce, np.ones(4), op=AVG, guard=guard)
+        for member, guard in zip(run.members, guards, strict=True)
+    ]
+    for call in calls:
+        with pytest.raises(DescriptorMismatch, match="over 3 rounds"):
+            call.result(LIMIT_S)
+    reduce: Any = run.members[0].all_reduce
+    for wrong, says in (
+        ({"op": "sum", "guard": "warn"}, "weight and guard are for"),
+        ({"op": AVG, "guard": "sometimes"}, "guard"),
+        ({"op": AVG, "guard": pccl.Guard(outliers="often")}, "outliers"),
+        ({"op": AVG, "guard": pccl.Guard(deviations=0.5)}, "deviations must be from 1 to"),
+        ({"op": AVG, "guard": pccl.Guard(rounds=65)}, "rounds must be from 0 to 64"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            reduce(np.ones(4), **wrong)
+    with pytest.raises(ValueError, match="only floats can"):
+        reduce(np.ones(4, np.int32), op=AVG, guard="warn")
+    with pytest.raises(TypeError, match="guard must be"):
+        reduce(np.ones(4), op=AVG, guard=3)
+
+
+def test_a_member_whose_tensor_becomes_nan_after_its_declaration_is_named(
+    run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Declared as finite: what a hostile member would do."""
+    run = run_of(3)
+    monkeypatch.setattr(arguments, "l2_norm", constantly_one)
+    tensors = [values_of(rank, 5000) for rank in range(3)]
+    tensors[1][:] = np.nan
+    calls = [
+        run.start(member.all_reduce, tensor, op=AVG, guard="exclude", algorithm="mesh")
+        for member, tensor in zip(run.members, tensors, strict=True)
+    ]
+    for rank, call in enumerate(calls):
+        with pytest.raises(CollectiveAborted, match=f"peer {run.members[1].peer_id}.*not finite"):
+            call.result(LIMIT_S)
+        assert rank == 1 or tensors[rank].tobytes() == values_of(rank, 5000).tobytes()

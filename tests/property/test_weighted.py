@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from pccl.collectives.layout import Segment
 from pccl.collectives.quantization import make_codec
 from pccl.collectives.reductions import Scratch
+from pccl.collectives.ring import RingSchedule
 from pccl.collectives.weighting import scale, total_weight, weigh
 from pccl.error_feedback import ErrorFeedback
 from pccl.protocol.data_type import DataType
+from pccl.protocol.frame import FrameKind
+from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.types import (
     UNQUANTIZED,
     WEIGHT_MAX,
@@ -36,6 +39,7 @@ from tests.support.memory_ring import (
     OPERATION,
     Array,
     Ring,
+    Travelling,
     all_reduce,
     lend,
     random_values,
@@ -187,6 +191,148 @@ def test_who_has_done_nothing_does_not_count(data_type: DataType, algorithm: Alg
     inputs = [np.full(30, value).astype(dtype) for value in (2.0, math.nan, 6.0)]
     result = average(inputs, [1.0, 0.0, 3.0], algorithm, random.Random(2))
     assert result.astype(np.float64).tolist() == [5.0] * 30
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(FLOATS),
+    st.sampled_from(ALGORITHMS),
+    st.lists(st.sampled_from([0.0, 0.0, 2.0]), min_size=2, max_size=6).filter(any),
+    st.booleans(),
+    st.randoms(use_true_random=True),
+)
+def test_a_contribution_of_weight_zero_is_never_read(
+    data_type: DataType,
+    algorithm: Algorithm,
+    weights: list[float],
+    is_quantized: bool,
+    rng: random.Random,
+) -> None:
+    """Whatever it is, and whatever arrives in its place: -0.0 stays -0.0, and NaN stays out."""
+    dtype, count = data_type.to_numpy_dtype(), rng.randint(1, 60)
+    values = np.zeros(count) if is_quantized else np.where(np.arange(count) % 3, -0.0, 2.5)
+    inputs = [np.where(w, values, math.nan).astype(dtype) for w in weights]
+    ring = MutedRing(len(weights), 16 * data_type.itemsize, rng)
+    ring.weights = tuple(weights)
+    quantization = Quantization(WireFormat.INT8, 8) if is_quantized else UNQUANTIZED
+    what = all_reduce(data_type, ReduceOp.AVG, count, algorithm, quantization)
+    result = ring.reduce(replace(what, weighted=True), inputs)
+    assert result.tobytes() == values.astype(dtype).tobytes()
+
+
+class MutedRing(Ring):
+    """Frames whose values are only those of ranks of weight 0 arrive as NaN."""
+
+    def _deliver(self, frame: Travelling) -> None:
+        header = frame.header
+        size, is_chain = len(self.peers), isinstance(self._transfer.schedule, RingSchedule)
+        origins = range(frame.source - (header.step if is_chain else 0), frame.source + 1)
+        is_partial = header.step < (size - 1 if is_chain else 1)
+        is_muted = not any(self.weights[rank % size] for rank in origins)
+        if header.kind is FrameKind.DATA and is_partial and is_muted:
+            frame.payload = b"\xff" * header.length
+        super()._deliver(frame)
+
+    @property
+    def _transfer(self) -> Any:
+        return self.planes[0].transfers[OPERATION]
+
+
+@pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
+def test_a_contribution_of_weight_zero_leaves_its_residual_for_later(data_type: DataType) -> None:
+    """In a mesh, a rank rounds its own contribution, and the results that it owns."""
+    values = np.random.default_rng(3).normal(size=(3, 90)).astype(data_type.to_numpy_dtype())
+    owed = [ErrorFeedback() for _ in range(3)]
+    residuals: list[Array] = []
+    for weights in ([1.0, 1.0, 1.0], [1.0, 0.0, 1.0]):
+        rng, coded = random.Random(5), Quantization(WireFormat.INT4, 16)
+        average(list(values), weights, Algorithm.MESH, rng, coded, owed)
+        residuals.append(owed[1].state_dict()["w"].copy())
+    assert np.any(residuals[0][:30])
+    for foreign in (slice(0, 30), slice(60, 90)):
+        assert residuals[1][foreign].tobytes() == residuals[0][foreign].tobytes()
+
+
+# -- guarded -----------------------------------------------------------------------------------
+
+
+def guarded_ring(
+    algorithm: Algorithm,
+    data_type: DataType,
+    spoilt: dict[int, float],
+    weights: list[float],
+    infinite: frozenset[int] = frozenset(),
+    *,
+    is_quantized: bool = False,
+) -> tuple[Ring, list[tuple[Array, Array]], list[Array]]:
+    """Reduce 60 values of each rank with a guard, one of them ``spoilt``; do not end it."""
+    rng = random.Random(len(weights))
+    inputs = [np.full(60, 1 + rank).astype(data_type.to_numpy_dtype()) for rank in range(4)]
+    for rank, value in spoilt.items():
+        inputs[rank][37] = value
+    ring = Ring(4, 16 * data_type.itemsize, rng, local=False)
+    ring.weights, ring.infinite = tuple(weights), infinite
+    quantization = Quantization(WireFormat.FLOAT16, 8) if is_quantized else UNQUANTIZED
+    what = all_reduce(data_type, ReduceOp.AVG, 60, algorithm, quantization)
+    buffers = lend(inputs, rng)
+    ring.post(replace(what, weighted=True, guard=GUARD), buffers)
+    ring.run()
+    return ring, buffers, inputs
+
+
+GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.WARN, 8.0, 8)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
+@pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_a_member_that_lies_about_nan_is_named_and_there_is_no_result(
+    algorithm: Algorithm, data_type: DataType, lie: float, is_quantized: bool
+) -> None:
+    """In a ring, rank 3 adds it to a sum, and the next rank notices."""
+    if is_quantized and data_type is DataType.BFLOAT16:
+        return
+    ring, buffers, inputs = guarded_ring(
+        algorithm, data_type, {3: lie}, [1.0] * 4, is_quantized=is_quantized
+    )
+    assert set(ring.refused.values()) == {ring.peers[3]}
+    assert ring.done.keys().isdisjoint(ring.refused)
+    ring.check_abort(inputs, buffers)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_was_declared_or_is_muted_is_not_checked(algorithm: Algorithm) -> None:
+    declared = frozenset({2})
+    ring, buffers, _ = guarded_ring(
+        algorithm, DataType.FLOAT, {2: math.nan, 1: math.inf}, [1.0, 0.0, 1.0, 1.0], declared
+    )
+    assert not ring.refused
+    ring.check_done()
+    assert np.isnan(buffers[0][1]).tolist() == [index == 37 for index in range(60)]
+
+
+@pytest.mark.parametrize("weights", [[1.0] * 4, [1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+def test_in_a_ring_only_the_next_rank_accuses_a_liar(weights: list[float]) -> None:
+    """Values 30 to 44 begin at rank 2 and end at rank 1, which sees its own values itself."""
+    for liar in range(4):
+        ring, buffers, inputs = guarded_ring(
+            Algorithm.RING, DataType.FLOAT, {liar: math.nan}, weights
+        )
+        seen = bool(weights[liar]) and liar != 1
+        assert ring.refused == ({(liar + 1) % 4: ring.peers[liar]} if seen else {})
+        if ring.refused:
+            assert not ring.done.keys() & ring.refused.keys()
+            ring.check_abort(inputs, buffers)
+
+
+@pytest.mark.parametrize("liar", range(4))
+def test_a_declared_nan_in_a_sum_hides_those_after_it(liar: int) -> None:
+    ring, _, _ = guarded_ring(
+        Algorithm.RING, DataType.FLOAT, {liar: math.nan}, [1.0] * 4, frozenset({liar})
+    )
+    assert not ring.refused
+    ring.check_done()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

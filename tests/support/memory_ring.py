@@ -107,6 +107,10 @@ class Ring:
         self.peers = tuple(PeerId(10 + 3 * rank) for rank in range(world_size))
         self.frames: list[Travelling] = []
         self.done: dict[int, bytes] = {}
+        self.refused: dict[int, PeerId] = {}
+        """The ranks that refuse the result -> the member whose contribution is not finite."""
+        self.infinite: frozenset[int] = frozenset()
+        """The ranks that have declared a contribution that is not finite."""
         self.weights: tuple[float, ...] = ()
         """Of a weighted average."""
         self.transfers: list[Transfer] = []
@@ -152,9 +156,16 @@ class Ring:
             assert rank not in self._to_begin  # never before it has begun
             self.done[rank] = digest
 
+        def on_not_finite(operation: OperationId, peer: PeerId) -> None:
+            assert rank not in self.done
+            assert rank not in self.refused
+            self.refused[rank] = peer
+
         memory = self._memories[rank] if self._memories else None
         self._link_to.append(link_to)
-        return DataPlane(link_to, lambda operation: False, on_done, segment_bytes, memory)
+        return DataPlane(
+            link_to, lambda operation: False, on_done, segment_bytes, memory, on_not_finite
+        )
 
     def post(
         self,
@@ -196,7 +207,7 @@ class Ring:
         choice = self._rng.randrange(len(self._to_begin) + len(self.frames) + 1)
         if self._to_begin and (choice < len(self._to_begin) or not self.frames):
             rank = self._to_begin.pop(self._rng.randrange(len(self._to_begin)))
-            self.planes[rank].begin(OPERATION, weights=self.weights)
+            self.planes[rank].begin(OPERATION, weights=self.weights, infinite=self.infinite)
             return True
         if not self.frames:
             return False

@@ -7,6 +7,7 @@ defines. ``to master:`` begins what the peer sends.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self, TypeVar, cast
 
 from pccl.machines.peer import events as ev
@@ -15,6 +16,7 @@ from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import data_type, errors, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import (
     AbortCause,
@@ -32,8 +34,17 @@ SECOND = 1_000_000_000
 RUN, ME = b"the run's own id", 2
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, algorithm=Algorithm.RING, weighted=True)
+GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.WARN, 8.0, 8)
+GUARDED = replace(WEIGHTED, guard=GUARD)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
-NAMED = {"RUN": RUN, "SUM": SUM, "WEIGHTED": WEIGHTED, "BROADCAST": BROADCAST, "BARRIER": BARRIER}
+NAMED = {
+    "RUN": RUN,
+    "SUM": SUM,
+    "WEIGHTED": WEIGHTED,
+    "GUARDED": GUARDED,
+    "BROADCAST": BROADCAST,
+    "BARRIER": BARRIER,
+}
 SHORT = Short({value: name for name, value in NAMED.items()})
 
 

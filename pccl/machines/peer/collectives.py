@@ -18,7 +18,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import AbortCause, Collective, OperationId, Roster
+from pccl.protocol.types import AbortCause, Collective, OperationId, PeerId, Roster
 
 
 class Collectives:
@@ -136,7 +136,7 @@ class Collectives:
         operation = self._operations.next_id(seen, self._own.group, event.tag)
         what, call = event.descriptor.settled(seen.algorithms, near=seen.is_near), event.call
         made = OpenOperation(operation, what, seen.ring, call, event.detached)
-        made.weight = event.weight
+        made.weight, made.norm = event.weight, event.norm
         return made
 
     def _open(self, operation: OpenOperation) -> None:
@@ -157,18 +157,27 @@ class Collectives:
         operation = self._operations.get(message.operation)
         if operation is None or operation.phase is not Phase.REQUESTED:
             return
-        if len(message.weights) != (len(operation.ring) if operation.descriptor.weighted else 0):
+        if not _fits(message, operation):
             raise errors.RemoteProtocolError(
-                func="control", reason="the master sent a wrong number of weights"
+                func="control", reason="the master sent weights that do not fit the operation"
             )
-        operation.weights = message.weights
+        operation.weights, operation.flagged = message.weights, message.flagged
         self._start(operation)
 
     def _start(self, operation: OpenOperation) -> None:
         self._operations.enter(operation, Phase.STARTED)
         self._eager.all_asked(operation.id)
         if operation.call is not None:
-            self._out.add(ev.Begin(operation.id, weights=operation.weights))
+            infinite = frozenset(one.rank for one in operation.flagged if one.norm is None)
+            self._out.add(ev.Begin(operation.id, weights=operation.weights, infinite=infinite))
+
+    def moved(self, event: ev.ReduceDone | ev.NotFinite) -> None:
+        """Process the end of a transfer here."""
+        match event:
+            case ev.ReduceDone(operation, digest):
+                self.done(operation, digest)
+            case ev.NotFinite(operation, peer):
+                self._refuse(operation, peer)
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
         """Report to the master that this peer's result, or the elected state, is complete."""
@@ -180,6 +189,13 @@ class Collectives:
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._out.send(msg.OperationDone(operation_id, digest))
+
+    def _refuse(self, operation_id: OperationId, peer: PeerId) -> None:
+        """Withdraw an operation, because a contribution is not what its member declared."""
+        operation = self._operations.get(operation_id)
+        if operation is not None and operation.call is not None:
+            operation.given_up = words.not_finite(peer)
+            self._out.send(msg.Withdraw(operation_id, operation.given_up))
 
     def ended(self, message: msg.OperationEnded) -> bool:
         """Process an outcome; return whether its caller had left, so that deferred calls retry."""
@@ -235,5 +251,20 @@ class Collectives:
             self._out.return_(call, ev.SyncResult(ended, operation.elected, contributors))
         else:
             attempts, carrier = operation.attempt + 1, operation.descriptor.carrier
-            reduced = ev.ReduceResult(ended, contributors, attempts, carrier, operation.weights)
+            reduced = ev.ReduceResult(
+                ended, contributors, attempts, carrier, operation.weights, operation.flagged
+            )
             self._out.return_(call, reduced)
+
+
+def _fits(started: msg.OperationStarted, operation: OpenOperation) -> bool:
+    """Whether a start has the weights and flags that the operation must have."""
+    asked, weights = operation.descriptor, started.weights
+    if len(weights) != (len(operation.ring) if asked.weighted else 0):
+        return False
+    ranks = [one.rank for one in started.flagged]
+    if ranks and (asked.guard is None or ranks[-1] >= len(weights)):
+        return False
+    return ranks == sorted(set(ranks)) and all(
+        one.excluded == (not weights[one.rank]) for one in started.flagged
+    )

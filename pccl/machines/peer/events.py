@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
+from pccl.machines.results import ReduceResult as ReduceResult
+from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.link_messages import LinkPath
@@ -13,7 +15,6 @@ from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.types import (
     NOBODY,
-    Algorithm,
     Descriptor,
     Hosts,
     MeasuredLink,
@@ -72,6 +73,8 @@ class ReduceCall:
     or the next of several operations. 0 for a new call."""
     weight: float = 0.0
     """Weight of this peer's contribution to a weighted average."""
+    norm: float | None = 0.0
+    """L2 norm of that contribution, if the average has a guard; None: not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,14 @@ class ReduceDone:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """A contribution that ``peer`` had declared as finite has arrived, and is not."""
+
+    operation: OperationId
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class SyncStarved:
     """No source is left for the missing pieces of the elected state."""
 
@@ -262,6 +273,7 @@ PeerEvent = (
     | LinkMeasurements
     | AddressTried
     | ReduceDone
+    | NotFinite
     | SyncStarved
     | ComparisonDone
     | PrefetchDone
@@ -348,6 +360,8 @@ class Begin:
     """What to send early, before all members are known to have posted the operation."""
     weights: tuple[float, ...] = ()
     """One per member in ring order, for a weighted average."""
+    infinite: frozenset[int] = frozenset()
+    """The ranks that have declared a contribution that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,27 +445,6 @@ class GiveEvidence:
 @dataclass(frozen=True, slots=True)
 class ForgetEarly:
     """Drop the stored early frames of operations that can no longer be posted here."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceResult:
-    """The result of a committed operation for its caller."""
-
-    operation: OperationId
-    contributors: tuple[PeerId, ...]
-    attempts: int = 1
-    algorithm: Algorithm = Algorithm.RING
-    weights: tuple[float, ...] = ()
-    """One per contributor, for a weighted average."""
-
-
-@dataclass(frozen=True, slots=True)
-class SyncResult:
-    """The result of a committed synchronization for its caller."""
-
-    operation: OperationId
-    elected: Elected
-    members: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,8 +213,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.links.changed(event)
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
-            case ev.ReduceDone(operation, digest):
-                self.collectives.done(operation, digest)
+            case ev.ReduceDone() | ev.NotFinite():
+                self.collectives.moved(event)
             case ev.SyncStarved(operation, reason):
                 self.synchronizations.starved(operation, reason)
             case ev.ComparisonDone(operation, difference):

@@ -18,6 +18,7 @@ from pccl.machines.history import History, InvariantViolation
 from pccl.machines.peer import events as ev
 from pccl.machines.repair import Gap, find_gaps
 from pccl.protocol import messages as msg
+from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Eager, Phase
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
@@ -47,8 +48,8 @@ class OpenOperation:
     withdrawn: str | None = None
     in_doubt: bool = False
     """Whether the caller has left, and the next call must wait for the outcome."""
-    starved: str | None = None
-    """Why a synchronization must be tried again, although its caller still waits."""
+    given_up: str | None = None
+    """Why this peer has withdrawn the operation, although its caller waits for the outcome."""
     attempt: int = 0
     waits_for: str = ""
     """The members that the operation waits for, as the master last reported."""
@@ -56,6 +57,10 @@ class OpenOperation:
     """What the operation sends before its start."""
     weight: float = 0.0
     """Weight of this peer's contribution to a weighted average."""
+    norm: float | None = 0.0
+    """Norm of that contribution, if the average has a guard; None: not finite."""
+    flagged: tuple[FlaggedContribution, ...] = ()
+    """The contributions that the master does not trust."""
     weights: tuple[float, ...] = ()
     """One per member in ring order, for a weighted average that has started."""
     made: Offer | None = None
@@ -69,14 +74,16 @@ class OpenOperation:
         """Return the request for the master."""
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
-        return msg.OperationRequest(self.id, self.descriptor, eager=self.eager, weight=self.weight)
+        return msg.OperationRequest(
+            self.id, self.descriptor, eager=self.eager, weight=self.weight, norm=self.norm
+        )
 
     def next_attempt(self, n: int) -> OpenOperation:
         """Return the same operation for another attempt, under the number ``n``."""
         again, attempt = replace(self.id, n=n), self.attempt + 1
         return OpenOperation(
             again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
-            attempt=attempt, weight=self.weight,
+            attempt=attempt, weight=self.weight, norm=self.norm,
         )  # fmt: skip
 
     @property
@@ -264,8 +271,8 @@ class OpenOperations:
             yield known.request()
             if known.phase is Phase.DONE:
                 yield msg.OperationDone(known.id, known.digest)
-            elif known.starved is not None:
-                yield msg.Withdraw(known.id, known.starved)
+            elif known.given_up is not None:
+                yield msg.Withdraw(known.id, known.given_up)
 
     @property
     def all_block_their_callers(self) -> bool:

@@ -28,6 +28,7 @@ from pccl.machines.peer.events import (
     Tick,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
+from pccl.machines.results import ReduceResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
@@ -98,10 +99,11 @@ class PeerReporter:
                 pass
         for effect in effects:
             match effect:
-                case ReturnCall(call) | RaiseCall(call) if call in self._waiting:
-                    what, since_ns = self._waiting.pop(call)
-                    waited_s = (now_ns - since_ns) / NS_PER_S
-                    self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
+                case ReturnCall(call, ReduceResult() as result):
+                    self._flagged(result, now_ns)
+                    self._waiting_ended(call, now_ns)
+                case ReturnCall(call) | RaiseCall(call):
+                    self._waiting_ended(call, now_ns)
                 case ReportWait(call, what, whom, waited_s, others):
                     self._waiting.setdefault(call, (what, now_ns - waited_s * NS_PER_S))
                     whom = self._names.explain(whom)
@@ -135,6 +137,25 @@ class PeerReporter:
         self._waiting.clear()
         if self._members:
             self._membership_lost(bug, now_ns)
+
+    def _waiting_ended(self, call: int, now_ns: int) -> None:
+        if call in self._waiting:
+            what, since_ns = self._waiting.pop(call)
+            waited_s = (now_ns - since_ns) / NS_PER_S
+            self._stream.put(tell.WaitingEnded(call=what, waited_s=waited_s), now_ns)
+
+    def _flagged(self, result: ReduceResult, now_ns: int) -> None:
+        for one in result.flagged:
+            peer = result.contributors[one.rank]
+            told = tell.ContributionFlagged(
+                tag=result.operation.tag,
+                peer_id=peer,
+                name=self._names.of(peer),
+                norm=one.norm,
+                limit=one.limit,
+                excluded=one.excluded,
+            )
+            self._stream.put(told, now_ns)
 
     def _joined(self, machine: PeerMachine, now_ns: int) -> None:
         roster = machine.newest

@@ -209,7 +209,7 @@ class Synchronizations:
         """Make all members try again, because a source is missing; fetched pieces are kept."""
         operation = self._operations.get(operation_id)
         if operation is not None and operation.phase is Phase.STARTED:
-            operation.starved = reason
+            operation.given_up = reason
             self._out.send(msg.Withdraw(operation_id, reason))
 
     def committed(

@@ -16,6 +16,7 @@ from pccl.protocol.types import (
     AbortCause,
     Descriptor,
     OperationId,
+    PeerId,
     RemovalCause,
     Roster,
     RoundKind,
@@ -176,6 +177,14 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
 
 
 # -- outcomes ------------------------------------------------------------------------------------
+
+
+def not_finite(peer: PeerId) -> str:
+    """Say why a member withdraws an operation: the contribution of ``peer`` is not finite."""
+    return (
+        f"values of peer {peer} are not finite, although it declared a finite contribution (in a "
+        "ring, the sum of finite contributions may have overflowed)"
+    )
 
 
 def aborted(

@@ -31,7 +31,7 @@ REFUSAL = "open the address that the command with --http has printed: it ends wi
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
-class Guard:
+class PageGuard:
     """Adds ``HEADERS`` to every answer, and refuses requests that are not for this page."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -93,7 +93,7 @@ def make_app(feed: Feed, access: Access) -> ASGIApp:
         Route("/page.css", asset),
         Route("/page.js", asset),
     ]
-    return Guard(Starlette(routes=routes), access)
+    return PageGuard(Starlette(routes=routes), access)
 
 
 def _file(name: str) -> Response:

@@ -1,5 +1,7 @@
 """Bounds on the data that a process accepts from other processes.
 
+* ``bounds``: annotations of fields, which decoders enforce.
+* ``contributions``: the guard of a weighted average.
 * ``texts``: makes texts of other processes safe to log, and cuts them.
 * ``source_shares``: shares the unproven connections of a port among their addresses.
 * ``guessing``: estimates how hard a secret is to guess.

@@ -7,6 +7,7 @@
 * ``buffers``: reusable memory for segments, and for inputs of collectives in place.
 * ``announcer``: lets peers of this machine pull the segments of one operation.
 * ``outlet``: the segments that one collective sends to one peer.
+* ``weighted_ranks``: whose contributions to a weighted average are read, and must be finite.
 * ``transfer``: one running collective on this peer: its buffers, received segments and outlets.
 * ``chain_transfer``: a collective in which each peer sends to the next one: ring and broadcast.
 * ``direct_transfer``: a collective in which each segment has an owner that receives contributions

@@ -66,6 +66,8 @@ class ChainTransfer(Transfer):
             self.outlets[downstream.peer] = self._outlet
         self._gap = 0
         """Number of lost ranks between this rank and the peer that it sends to."""
+        self._muted_before = self._finite_before = 0
+        """Number of ranks right before this rank that are muted, or must send finite values."""
         self._held: list[tuple[int, Segment, int | None]] = []
         """Segments to forward that arrived before ``begin``, with their step and hash."""
 
@@ -77,11 +79,15 @@ class ChainTransfer(Transfer):
 
     # -- sending -------------------------------------------------------------------------------
 
-    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
+    def begin(
+        self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()
+    ) -> None:
         """Send the first segments, and forward the segments that arrived before this call."""
         self.begun = True
         if weights:
-            self._weigh(weights, self.schedule.rank)
+            self._weigh(weights, self.schedule.rank, infinite)
+            self._muted_before = self.weighted.muted_before(self.schedule.rank)
+            self._finite_before = self.weighted.finite_before(self.schedule.rank)
         check = None
         for segment in self.schedule.initial_sends:
             if self.schedule.sends_finals:
@@ -114,7 +120,8 @@ class ChainTransfer(Transfer):
         arrival = self.schedule.arrivals[step]
         check = None
         if arrival.reduce:
-            self._add(segment, placement.buffer, finish=arrival.finish)
+            if not self._add(segment, placement.buffer, step, finish=arrival.finish):
+                return
         elif placement.buffer is not None:
             self._put(segment, placement.buffer)
         if self._coding is not None and arrival.finish:
@@ -133,25 +140,45 @@ class ChainTransfer(Transfer):
             else:
                 self._coding.decode_in_place(segment)
 
-    def _add(self, segment: Segment, buffer: memoryview | None, *, finish: bool) -> None:
-        """Combine an arrived partial result with the own contribution."""
+    def _add(self, segment: Segment, buffer: memoryview | None, step: int, *, finish: bool) -> bool:
+        """Combine an arrived partial result with the own contribution, and read no muted one.
+
+        Return False if the partial result must be finite and is not. It is not forwarded, so only
+        the first rank after the one that spoilt it refuses the result.
+        """
         arrived: Memory | Array = self.result
         saved = self._operand.saved
         own: Memory | Array = saved
+        is_muted = self.schedule.rank in self.weighted.muted
+        is_empty = step < self._muted_before  # it has contributions of muted ranks only
         if self._coding is not None:
             assert buffer is not None
             if self._saved:
                 self._save(segment)
-            self.result.write(segment.offset, self._coding.decode(segment, buffer))
-            own = self._coding.own(segment, saved.elements(*segment.span))
+            if not is_empty:
+                self.result.write(segment.offset, self._coding.decode(segment, buffer))
+            if is_muted:
+                self._coding.abstain(segment)
+            else:
+                own = self._coding.own(segment, saved.elements(*segment.span))
         else:
             if buffer is not None:
                 arrived = np.frombuffer(buffer, self._dtype)
-            if self._reduction.scales:
+            if self._reduction.scales and not is_muted:
                 own = self._reduction.contribution(saved.elements(*segment.span))
-        self._combine(segment, arrived, own, finish=finish)
+        if step < self._finite_before and not is_empty:
+            values = arrived if isinstance(arrived, np.ndarray) else arrived.elements(*segment.span)
+            if self.weighted.refuses(self.operation, self.schedule.upstream, values):
+                return False
+        if not (is_empty or is_muted):
+            self._combine(segment, arrived, own, finish=finish)
+        elif is_empty:
+            self._take_alone(segment, None if is_muted else own, finish=finish)
+        elif finish or (buffer is not None and self._coding is None):
+            self._take_alone(segment, arrived, finish=finish)
         if buffer is not None:
             self._buffers.give(buffer)
+        return True
 
     # -- across a gap --------------------------------------------------------------------------
 

@@ -71,6 +71,8 @@ class Coding:
         self._stochastic = stochastic
         self._factor = 1.0
         self._mean_factor = 1.0
+        self._is_muted = False
+        """Whether the own contribution has weight 0, so that it is never read."""
         self._values = Scratch()
         self._total = Scratch()
         self._decoded = Scratch()
@@ -82,6 +84,7 @@ class Coding:
     def weigh(self, weighting: Weighting) -> None:
         """Set the factors of the own contribution and of the residual in a weighted average."""
         self._factor, self._mean_factor = weighting.factor, weighting.mean_factor
+        self._is_muted = self._rank in weighting.muted
 
     @property
     def error(self) -> float:
@@ -114,6 +117,13 @@ class Coding:
                     np.divide(staged, staged.dtype.type(self._mean_factor), out=staged)
         return rounded
 
+    def abstain(self, segment: Segment) -> None:
+        """Keep the residual of a segment, because a muted contribution adds nothing."""
+        residual = self._residual
+        if residual is not None and segment.position not in self._errors:
+            where = self._range(segment)
+            residual.staged[where] = 0 if residual.current is None else residual.current[where]
+
     def _with_residual(self, segment: Segment, values: Array) -> Array:
         """Return ``values`` plus residual, in the residual's dtype. Finite values stay finite."""
         assert self._residual is not None
@@ -135,7 +145,10 @@ class Coding:
         return total
 
     def contribute(self, segment: Segment, values: Array) -> memoryview:
-        """Return the wire bytes of the own contribution plus residual."""
+        """Return the wire bytes of the own contribution plus residual; zeros if muted."""
+        if self._is_muted:
+            self.abstain(segment)
+            return self.encode(segment, np.zeros_like(values))
         if self._residual is None or not segment.is_coded:
             return self.encode(segment, self.own(segment, values))
         if segment.position not in self._errors:

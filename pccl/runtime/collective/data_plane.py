@@ -33,6 +33,7 @@ from pccl.runtime.collective.direct_transfer import DirectTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Transfer
+from pccl.runtime.collective.weighted_ranks import OnNotFinite
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Collect, Drain, Sink
@@ -50,6 +51,7 @@ class DataPlane:
         segment_bytes: fixed segment size; None: chosen by tensor and world size. All members of a
             run must agree.
         memory: memory that processes of this machine share; None: all segments are sent.
+        on_not_finite: called with a member whose contribution is not finite although declared so.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class DataPlane:
         on_done: Callable[[OperationId, bytes], None],
         segment_bytes: int | None,
         memory: LocalMemory | None = None,
+        on_not_finite: OnNotFinite | None = None,
     ) -> None:
         self.transfers: dict[OperationId, Transfer] = {}
         self._link_to = link_to
         self._may_come = may_come
         self._on_done = on_done
+        self._on_not_finite = on_not_finite
         self._memory = memory
         self._plans = Plans(segment_bytes)
         self._early: dict[PeerId, EarlyStore] = {}
@@ -107,6 +111,7 @@ class DataPlane:
         assert operand.in_place or descriptor.collective is not Collective.BROADCAST
         plan = self._plans.find(descriptor, ring, own)
         transfer = self._make_transfer(operation, plan, operand, residual)
+        transfer.weighted.on_not_finite = self._on_not_finite
         self.transfers[operation] = transfer
         self._replay_early(transfer)
         return (*transfer.inlets, *transfer.outlets)
@@ -158,6 +163,7 @@ class DataPlane:
         *,
         eager: Eager = Eager.NOTHING,
         weights: tuple[float, ...] = (),
+        infinite: frozenset[int] = frozenset(),
     ) -> None:
         """Begin to send the data of an operation, unless it is being sent already.
 
@@ -166,6 +172,7 @@ class DataPlane:
             eager: what to send although the operation is not known to have started. Nothing: it
                 has started.
             weights: weights of all members in ring order, for a weighted average.
+            infinite: the ranks that have declared a contribution that is not finite.
         """
         transfer = self.transfers[operation]
         if eager:
@@ -179,7 +186,7 @@ class DataPlane:
                 if outlet.only_announces:
                     outlet.send_held()
         if not transfer.begun:
-            transfer.begin(weights=weights)
+            transfer.begin(weights=weights, infinite=infinite)
 
     def close_gap(self, operation: OperationId, upstream: PeerId, size: int) -> bool:
         """Receive missing segments from ``upstream``; the ``size`` ranks after it are lost.

@@ -91,11 +91,13 @@ class DirectTransfer(Transfer):
         )
         return replace(super().progress, flows=flows)
 
-    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
+    def begin(
+        self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()
+    ) -> None:
         """Send contributions to the owners, and publish own results that are finished already."""
         self.begun = True
         if weights:
-            self._weigh(weights, self.schedule.rank)
+            self._weigh(weights, self.schedule.rank, infinite)
         for rank, segment in self.schedule.initial_sends:
             outlet = self._to_rank[rank]
             outlet.offer(outlet.route.legs[CONTRIBUTE][segment.offset])
@@ -130,10 +132,10 @@ class DirectTransfer(Transfer):
         if known is None:
             if self._saved:
                 self._save(segment)
-            known = self._sums[segment.position] = _Sum(self._first_values(segment))
+            known = self._sums[segment.position] = self._begun(segment)
         known.waiting[rank] = buffer
         while (rank := self._next_rank(known)) in known.waiting:
-            self._fold(segment, known, known.waiting.pop(rank))
+            self._fold(segment, known, rank, known.waiting.pop(rank))
         if known.folded == self.schedule.world_size:
             del self._sums[segment.position]
             self._settle(segment)
@@ -143,6 +145,13 @@ class DirectTransfer(Transfer):
         if self.schedule.in_rank_order:
             return (self.schedule.rank + known.folded) % self.schedule.world_size
         return next(iter(known.waiting), -1)
+
+    def _begun(self, segment: Segment) -> _Sum:
+        if self.schedule.rank not in self.weighted.muted:
+            return _Sum(self._first_values(segment), is_own=True)
+        if self._coding is not None:
+            self._coding.abstain(segment)
+        return _Sum(None)
 
     def _first_values(self, segment: Segment) -> Memory:
         memory = self._contribution(segment)
@@ -155,19 +164,33 @@ class DirectTransfer(Transfer):
         self.result.write(segment.offset, total)
         return self.result
 
-    def _fold(self, segment: Segment, known: _Sum, buffer: memoryview) -> None:
+    def _fold(self, segment: Segment, known: _Sum, rank: int, buffer: memoryview) -> None:
+        known.folded += 1
+        finish = known.folded == self.schedule.world_size
+        if rank not in self.weighted.muted:
+            self._read(segment, known, rank, buffer, finish=finish)
+            known.values, known.is_own = self.result, False
+        elif finish:
+            self._take_alone(segment, known.values, finish=True)
+        self._buffers.give(buffer)
+
+    def _read(
+        self, segment: Segment, known: _Sum, rank: int, buffer: memoryview, *, finish: bool
+    ) -> None:
         if self._coding is None:
             arrived: Array = np.frombuffer(buffer, self._dtype)
         else:
             arrived = self._coding.decode(segment, buffer)
-        known.folded += 1
-        finish = known.folded == self.schedule.world_size
-        values: Memory | Array = known.values
-        if known.folded == 2 and self._coding is None and self._reduction.scales:
-            values = self._reduction.contribution(known.values.elements(*segment.span))
-        self._combine(segment, values, arrived, finish=finish)
-        known.values = self.result
-        self._buffers.give(buffer)
+        if self.weighted.must_be_finite(rank):
+            self.weighted.refuses(self.operation, rank, arrived)
+        values = known.values
+        if values is None:
+            self._take_alone(segment, arrived, finish=finish)
+            return
+        own: Memory | Array = values
+        if known.is_own and self._coding is None and self._reduction.scales:
+            own = self._reduction.contribution(values.elements(*segment.span))
+        self._combine(segment, own, arrived, finish=finish)
 
     def _settle(self, segment: Segment) -> None:
         """Encode and hash the finished result of an own segment; publish it after ``begin``."""
@@ -189,9 +212,11 @@ class DirectTransfer(Transfer):
 class _Sum:
     """A segment of the result that lacks contributions."""
 
-    values: Memory
-    """Memory of the sum so far; at first the memory of the own contribution."""
+    values: Memory | None
+    """Memory of the sum so far: of the own contribution at first; None: nothing was read."""
+    is_own: bool = False
+    """Whether the own contribution is the whole sum so far."""
     folded: int = 1
-    """Number of contributions in the sum."""
+    """Number of contributions that are in the sum, or muted."""
     waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
     """Contributions that are not yet in the sum, by rank."""

@@ -46,6 +46,7 @@ from pccl.runtime.collective.memory import Array, Memory, cut
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
+from pccl.runtime.collective.weighted_ranks import WeightedRanks
 from pccl.transports.announcement import decode_announcement
 from pccl.transports.base import LocalMemory
 from pccl.transports.link import Link
@@ -176,6 +177,7 @@ class Transfer(ABC):
         self._saved = bytearray(layout.segment_count if operand.in_place else 0)
         self.unweighed: list[Placement] | None = [] if plan.reduction.lacks_weights else None
         """Segments that arrived before the weights; None: no weights are missing."""
+        self.weighted = WeightedRanks(plan.descriptor.guard, plan.ring)
         self._digest = ResultDigest(layout.segment_count)
         self._on_done = on_done
         self._buffers = buffers
@@ -228,12 +230,10 @@ class Transfer(ABC):
     # -- what the data plane does ----------------------------------------------------------------
 
     @abstractmethod
-    def begin(self, *, weights: tuple[float, ...] = ()) -> None:
-        """Begin the operation, and send the segments that depend on no other member.
-
-        Args:
-            weights: one per member in ring order, for a weighted average.
-        """
+    def begin(
+        self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()
+    ) -> None:
+        """Send the segments that depend on no other member. See ``DataPlane.begin``."""
 
     def accepts(self, what: int) -> bool:
         """Whether frames with this fingerprint belong to the request that this peer posted."""
@@ -400,8 +400,9 @@ class Transfer(ABC):
             memory = self._contribution(segment)
         return memory.first[first:last] if memory.is_one else memory.payload(first, last)
 
-    def _weigh(self, weights: tuple[float, ...], rank: int) -> None:
+    def _weigh(self, weights: tuple[float, ...], rank: int, infinite: frozenset[int]) -> None:
         weighting = weigh(weights, rank)
+        self.weighted.begin(weighting.muted, infinite)
         self._reduction = self._reduction.weigh(weighting)
         if self._coding is not None:
             self._coding.weigh(weighting)
@@ -414,7 +415,7 @@ class Transfer(ABC):
 
     def report_if_done(self) -> None:
         """Report the digest of the result if it has begun and no segment is missing."""
-        if not self.begun:
+        if not self.begun or self.weighted.is_refused:
             return
         for inlet in self.inlets.values():
             if inlet.missing:
@@ -459,6 +460,16 @@ class Transfer(ABC):
         rights = cut([right] if isinstance(right, np.ndarray) else right.arrays(*where), parts)
         for part, values, others in zip(parts, lefts, rights, strict=True):
             self._reduction.combine(values, others, out=part, finish=finish)
+
+    def _take_alone(self, segment: Segment, only: Memory | Array | None, *, finish: bool) -> None:
+        """Set a segment of the result to one contribution; None: to zeros."""
+        if only is None:
+            values = np.zeros(segment.length // self._itemsize, self._dtype)
+        elif isinstance(only, np.ndarray):
+            values = only
+        else:
+            values = only.elements(*segment.span)
+        self.result.write(segment.offset, self._reduction.finished(values) if finish else values)
 
     def _add_to_digest(self, segment: Segment) -> int:
         """Add the final bytes of a segment to the digest; return their hash."""

@@ -234,15 +234,16 @@ class Checkers:
         result: Array,
     ) -> list[int]:
         """Return the indices at which a result cannot be right."""
-        divisor = None
+        divisor, summands = None, list[Array | None](inputs)
         if weights:
-            inputs, divisor = weighed(inputs, weights)
+            summands, divisor = weighed(inputs, weights)
+        whole = [np.zeros_like(result) if part is None else part for part in summands]
         if slot.quantization.active:
-            return inaccurate(result, inputs, slot.op, algorithm, divisor)
+            return inaccurate(result, whole, slot.op, algorithm, divisor)
         if algorithm is Algorithm.MESH:
-            return implausible(result, inputs, slot.op, divisor)
+            return implausible(result, whole, slot.op, divisor)
         firsts = None if algorithm is Algorithm.RING else [0]
-        return differences(result, fold(inputs, slot.op, firsts, divisor), slot.op)
+        return differences(result, fold(summands, slot.op, firsts, divisor), slot.op)
 
     def was_broadcast(
         self,

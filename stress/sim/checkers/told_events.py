@@ -82,6 +82,8 @@ class ToldEvents:
                 self._waiting.remove(call)
             case tell.CallEnded() | tell.AddressUnreachable() | tell.LargePacketsLost():
                 pass
+            case tell.ContributionFlagged() if present is not None:
+                pass
             case tell.PortForwarded() | tell.PortNotForwarded():
                 pass  # of the router, which is no part of the run
             case tell.MasterDisconnected() | tell.MasterReconnected() if present is not None:

@@ -257,9 +257,10 @@ def _fill_samples() -> None:
         msg.OperationRequest: [
             6,
             op,
-            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, True],
+            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, [2, 1, 8.0, 4], True],
             2,
             2.5,
+            3.5,
         ],
         msg.SyncRequest: [
             13,
@@ -308,7 +309,7 @@ def _fill_samples() -> None:
         msg.Admitted: [68, roster, [[1, 0]], 7, [8, lineage]],
         msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
         msg.RoundClosed: [70, *answer],
-        msg.OperationStarted: [71, op, [0.0, 2.5]],
+        msg.OperationStarted: [71, op, [0.0, 2.5], [[0, None, None, True], [1, 3.5, 2.0, False]]],
         msg.OperationEnded: [72, *outcome],
         msg.MasterHeartbeat: [73, 9, 5, 6, 7, 8],
         msg.RoundWaits: [74, [1, 0], 5, "peer 2"],
@@ -339,9 +340,15 @@ def _fill_samples() -> None:
 _fill_samples()
 
 
-def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
+GUARDED = [10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False]
+
+
+def asked(
+    descriptor: list[Any], weight: object = 0.0, norm: object = 0.0, guard: object = None
+) -> tuple[int, bytes]:
     """A request of an operation."""
-    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight)
+    descriptor = [*descriptor[:-1], guard, descriptor[-1]]
+    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm)
 
 
 @pytest.mark.parametrize(
@@ -375,8 +382,17 @@ def asked(descriptor: list[Any], weight: object = 0.0) -> tuple[int, bytes]:
             asked([10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False], math.nan),
             "nan is not a float",
         ),
-        (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf]), "inf is not a float"),
-        (pack(71, [1, 2, 3, 4, 5], 1.0), "not a list"),
+        (asked(GUARDED, 1.0, math.inf, [2, 1, 8.0, 8]), "inf is not a float"),
+        (asked(GUARDED, 1.0, math.nan, [2, 1, 8.0, 8]), "nan is not a float"),
+        (asked(GUARDED, 1.0, -1.0, [2, 1, 8.0, 8]), "-1.0 is not a float"),
+        (asked(GUARDED, 1.0, None, [3, 1, 8.0, 8]), "3 is not a GuardAction"),
+        (asked(GUARDED, 1.0, None, [2, 1, 0.5, 8]), r"float from 1 to 1e\+06"),
+        (asked(GUARDED, 1.0, None, [2, 1, 8.0, 65]), "integer from 0 to 64"),
+        (asked(GUARDED, 1.0, None, [2, 1, 8.0]), "ContributionGuard has 4 fields, not 3"),
+        (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf], []), "inf is not a float"),
+        (pack(71, [1, 2, 3, 4, 5], 1.0, []), "not a list"),
+        (pack(71, [1, 2, 3, 4, 5], [1.0], [[1 << 16, None, None, True]]), "0 to 65535"),
+        (pack(71, [1, 2, 3, 4, 5], [1.0], [[0, -1.0, None, True]]), "-1.0 is not a float"),
         (pack(67, 99, "why", 0, 0), "not a RemovalCause"),
         (pack(65, "members", []), "not a list"),
         (pack(65, [[1, "h"]], []), "Member has 7 fields, not 2"),

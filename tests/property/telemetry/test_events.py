@@ -16,7 +16,7 @@ from pccl.telemetry.events import SCHEMA, LinkLost, PeerReport, from_json, to_js
 KINDS = typing.get_args(PeerReport)
 LOST = LinkLost(peer_id=3, name="carol", reason="reset")
 WRITTEN = {
-    "schema": "1.2", "event": "LinkLost", "peer_id": 3, "name": "carol", "reason": "reset",
+    "schema": "1.3", "event": "LinkLost", "peer_id": 3, "name": "carol", "reason": "reset",
 }  # fmt: skip
 _VALUES = {
     int: st.integers(0, 2**62),
@@ -24,6 +24,7 @@ _VALUES = {
     float: st.floats(0, 1e9),
     bool: st.booleans(),
     int | None: st.none() | st.integers(0, 2**62),
+    float | None: st.none() | st.floats(0, 1e9),
 }
 
 

@@ -173,7 +173,7 @@ def test_events_of_the_peer_carry_the_version_of_their_form(tmp_path: Path) -> N
     first, *rest = lines_of(path)
     assert first == {
         "event": "WaitingEnded",
-        "schema": "1.2",
+        "schema": "1.3",
         "call": "all_reduce",
         "waited_s": 2.5,
     }

@@ -32,7 +32,7 @@ def lines_of(version: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-LINES = lines_of("1.2")
+LINES = lines_of("1.3")
 KINDS: tuple[Any, ...] = get_args(PeerReport)
 
 
@@ -42,13 +42,13 @@ def line_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def test_every_kind_is_in_the_fixture_once() -> None:
-    assert SCHEMA == (1, 2), "a new version needs a new fixture"
+    assert SCHEMA == (1, 3), "a new version needs a new fixture"
     assert [line["event"] for line in LINES] == [kind.__name__ for kind in KINDS]
 
 
 @pytest.mark.parametrize(
     "line",
-    [*LINES, *lines_of("1.1"), *lines_of("1.0")],
+    [*LINES, *lines_of("1.2"), *lines_of("1.1"), *lines_of("1.0")],
     ids=lambda line: f"{line['schema']}-{line['event']}",
 )
 def test_what_was_written_is_read_and_written_the_same(line: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def test_what_was_written_is_read_and_written_the_same(line: dict[str, Any]) -> 
         if name not in ("schema", "event"):
             assert getattr(event, name) == value
     written = to_json(event)
-    assert written == {**line, "schema": "1.2"}
+    assert written == {**line, "schema": "1.3"}
     assert list(written) == list(line)
     assert json.loads(json.dumps(written)) == written
 
@@ -69,7 +69,7 @@ def test_values_have_the_types_of_their_fields(kind: Any) -> None:
     hints = get_type_hints(kind)
     for name, value in line_of(kind).items():
         if name not in ("schema", "event"):
-            assert type(value) is hints[name] or (hints[name] == int | None and value == 7)
+            assert type(value) is hints[name] or hints[name] == type(value) | None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +89,7 @@ def test_a_call_without_a_tag_is_read() -> None:
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line["event"])
 def test_a_later_minor_version_is_read_without_its_new_fields(line: dict[str, Any]) -> None:
-    later = {"schema": "1.2", "spare": [1], **{n: v for n, v in line.items() if n != "schema"}}
+    later = {"schema": "1.3", "spare": [1], **{n: v for n, v in line.items() if n != "schema"}}
     assert from_json(later) == from_json(line)
 
 

@@ -112,6 +112,21 @@ def joined(*, rejoined: bool, peer_id: int = 4) -> tell.Joined:
             "the link to peer 3 (carol) works again, after 0.5 s",
         ),
         (
+            tell.ContributionFlagged(
+                tag=3, peer_id=4, name="dave", norm=None, limit=None, excluded=True
+            ),
+            "WARNING",
+            "tag 3: the contribution of peer 4 (dave) is not finite; the average excludes it",
+        ),
+        (
+            tell.ContributionFlagged(
+                tag=3, peer_id=4, name="dave", norm=812.5, limit=31.25, excluded=False
+            ),
+            "WARNING",
+            "tag 3: the contribution of peer 4 (dave) has a norm of 812, above the limit of 31.2; "
+            "the average contains it",
+        ),
+        (
             tell.LargePacketsLost(peer_id=3, name="carol", segment_bytes=1200),
             "WARNING",
             "large packets vanish between this peer and peer 3 (carol); segments of 1200 bytes "

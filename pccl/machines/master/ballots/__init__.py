@@ -4,6 +4,7 @@
 * ``collective_ballot``: the vote over a collective, also after a member is lost.
 * ``sync_ballot``: the vote over a synchronization of the shared state.
 * ``open_ballots``: all undecided operations, and which peer may request which.
+* ``norms``: the guard of weighted averages, which judges contributions by their norms.
 * ``stalls``: finds operations that cannot continue.
 * ``kept``: messages that some members have not acknowledged.
 * ``finals``: all outcomes and answers, in one sequence.

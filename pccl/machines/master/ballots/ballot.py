@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import Tell
+from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import REASON_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, Progress
@@ -32,6 +33,8 @@ class Start:
 
     weights: tuple[float, ...] = ()
     """The weights of all members in ring order, for a weighted average."""
+    flagged: tuple[FlaggedContribution, ...] = ()
+    """The contributions that its guard does not trust."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
+from pccl.machines.master.ballots.norms import NormHistory, judge
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import RingRepair
+from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, OperationStarted
 from pccl.protocol.operation import Eager, Phase, name_peers
@@ -24,7 +26,7 @@ from pccl.topology.ring_order import Pair, broken_neighbours
 class CollectiveBallot(Ballot):
     """What the master knows about one undecided collective.
 
-    Args: see ``Ballot``.
+    Args: see ``Ballot``; and the norms of earlier rounds, for the guard of a weighted average.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class CollectiveBallot(Ballot):
         members: tuple[PeerId, ...],
         opener: PeerId,
         now_ns: int,
+        history: NormHistory | None = None,
         *,
         inherited: bool = False,
     ) -> None:
@@ -43,6 +46,10 @@ class CollectiveBallot(Ballot):
         self._descriptors: dict[PeerId, Descriptor] = {}
         self._weights: dict[PeerId, float] = {}
         """Member -> its weight in a weighted average; also of lost members."""
+        self._norms: dict[PeerId, float | None] = {}
+        """Member -> norm of its contribution, if it is guarded; None: not finite."""
+        self._history = history
+        self._flagged: tuple[FlaggedContribution, ...] = ()
         self._eager: dict[PeerId, Eager] = {}
         """The members that send before the start."""
         self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
@@ -62,12 +69,24 @@ class CollectiveBallot(Ballot):
     def weights(self) -> tuple[float, ...]:
         """The weights of all members in ring order, for a weighted average.
 
-        Some weights may be unknown if an earlier master started the operation. Then all members
-        have received all weights already.
+        The guard sets that of an excluded member to 0. Some weights may be unknown if an earlier
+        master started the operation. Then all members have received all weights already.
         """
         if not self._weights:
             return ()
-        return tuple(self._weights[peer] for peer in self.members if peer in self._weights)
+        out = {self.members[one.rank] for one in self._flagged if one.excluded}
+        known = [peer for peer in self.members if peer in self._weights]
+        return tuple(0.0 if peer in out else self._weights[peer] for peer in known)
+
+    @property
+    def trusted_norms(self) -> tuple[float, ...]:
+        """The norms of a guarded average that count for later rounds."""
+        flagged = {self.members[one.rank] for one in self._flagged}
+        return tuple(
+            norm
+            for peer, norm in self._norms.items()
+            if norm is not None and self._weights[peer] and peer not in flagged
+        )
 
     def request(
         self,
@@ -77,6 +96,7 @@ class CollectiveBallot(Ballot):
         *,
         eager: Eager = Eager.NOTHING,
         weight: float = 0.0,
+        norm: float | None = 0.0,
     ) -> Decision | None:
         """Record a member's request. A second request of the same member changes nothing.
 
@@ -86,6 +106,7 @@ class CollectiveBallot(Ballot):
             now_ns: current time.
             eager: what the member sends before the start.
             weight: the weight of its contribution to a weighted average.
+            norm: the norm of that contribution; None: it is not finite.
         """
         if self.phase.ended or peer in self._descriptors:
             return None
@@ -93,6 +114,8 @@ class CollectiveBallot(Ballot):
         self._descriptors[peer] = descriptor
         if descriptor.weighted:
             self._weights[peer] = weight
+        if descriptor.weighted and descriptor.guard is not None:
+            self._norms[peer] = norm
         if eager and _may_be_eager(descriptor):
             self._eager[peer] = eager
         self.latest, self.latest_ns = peer, now_ns
@@ -141,6 +164,11 @@ class CollectiveBallot(Ballot):
         return self._what or f"tag {self.operation.tag}"
 
     @property
+    def count(self) -> int:
+        """Number of elements of each member's tensor."""
+        return next((asked.count for asked in self._descriptors.values()), 0)
+
+    @property
     def tensor_bytes(self) -> int:
         """Size of each member's tensor in bytes."""
         return next((asked.tensor_bytes for asked in self._descriptors.values()), 0)
@@ -154,7 +182,7 @@ class CollectiveBallot(Ballot):
 
     def started(self) -> OperationStarted:
         """Return the start message for a member that missed it."""
-        return OperationStarted(self.operation, self.weights)
+        return OperationStarted(self.operation, self.weights, self._flagged)
 
     def wait_for_start(self) -> list[PeerId]:
         """Return the members that do nothing before they receive the start."""
@@ -272,7 +300,12 @@ class CollectiveBallot(Ballot):
     def _start(self) -> Start:
         self.phase = Phase.STARTED
         self._untold = Eager.SEGMENTS in self._eager.values()
-        return Start(self.weights)
+        asked = next(iter(self._descriptors.values()), None)
+        if asked is not None and asked.guard is not None and len(self._norms) == len(self.members):
+            past = self._history.past(self.operation, asked) if self._history is not None else ()
+            norms = [self._norms[peer] for peer in self.members]
+            self._flagged = judge(asked.guard, self.weights, norms, past)
+        return Start(self.weights, self._flagged)
 
     def _is_ahead(self, peer: PeerId) -> bool:
         """Whether a member may be done before the requests of other members have arrived."""

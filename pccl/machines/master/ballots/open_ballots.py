@@ -9,6 +9,7 @@ from pccl.machines.history import History, InvariantViolation
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Expel, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.ballots.norms import NormHistory
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.membership import Membership, RegisteredPeer
@@ -46,6 +47,7 @@ class OpenBallots:
         """Group -> its expected shared state; also of groups without members."""
         self._commits: Counter[int] = Counter()
         """Group -> collectives committed by this master since the group's last synchronization."""
+        self._norms = NormHistory()
         self._opened: Counter[PeerId] = Counter()
         """Member -> how many undecided operations it has opened."""
         self.next_n: dict[tuple[int, int, int], int] = {}
@@ -74,7 +76,7 @@ class OpenBallots:
         now_ns = self._outbox.now_ns
         decision: Decision | None = None
         match message:
-            case msg.OperationRequest(operation, descriptor, eager, weight):
+            case msg.OperationRequest(operation, descriptor, eager, weight, norm):
                 peer.blocked = False
                 peer.pace.called(message, now_ns)
                 if operation.tag == SYNC_TAG:
@@ -84,7 +86,7 @@ class OpenBallots:
                     if eager is not Eager.SEGMENTS:
                         self.repeat_start(peer, ballot)
                     decision = ballot.request(
-                        peer.id, descriptor, now_ns, eager=eager, weight=weight
+                        peer.id, descriptor, now_ns, eager=eager, weight=weight, norm=norm
                     )
             case msg.OperationDone(operation, digest):
                 ballot = self._find(peer, operation, opens=False)
@@ -186,7 +188,9 @@ class OpenBallots:
     ) -> Ballot:
         now_ns = self._outbox.now_ns
         if operation.tag != SYNC_TAG:
-            return CollectiveBallot(operation, ring, opener, now_ns, inherited=inherited)
+            return CollectiveBallot(
+                operation, ring, opener, now_ns, self._norms, inherited=inherited
+            )
 
         def expected() -> tuple[Expected, int]:
             group = operation.group
@@ -212,9 +216,9 @@ class OpenBallots:
         """Carry out a ballot's decision, if there is one; return a removal to the caller."""
         peers = self._membership.peers
         match decision:
-            case Start(weights):
+            case Start(weights, flagged):
                 if waiting := ballot.wait_for_start():
-                    started = msg.OperationStarted(ballot.operation, weights)
+                    started = msg.OperationStarted(ballot.operation, weights, flagged)
                     self._ratification.tell([peers[peer] for peer in waiting], started)
             case Tell(whom, message):
                 self._ratification.tell([peers[peer] for peer in whom], message)
@@ -237,6 +241,8 @@ class OpenBallots:
         expected: Expected | None = None
         if committed and isinstance(ballot, CollectiveBallot):
             self._commits[operation.group] += 1
+            if norms := ballot.trusted_norms:
+                self._norms.note(operation, ballot.count, norms)
         elif committed and isinstance(ballot, SyncBallot):
             expected = ballot.expected_after(self._incarnation.run)
             if expected is not None:

@@ -177,3 +177,13 @@ def test_the_entries_of_the_shared_state() -> None:
     assert [info.numel for info in infos] == [4, 3, 8, 3, 2, 2, 8]
     held: Any = infos[2].tensor
     assert listed(held.view(torch.int64)) == [6]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_buffers_that_are_not_finite_are_no_contribution(value: float) -> None:
+    """Otherwise one replica that diverges would ruin those of all."""
+    broken = made(model_with(value))
+    assert not broken.take(2.0).any()
+    one, other = made(model_with(3.0)), made(model_with(5.0))
+    one.apply(broken.take(2.0) + other.take(4.0))
+    assert flat(one.common[0]) == [5.0] * 4

@@ -32,6 +32,8 @@ class Info:
     revision: int = 0
     members: tuple[int, ...] = (1,)
     contributors: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    excluded: tuple[int, ...] = ()
     total_weight: float = 0.0
     tx_bytes: int = 0
     rx_bytes: int = 0
@@ -140,7 +142,7 @@ def cut_off(values: Any) -> Info:
 
 def others(values: Any) -> Info:
     values.fill_(10.0)
-    return Info(contributors=(7,), total_weight=3.0)
+    return Info(contributors=(7,), weights=(3.0,), total_weight=3.0)
 
 
 def of_this_one(values: Any) -> Info:
@@ -454,7 +456,7 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     one = trained(sync_every=4, delay=3)
 
     def commit(values: Any) -> Info:
-        return Info(contributors=(1,), total_weight=4.0)
+        return Info(contributors=(1,), weights=(4.0,), total_weight=4.0)
 
     def elect_others() -> None:
         outer = vars(one.optimizer)["_outer"]
@@ -500,7 +502,7 @@ def interrupt_a_step(one: Trained, info: Info) -> None:
 def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=2)
     one.step()
-    interrupt_a_step(one, Info(contributors=(1,), total_weight=2.0))
+    interrupt_a_step(one, Info(contributors=(1,), weights=(2.0,), total_weight=2.0))
     one.steps(2)
     assert one.value == -4.0
     assert [each["weight"] for each in one.comm.options] == [2.0, 2.0]
@@ -509,7 +511,7 @@ def test_ctrl_c_while_a_step_waits_loses_no_step(trained: Callable[..., Trained]
 def test_ctrl_c_in_the_first_step_does_no_harm(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=4)
     one.comm.syncs.append(one.replaced(3.0, 0, is_open=True))
-    interrupt_a_step(one, Info(contributors=(1,), total_weight=0.0))
+    interrupt_a_step(one, Info(contributors=(1,), weights=(0.0,), total_weight=0.0))
     one.step()
     one.step()
     assert one.value == 3.0 - 1.0

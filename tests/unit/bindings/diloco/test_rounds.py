@@ -637,3 +637,20 @@ def test_an_offer_stays_for_a_newcomer_that_was_too_slow() -> None:
     script.answer(Average((MINE, 5), 2.0), members(MINE, 5, 10))
     script.answer(script.contribution(2, 8), members(MINE, 5, 10, 11))
     assert script.outer.offers == 2
+
+
+def test_a_replica_that_the_guard_excludes_enters_anew_without_its_work() -> None:
+    script = started()
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, members(MINE, 5)) == Reduce(mine)
+    assert script.send(Average((5,), 3.0, is_excluded=True)) == Sync()
+    assert script.outer.ledger.number == 1
+    assert not script.outer.ledger.has_applied(0, MINE)
+    assert script.news() == []
+    assert script.send(members(MINE, 5)) == Take()
+    anew = Entered(entry=2, number=1, is_open=False, applied=(), is_reset=True)
+    assert script.news() == [anew]
+    late = script.contribution(1, 4)  # it was taken before the replica knew, and is dropped
+    assert script.send(late) == Take()
+    again = script.contribution(1, 4, entry=2)
+    assert script.answer(again, members(MINE, 5)) == Reduce(again)

@@ -6,8 +6,10 @@ import pytest
 
 from pccl.machines.master.ballots.ballot import Abort, Commit, Stall, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.norms import NormHistory
 from pccl.protocol.data_type import DataType
-from pccl.protocol.messages import Progress
+from pccl.protocol.guards.contributions import ContributionGuard, FlaggedContribution, GuardAction
+from pccl.protocol.messages import OperationStarted, Progress
 from pccl.protocol.operation import TRANSITIONS, Phase, name_peers
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, ReduceOp
 
@@ -213,3 +215,48 @@ def test_only_progress_is_progress() -> None:
     assert made.progress_ns == 10
     made.report(A, progress(2, 2), 30)
     assert made.progress_ns == 30
+
+
+# -- guarded averages --------------------------------------------------------------------------
+
+GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.EXCLUDE, 4.0, 8)
+GUARDED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, weighted=True, guard=GUARD)
+
+
+def guarded(norms: tuple[float | None, ...], history: NormHistory | None = None) -> object:
+    """Return the start of an average with these norms, and leave the ballot in ``last``."""
+    made = CollectiveBallot(OPERATION, (A, B, C), A, 0, history)
+    for peer, norm in zip((A, B), norms[:2], strict=True):
+        assert made.request(peer, GUARDED, 0, weight=2.0, norm=norm) is None
+    start = made.request(C, GUARDED, 0, weight=3.0, norm=norms[2])
+    last.append(made)
+    return start
+
+
+last: list[CollectiveBallot] = []
+
+
+def test_a_contribution_that_is_not_finite_gets_weight_zero() -> None:
+    flagged = (FlaggedContribution(1, None, None, True),)
+    assert guarded((1.0, None, 1e30)) == Start((2.0, 0.0, 3.0), flagged)
+    assert last[-1].started() == OperationStarted(OPERATION, (2.0, 0.0, 3.0), flagged)
+    assert last[-1].trusted_norms == (1.0, 1e30)
+    assert last[-1].contributors == (A, B, C)
+
+
+def test_the_past_of_the_tag_decides_about_outliers() -> None:
+    history = NormHistory()
+    history.note(OPERATION, 8, (1.0, 1.1, 0.9))
+    start = guarded((1.0, 1.0, 70.0), history)
+    assert isinstance(start, Start)
+    assert start.weights == (2.0, 2.0, 0.0)
+    assert [(one.rank, one.norm) for one in start.flagged] == [(2, 70.0)]
+    assert last[-1].trusted_norms == (1.0, 1.0)
+
+
+def test_a_guard_without_weights_is_ignored() -> None:
+    odd = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, guard=GUARD)
+    made = CollectiveBallot(OPERATION, (A, B), A, 0)
+    assert made.request(A, odd, 0, norm=None) is None
+    assert made.request(B, odd, 0, norm=1.0) == Start()
+    assert made.trusted_norms == ()
