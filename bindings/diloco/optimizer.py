@@ -94,11 +94,10 @@ class DiLoCo(torch.optim.Optimizer):
             buffers, weighted as the parameters, and take the others from one member. Newcomers
             receive them, too. None: the buffers in the ``state_dict`` of ``params``, if that is a
             module; otherwise, and with ``()``, none.
-        warm_up: None: a peer that joins late fetches what ``inner`` keeps, so the inner optimizers
-            of all peers must keep tensors of the same names, shapes and dtypes. If no member can
-            give them, or values are impossible, it logs that, and uses 100. A number: it fetches
-            nothing, and its learning rate rises over so many steps: for slow lines, because
-            members wait while it fetches moments. All peers must use None, or all a number.
+        warm_up: None: a peer that joins late fetches what ``inner`` keeps, which must have the same
+            names, shapes and dtypes on all peers; without usable values it logs that, and uses 100.
+            A number: it fetches nothing, and its learning rate rises over so many steps: for slow
+            lines, because members wait for the fetch. All peers must use None, or all a number.
         guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
             same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
             are logged. An excluded replica takes the outer parameters, and drops its local work.

@@ -146,7 +146,7 @@ def others(values: Any) -> Info:
 
 
 def of_this_one(values: Any) -> Info:
-    return Info(contributors=(1,), total_weight=1.0)
+    return Info(contributors=(1,), weights=(1.0,), total_weight=1.0)
 
 
 def falling(step: int) -> float:
