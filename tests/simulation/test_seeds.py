@@ -24,7 +24,7 @@ PHASES = (
 )
 
 ALSO_PLAYED = {
-    "killed in a round": (78, 98, 137, 183, 203, 220, 222),
+    "killed in a round": (78, 98, 137, 183, 203, 220, 222, 308, 313, 404),
     "killed in reduce_scatter": (204, 293, 369, 466),
     "killed before commit": (73, 138, 168, 358),
     "killed while it fetches": (83, 185, 209, 255, 260, 303),
@@ -91,7 +91,7 @@ CAUGHT_BY = {
     "announcers_not_started": 205,
     "commit_before_all_reported": 3,
     "done_ahead_ignored": 115,
-    "elders_are_not_asked": 205,
+    "elders_are_not_asked": 63,
     "gap_not_bridged": 171,
     "holdings_overstated": 3,
     "large_packets_unnoticed": 0,
@@ -102,7 +102,7 @@ CAUGHT_BY = {
     "losses_while_away_untold": 81,
     "lost_lane_forgotten": 75,
     "meetings_forgotten": 252,
-    "missed_sync_repeated": 694,
+    "missed_sync_repeated": 69,
     "mistakes_undiagnosed": 227,
     "no_fencing": 27,
     "only_the_younger_dials": 95,
@@ -112,7 +112,7 @@ CAUGHT_BY = {
     "outdated_elected": 18,
     "partial_taken_for_final": 896,
     "partly_sent_forgotten": 75,
-    "second_copy_added": 0,
+    "second_copy_added": 3,
     "staging_skipped": 6,
     "stale_plan": 0,
     "starving_forgotten": 789,
