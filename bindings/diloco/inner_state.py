@@ -220,12 +220,11 @@ def _parts_of(inner: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers of which an optimizer consists; none, if it is a plain one."""
     held: list[Any] = []
     for value in vars(inner).values():
-        if isinstance(value, dict):
-            entries: dict[Any, Any] = value
-            held += entries.values()
-        elif isinstance(value, list | tuple):
-            items: list[Any] | tuple[Any, ...] = value
-            held += items
+        known: object = value
+        if isinstance(known, dict):
+            held += value.values()
+        elif isinstance(known, list | tuple):
+            held += value
         else:
             held.append(value)
     return [one for one in held if isinstance(one, torch.optim.Optimizer)]
