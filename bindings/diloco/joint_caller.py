@@ -37,6 +37,7 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
+from pccl.descriptors import check_guard
 from pccl.errors import MembershipError, NotConnected, TooFewPeers
 
 
@@ -106,6 +107,10 @@ class JointCaller:
         self._compression = compression
         self._shards = shards
         self._guard = guard
+        checked = None if guard is None else check_guard(guard)
+        self._excludes_infinite = (
+            checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
+        )
         self._rounds = Rounds(schedule, outer, self._notify, min_peers)
         self._changed = threading.Condition()
         self._contributions: deque[Contribution | None] = deque()
@@ -315,7 +320,7 @@ class JointCaller:
                 retry=True,
             )
         except TooFewPeers:
-            if self._guard is None or bool(torch.isfinite(contribution.values).all()):
+            if not self._excludes_infinite or bool(torch.isfinite(contribution.values).all()):
                 raise
             return Average((), 0.0, is_excluded=bool(contribution.weight))
         return Average(
@@ -340,7 +345,8 @@ class JointCaller:
         if seen.tag == self._buffers_tag:
             self._replayed = values
             return
-        buffers, self._replayed = self._replayed, None
+        buffers = self._replayed if seen.tag == len(self._outer.fragments) else None
+        self._replayed = None
         average = Average(seen.contributors, seen.total_weight or 0.0, workers=_workers(seen))
         self._rounds.finish(seen.tag - 1, values, average, buffers)
 

@@ -89,8 +89,12 @@ def _flattened(params: Iterable[Any]) -> Iterable[tuple[str, Any]]:
             yield "", entry
 
 
-def drop_broken_state(inner: torch.optim.Optimizer) -> None:
-    """Drop the optimizer's state of each parameter for which it has a value that is not finite."""
+def forget_broken(inner: torch.optim.Optimizer) -> None:
+    """Drop the gradients, which are those of a model that was replaced, and broken moments.
+
+    The optimizer loses its state of each parameter for which it has a value that is not finite.
+    """
+    inner.zero_grad(set_to_none=True)
     for parameter, state in list(inner.state.items()):
         tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
         if not all(bool(torch.isfinite(local(tensor)).all()) for tensor in tensors):

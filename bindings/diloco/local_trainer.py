@@ -251,8 +251,10 @@ class LocalTrainer:
         """
         common, total = committed.contribution.values, committed.average.total_weight
         for launch in self.pipeline.in_flight():
-            if launch.fragment == committed.contribution.fragment and launch.weight and total:
+            work = self._taken.get(launch.number)  # None: it was taken before a checkpoint
+            is_next = launch.fragment == committed.contribution.fragment and work is not None
+            if is_next and launch.weight and total:
                 weight = committed.contribution.weight or launch.weight
-                work, share = self._taken[launch.number], min(weight / total, 1.0)
+                share = min(weight / total, 1.0)
                 return part.preview(common, committed.outer_state, work, share)
         return common

@@ -24,7 +24,7 @@ from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
-from pccl.bindings.diloco.local_model import LocalModel, drop_broken_state, named_parameters
+from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
 from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
@@ -175,7 +175,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver = TrainingDriver(
             self._schedule, self._model, mixed, self._caller, self._events, eager=eager
         )
-        self._driver.on_reset = partial(drop_broken_state, inner)
+        self._driver.on_reset = partial(forget_broken, inner)
         self._pipeline = self._driver.trainer.pipeline
         self._followed: list[FollowedScheduler] = []
         self._has_started = self._has_joined = self._has_stepped = False

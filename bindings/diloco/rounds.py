@@ -282,6 +282,8 @@ class Rounds:
         self._kept = 2 * schedule.fragments
         """Most rounds that may be unmerged: two of each fragment, because of final rounds."""
         self._losses = 0
+        self._must_reset = False
+        """Whether the guard has excluded work, and the replica has not been told."""
 
     def run(self) -> Generator[Effect, Any, None]:
         """Make all joint calls, from joining to leaving.
@@ -329,7 +331,7 @@ class Rounds:
             else:
                 return
 
-    def _tell_entry(self, *, is_reset: bool = False) -> bool:
+    def _tell_entry(self) -> bool:
         # Look up committed rounds, too: a run that loses all contributors of one continues from
         # before it.
         ledger = self._outer.ledger
@@ -348,9 +350,10 @@ class Rounds:
                 ledger.is_open,
                 tuple(applied),
                 tuple(sorted(corrected)),
-                is_reset,
+                self._must_reset,
             )
         )
+        self._must_reset = False
         return ledger.is_open
 
     def _nothing(self) -> Contribution:
@@ -457,8 +460,9 @@ class Rounds:
             contribution = replace(contribution, buffers=self._outer.common_buffers())
         self._doubt = None
         if average.is_excluded:
+            self._must_reset = True
             yield from self._sync()
-            self._tell_entry(is_reset=True)
+            self._tell_entry()
             return
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]

@@ -126,7 +126,10 @@ class TrainingDriver:
                         waited_s = 0.0
                     else:
                         began_s = time.monotonic()
-                        self._rounds[action.number] = _OwnRound(length(action.values), began_s)
+                        norm = length(action.values)
+                        if action.buffers is not None and not math.isfinite(norm):
+                            action.buffers.zero_()  # no contribution: the model is broken
+                        self._rounds[action.number] = _OwnRound(norm, began_s)
                         self._caller.put(action)
                 else:
                     return

@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 import pccl
 from pccl.bindings.diloco import DiLoCo
+from pccl.bindings.diloco.rounds import Entered
 from pccl.bindings.events import (
     Event,
     InnerStep,
@@ -277,6 +279,40 @@ def test_a_replica_whose_model_is_nan_comes_back_with_that_of_the_run(
         assert all(math.isfinite(event.mean_norm) for event in steps)
         if rank != count // 2:
             assert [e.number for e in steps if len(e.contributors) < count] == [2 * fragments]
+
+
+def has_been_excluded(optimizer: Any) -> bool:
+    """Whether the next step will hear that this replica enters anew."""
+    return any(isinstance(one.what, Entered) for one in optimizer._caller._news)
+
+
+@pytest.mark.parametrize("delay", [2, 3])
+def test_a_replica_that_trains_meanwhile_is_excluded_once(peers: Peers, delay: int) -> None:
+    """The gradients of the broken model do not break the new one."""
+
+    def run(rank: int) -> list[torch.Tensor]:
+        model = make_model()
+        options: dict[str, Any] = {"sync_every": 3, "delay": delay, "outer": gentle}
+        with peers.make(rank, model, min_peers=3, **options) as optimizer:
+            optimizer.join()
+            step = 0
+            while optimizer.round < 6:
+                optimizer.zero_grad()
+                inputs, targets = batch(rank, step)
+                backward(model, (inputs * math.nan if (rank, step) == (1, 4) else inputs, targets))
+                if (rank, step) == (1, 6):
+                    until(partial(has_been_excluded, optimizer))
+                optimizer.step()
+                step += 1
+            optimizer.finish()
+        return parameters(model)
+
+    calls = [peers.start(run, rank) for rank in range(3)]
+    models = [call.result(LIMIT_S) for call in calls]
+    assert all(equal(model, models[0]) for model in models)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in models[0])
+    missing = [event.number for event in peers.outer_steps(0) if len(event.contributors) < 3]
+    assert missing == [2]
 
 
 def test_a_guard_may_be_off_and_must_be_valid(peers: Peers) -> None:

@@ -155,7 +155,7 @@ def test_a_weight_is_given_by_all_or_by_none(run_of: Callable[..., Run]) -> None
     for reason in run.each(reduce):
         assert f"peer {first.peer_id} asked for weighted AVG of 4 x float64" in reason
         assert f"peer {second.peer_id} asked for AVG of 4 x float64" in reason
-    with pytest.raises(ValueError, match="not for SUM; leave it out"):
+    with pytest.raises(ValueError, match="not for SUM; leave them out"):
         first.all_reduce(np.ones(4), weight=1.0)
     with pytest.raises(ValueError, match="weight must be from 0"):
         first.all_reduce_async(np.ones(4), op=AVG, weight=-1.0)

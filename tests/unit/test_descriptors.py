@@ -148,7 +148,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
      ValueError, "name must not be empty"),
     ({"quantization_options": QuantizationOptions(error_feedback=ErrorFeedback(), name="w"),
       "op": ReduceOp.MAX}, ValueError, "with SUM and AVG only, because MAX"),
-    ({"weight": 1.0}, ValueError, "weight is for op=ReduceOp.AVG, not for SUM"),
+    ({"weight": 1.0}, ValueError, "weight and guard are for op=ReduceOp.AVG, not for SUM"),
     ({"weight": -1, "op": ReduceOp.AVG}, ValueError, r"weight must be from 0 to 1e\+300, not -1"),
     ({"weight": 2e300, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),
     ({"weight": 10**400, "op": ReduceOp.AVG}, ValueError, "weight must be from 0"),

@@ -156,6 +156,8 @@ class Collectives:
         """Start an operation, because all members have requested it."""
         operation = self._operations.get(message.operation)
         if operation is None or operation.phase is not Phase.REQUESTED:
+            if operation is not None and operation.phase is Phase.STARTED:
+                self._compare_starts(message, operation)
             return
         if not _fits(message, operation):
             raise errors.RemoteProtocolError(
@@ -163,6 +165,15 @@ class Collectives:
             )
         operation.weights, operation.flagged = message.weights, message.flagged
         self._start(operation)
+
+    def _compare_starts(self, message: msg.OperationStarted, operation: OpenOperation) -> None:
+        """Withdraw an operation that a later master has started in another way.
+
+        It does not know the norms of earlier rounds, so its guard may exclude other contributions.
+        """
+        known = operation.weights, operation.flagged
+        if _fits(message, operation) and (message.weights, message.flagged) != known:
+            self._out.send(msg.Withdraw(operation.id, words.STARTED_TWICE))
 
     def _start(self, operation: OpenOperation) -> None:
         self._operations.enter(operation, Phase.STARTED)

@@ -147,6 +147,7 @@ class MasterLiveness:
         """
         since_ns, timing = max(self.heard_ns, self._opened_ns), self._timing
         patience_s = max(timing.deadline_s / 2, timing.deadline_s - 2 * timing.resume_s)
+        patience_s = max(patience_s, min(timing.deadline_s, 3 * timing.heartbeat_s))
         return now_ns - since_ns >= timing.ns(patience_s if known else timing.dial_s)
 
     def is_lost(self, now_ns: int) -> bool:

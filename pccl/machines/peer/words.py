@@ -22,6 +22,13 @@ from pccl.protocol.types import (
     RoundKind,
 )
 
+_NOT_FINITE = "are not finite, although it declared a finite contribution"
+"""Why an operation was withdrawn that no retry helps."""
+
+STARTED_TWICE = "another master has started it with other contributors"
+"""Why an operation is withdrawn that two masters have started."""
+
+
 # -- calls ---------------------------------------------------------------------------------------
 
 
@@ -182,8 +189,8 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
 def not_finite(peer: PeerId) -> str:
     """Say why a member withdraws an operation: the contribution of ``peer`` is not finite."""
     return (
-        f"values of peer {peer} are not finite, although it declared a finite contribution (in a "
-        "ring, the sum of finite contributions may have overflowed)"
+        f"values of peer {peer} {_NOT_FINITE} (in a ring, the sum of finite contributions may have "
+        "overflowed)"
     )
 
 
@@ -216,6 +223,9 @@ def aborted(
             return unavailable
         case AbortCause.LINK_BROKEN:
             return errors.LinkError(reason=f"{what}: {message.reason}; inputs are intact")
+        case AbortCause.WITHDRAWN if _NOT_FINITE in message.reason:
+            reason = f"{what}: {message.reason}; inputs are intact"  # a retry would end likewise
+            return errors.CollectiveAborted(errors.Result.INTERNAL_ERROR, reason=reason)
         case _:
             reason = f"{what}: {message.reason}; inputs are intact, call again"
             return errors.CollectiveAborted(reason=reason)

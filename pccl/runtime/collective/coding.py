@@ -115,6 +115,7 @@ class Coding:
                 np.subtract(total, rounded, out=staged)
                 if self._mean_factor != 1.0:
                     np.divide(staged, staged.dtype.type(self._mean_factor), out=staged)
+                staged[~np.isfinite(staged)] = 0
         return rounded
 
     def abstain(self, segment: Segment) -> None:

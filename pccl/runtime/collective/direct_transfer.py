@@ -181,8 +181,10 @@ class DirectTransfer(Transfer):
             arrived: Array = np.frombuffer(buffer, self._dtype)
         else:
             arrived = self._coding.decode(segment, buffer)
-        if self.weighted.must_be_finite(rank):
-            self.weighted.refuses(self.operation, rank, arrived)
+        if self.weighted.must_be_finite(rank) and self.weighted.refuses(
+            self.operation, rank, arrived
+        ):
+            return  # the segment is never complete, so nobody gets it
         values = known.values
         if values is None:
             self._take_alone(segment, arrived, finish=finish)

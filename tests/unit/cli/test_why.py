@@ -180,10 +180,11 @@ def test_links_that_could_be_better_and_how(run: Run) -> None:
 
 def test_of_many_such_links_the_relayed_ones_are_named(run: Run) -> None:
     relayed = SAMPLE.links[0]
-    punched = [
-        replace(relayed, peer=PeerId(n), relay=None, path=LinkPath.PUNCHED) for n in range(10, 19)
+    back = [
+        replace(relayed, peer=PeerId(n), relay=None, path=LinkPath.DIALLED_BACK)
+        for n in range(10, 19)
     ]
-    run.status = replace(CALM, links=(*punched, relayed))
+    run.status = replace(CALM, links=(*back, relayed))
     lines = run.why().stdout.splitlines()[2:]
     assert len(lines) == why.LINKS_SHOWN_MAX + 1
     assert lines[0].startswith("link of peers 1 (alice), 2 (bob): relayed by peer 3")
