@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -87,7 +88,8 @@ def test_a_member_forwards_and_the_reduce_goes_on(rank: int) -> None:
         assert world.ring() == ring
         assert world.are_relayed(one, other)
         # Down for 1 to 2 s until the heartbeat; the relay has twice the work on its slow line.
-        assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
+        # As above: two relays tried in vain, and then a whole reduce on this network.
+        assert world.loop.now_ns() - began_ns < 11 * NS_PER_S
         await world.close()
 
     world.run_test(main())
@@ -119,17 +121,29 @@ def test_without_a_relay_the_ring_is_put_in_another_order_and_nobody_is_removed(
     world.run_test(main())
 
 
-class EveryLargePortion:
-    """Flips one bit of whatever is large between two hosts: greetings pass, segments do not."""
+class EverySegment:
+    """Flips a bit of what two hosts send each other: greetings pass, segments do not.
+
+    Also a segment does not pass that the network delivers in small portions.
+    """
+
+    GREETING_BYTES = 400
 
     def __init__(self, one: int, other: int) -> None:
         self._pair = {f"p{one}", f"p{other}"}
+        self._passed: Counter[SimConnection] = Counter()
         self.flips = 0
+        self.struck = set[SimConnection]()
+        """The connections that it has damaged."""
 
     def changed(self, end: SimConnection, data: memoryview) -> memoryview:
-        if {end.local.host, end.remote.host} != self._pair or len(data) < 200:
+        if {end.local.host, end.remote.host} != self._pair:
+            return data
+        self._passed[end] += len(data)
+        if len(data) < 200 and self._passed[end] <= self.GREETING_BYTES:
             return data
         self.flips += 1
+        self.struck.add(end)
         damaged = bytearray(data)
         damaged[len(damaged) // 2] ^= 4
         return memoryview(damaged)
@@ -146,7 +160,7 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         await world.start()
         ring = world.ring()
         one, other = ring[1], ring[2]
-        noise = EveryLargePortion(one, other)
+        noise = EverySegment(one, other)
         world.network.noises.append(noise)
         began_ns = world.loop.now_ns()
         for info, values in await world.all([world.reduce(n) for n in range(4)]):
@@ -155,9 +169,10 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         places = world.ring()
         is_apart = abs(places.index(one) - places.index(other)) == 2
         assert is_apart or world.are_relayed(one, other)
-        assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
+        # As above: two relays tried in vain, and then a whole reduce on this network.
+        assert world.loop.now_ns() - began_ns < 11 * NS_PER_S
         lines = [r.message for r in caplog.records if "damaged on the way" in r.message]
-        assert 2 <= noise.flips <= 20 * lanes
+        assert 2 <= len(noise.struck) <= 50 * lanes
         assert 2 <= len(lines) <= noise.flips  # the rest of a large portion goes with its lane
         # Later, and with a bound: the next collective goes around the line at once.
         flips = noise.flips
