@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import pccl
 from pccl.bindings.diloco import DiLoCo
 from tests.support.diloco_peers import Peers, backward, batch, make_model
 from tests.support.patience import LIMIT_S
@@ -39,6 +40,8 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 class Late:
     """Two members, and a third peer that joins after EARLY steps.
 
+    The members train until it is a member, too: in another round they would wait for its call.
+
     Attributes:
         states: the states that the members' inner optimizers have had, the first one empty.
     """
@@ -53,9 +56,11 @@ class Late:
 
     def _train(self, rank: int) -> DiLoCo:
         model, number = make_model(), 0
-        optimizer = self.wrap(rank, model)
+        comm = self._peers.comm()
+        optimizer = self.wrap(model, comm)
         with optimizer:
-            while not self._is_over.is_set():
+            optimizer.join()
+            while comm.world_size < 3:
                 optimizer.zero_grad()
                 backward(model, batch(rank, number))
                 optimizer.step()
@@ -63,11 +68,12 @@ class Late:
                 number += 1
                 if number == EARLY:
                     self._is_begun.set()
+            assert self._is_over.wait(LIMIT_S)  # another thread may be in the round still
             return optimizer
 
-    def wrap(self, rank: int, model: torch.nn.Module) -> DiLoCo:
+    def wrap(self, model: torch.nn.Module, comm: pccl.Communicator | None = None) -> DiLoCo:
         inner = self._make(model.parameters())
-        return DiLoCo(model, inner=inner, comm=self._peers.comm(), **self._options)
+        return DiLoCo(model, inner=inner, comm=comm or self._peers.comm(), **self._options)
 
     def begin(self) -> None:
         assert self._is_begun.wait(LIMIT_S)
@@ -98,7 +104,7 @@ def test_a_late_peer_has_the_state_of_a_member_bit_for_bit(
     """Between two of its inner steps, not in the middle of one."""
     run = Late(peers, make, **MODES[mode])
     run.begin()
-    with run.wrap(2, make_model(seed=2)) as late:
+    with run.wrap(make_model(seed=2)) as late:
         late.join()
         state = copy.deepcopy(late.inner.state_dict()["state"])
         assert state
