@@ -264,7 +264,7 @@ class LinkUpkeep:
 
     def _width(self, link: WantedLink) -> int:
         """Return how many lanes the link should have now."""
-        if not link.used or link.relay is not None:
+        if not link.used or link.relay is not None or link.is_withheld:
             return 1
         links = self._links.values()
         sharers = sum(other.used and not (other.near or other.told) for other in links)
@@ -455,6 +455,7 @@ class LinkUpkeep:
         link.up = up
         if damaged is not None:
             link.damage.struck(damaged, now_ns)
+            link.is_withheld = link.damage.is_down(now_ns)
         if stuck is not None and link.segments.stuck(stuck, now_ns) and link.keeps:
             news.append(NarrowLink(peer, link.segments.segment_bytes, is_proven=False))
         punched = link.met_at is not None
@@ -469,6 +470,8 @@ class LinkUpkeep:
         if dial is None or not link.keeps:
             return steps + news
         if now_ns - dial.up_since_ns < self._longest_ns:
+            if link.is_withheld:
+                dial.backoff_ns = self._longest_ns
             steps += self._dial_later(link, number)  # no immediate redial of a short-lived lane
         elif not dial.is_dialled:
             dial.backoff_ns, link.missed = self._first_ns, 0

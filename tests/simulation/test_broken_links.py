@@ -25,9 +25,9 @@ from tests.support.virtual_runs import VirtualRun
 class World(VirtualRun):
     """A slow network, so that there is time to break something."""
 
-    def __init__(self, peers: int, lanes: int = 0) -> None:
+    def __init__(self, peers: int, lanes: int = 0, seed: int = 1) -> None:
         network = {"latency_ns": 5_000_000, "bytes_per_s": 100_000, "window_bytes": 2000}
-        super().__init__([0] * peers, network, segment_bytes=512, lanes=lanes)
+        super().__init__([0] * peers, network, seed=seed, segment_bytes=512, lanes=lanes)
 
     async def all(self, works: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """What each returns, or that it was evicted."""
@@ -88,8 +88,7 @@ def test_a_member_forwards_and_the_reduce_goes_on(rank: int) -> None:
         assert world.ring() == ring
         assert world.are_relayed(one, other)
         # Down for 1 to 2 s until the heartbeat; the relay has twice the work on its slow line.
-        # As above: two relays tried in vain, and then a whole reduce on this network.
-        assert world.loop.now_ns() - began_ns < 11 * NS_PER_S
+        assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
         await world.close()
 
     world.run_test(main())
@@ -149,12 +148,13 @@ class EverySegment:
         return memoryview(damaged)
 
 
+@pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
-    lanes: int, caplog: pytest.LogCaptureFixture
+    lanes: int, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its lanes come up again each time, so that the link is never down for long by itself."""
-    world = World(4, lanes)
+    world = World(4, lanes, seed)
 
     async def main() -> None:
         await world.start()
@@ -169,10 +169,9 @@ def test_a_line_that_damages_every_segment_is_avoided_and_nobody_is_removed(
         places = world.ring()
         is_apart = abs(places.index(one) - places.index(other)) == 2
         assert is_apart or world.are_relayed(one, other)
-        # As above: two relays tried in vain, and then a whole reduce on this network.
-        assert world.loop.now_ns() - began_ns < 11 * NS_PER_S
+        assert world.loop.now_ns() - began_ns < 10 * NS_PER_S
         lines = [r.message for r in caplog.records if "damaged on the way" in r.message]
-        assert 2 <= len(noise.struck) <= 50 * lanes
+        assert 2 <= len(noise.struck) <= 20 * lanes
         assert 2 <= len(lines) <= noise.flips  # the rest of a large portion goes with its lane
         # Later, and with a bound: the next collective goes around the line at once.
         flips = noise.flips

@@ -91,6 +91,7 @@ class VirtualRun:
     Args:
         groups: of the peers.
         network: what it is like.
+        seed: of what the network draws.
         limit_s: of virtual time.
         on_event: what to do at whatever the network notes.
         token: of the run.
@@ -104,6 +105,7 @@ class VirtualRun:
         groups: Sequence[int],
         network: Mapping[str, Any],
         *,
+        seed: int = 1,
         limit_s: int = 600,
         on_event: Callable[[int, str], None] | None = None,
         token: bytes | None = None,
@@ -112,7 +114,7 @@ class VirtualRun:
         **options: Any,
     ) -> None:
         self.loop = VirtualLoop(limit_ns=limit_s * NS_PER_S)
-        self.network = SimNetwork(self.loop, Random(1), on_event, **network)
+        self.network = SimNetwork(self.loop, Random(seed), on_event, **network)
         master = self.network.host("master")
         self.master = MasterServer(
             self.loop,

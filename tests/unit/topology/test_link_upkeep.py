@@ -222,6 +222,21 @@ def test_a_link_that_damages_what_comes_is_up_when_it_has_proven_itself() -> Non
     assert links.look(ELDER.peer, (), 1000, NS_PER_S) == []
 
 
+def test_a_link_that_damages_what_comes_is_dialled_seldom_and_by_one_lane() -> None:
+    links = upkeep(ELDER)
+    dial(links)
+    pauses: list[int] = []
+    for _ in range(3):
+        steps = links.lost(ELDER.peer, 0, "damaged", 0, up=False, damaged=1000)
+        pauses += [step.pause_ns for step in steps if isinstance(step, DialLane)]
+        links.due(ELDER.peer, 0)
+        links.attached(ELDER.peer, 0, 0, 0, near=False, ours=True, more=False)
+    assert pauses == [20 * MS, 500 * MS, 500 * MS]
+    assert links.use([ELDER.peer]) == []
+    assert links.look(ELDER.peer, (), 1000, 0) == [TellLink(ELDER.peer, None)]
+    assert len(links.look(ELDER.peer, (), 1000, 0)) == 3  # the other lanes
+
+
 def test_a_relayed_link_has_one_lane_until_a_direct_dial_succeeds() -> None:
     links = upkeep(ELDER)
     assert links.meets(ELDER.peer)

@@ -107,9 +107,14 @@ class LinkStates:
         return self.are_linked(one, other) and relays == (None, None)
 
     def down_since_ns(self, one: PeerId, other: PeerId) -> int:
-        """Return since when neither of the two reports their link as up; 0 if nobody reports it."""
+        """Return since when one of the two has reported their link as down; 0 if neither does.
+
+        The other end may report it as up now and then: it does not know that its data arrives
+        damaged.
+        """
         ends = (self._links.get(one, {}).get(other), self._links.get(other, {}).get(one))
-        return max((link.since_ns for link in ends if link is not None), default=0)
+        down = (link for link in ends if link is not None and link.why_down is not None)
+        return min((link.since_ns for link in down), default=0)
 
     def linked(self, one: PeerId, others: Iterable[PeerId]) -> set[PeerId]:
         """Return the peers among ``others`` to which ``one`` has a link."""

@@ -125,16 +125,23 @@ def test_a_relay_carries_nothing_of_who_is_gone() -> None:
     assert links.carried_by(E) == 1
 
 
-def test_two_have_no_link_since_the_later_of_their_reports() -> None:
+def test_a_link_is_down_since_the_first_of_its_ends_said_so() -> None:
     links = LinkStates()
     assert links.down_since_ns(A, B) == 0
-    links.report(A, B, "reset", 10)
+    links.report(A, B, "a payload was damaged", 10)
     assert links.down_since_ns(A, B) == links.down_since_ns(B, A) == 10
     links.report(B, A, "reset", 30)
-    links.report(A, B, "refused", 40)
-    assert links.down_since_ns(A, B) == links.down_since_ns(B, A) == 30
+    links.report(A, B, "a header was damaged", 40)
+    assert links.down_since_ns(A, B) == links.down_since_ns(B, A) == 10
+    links.report(B, A, None, 50)
+    assert links.down_since_ns(A, B) == 10
+    links.report(B, A, "reset", 60)
+    links.report(A, B, None, 70)
+    assert links.down_since_ns(A, B) == links.down_since_ns(B, A) == 60
     links.shift(5, now_ns=100)
-    assert links.down_since_ns(A, B) == 35
+    assert links.down_since_ns(A, B) == 65
+    links.report(B, A, None, 110)
+    assert links.down_since_ns(A, B) == 0
 
 
 def test_the_loss_of_a_relayed_link_says_nothing_of_its_ends() -> None:

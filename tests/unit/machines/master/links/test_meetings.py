@@ -211,12 +211,24 @@ def test_two_of_which_one_may_dial_the_other_meet_if_both_have_no_link_for_a_whi
 ) -> None:
     run = MeetingRun(3)
     run.dialable = {ONE: one, TWO: other}
-    run.links.report(ONE, TWO, "refused", 0)
-    assert run.beat(50 * PAUSE) == [], "the other end has said nothing"
-    run.links.report(TWO, ONE, "refused", 70)
+    run.links.report(ONE, TWO, "refused", 70)
+    run.links.report(TWO, ONE, "refused", 80)
     assert run.beat(70 + PAUSE - 1) == []
     run.down(70 + PAUSE - 1)  # it is not put off
     assert run.beat(70 + PAUSE) == meet(1, 2, 3)
+
+
+def test_two_meet_of_which_one_end_sees_their_link_go_up_and_down() -> None:
+    """The other end gets damaged data, and does not count it as up."""
+    run = MeetingRun(3)
+    run.dialable = {ONE: True, TWO: True}
+    run.links.report(ONE, TWO, "a payload was damaged", 0)
+    assert run.beat(50 * PAUSE) == [], "the other end has said nothing"
+    for now_ns in range(0, 50 * PAUSE, PAUSE // 2):
+        run.links.report(TWO, ONE, "reset", now_ns)
+        run.links.report(TWO, ONE, None, now_ns)
+    run.links.report(TWO, ONE, "reset", 50 * PAUSE)
+    assert run.beat(50 * PAUSE) == meet(1, 2, 3)
 
 
 def test_the_other_end_need_not_report_if_it_cannot_dial() -> None:
