@@ -49,8 +49,7 @@ class LaneWatch:
     asked_ns: int = 0
     """When it was last asked for a sign of life, if ``pinged``."""
     stuck: StuckLane | None = None
-    """The lane, if small packets pass since it was asked for a sign of life, and large ones do not.
-    """
+    """The lane, if no large packets have passed since it was asked for a sign of life."""
 
     _asked: Mapping[int, LaneFacts] | None = None
     """What was known of all lanes of its link when it was asked for a sign of life."""
@@ -76,7 +75,7 @@ class LaneWatch:
         still_ns, stall_ns = now_ns - self.since_ns, self.stall_ns
         if suspects and not dials:
             stall_ns += stall_ns // 2  # the other side shall find out, because it can do something
-        elif suspects and self.stuck is not None:
+        elif suspects and self.stuck is not None and self.stuck.is_proven:
             stall_ns = 0
         if not owes or moved_bytes != self.moved_bytes:
             self.moved_bytes, self.since_ns, self.pinged = moved_bytes, now_ns, False
@@ -105,11 +104,9 @@ class LaneWatch:
             return
         if number not in self._asked:
             return
-        own = facts[number]
-        heard_ns, pause_ns = now_ns - own.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
+        heard_ns, pause_ns = now_ns - facts[number].ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
         is_heard = heard_ns >= self.since_ns + pause_ns
-        way = stuck_among(number, self._asked, facts, is_heard=is_heard)
-        self.stuck = None if way is None else StuckLane(way, own.segment_bytes, self.asked_ns)
+        self.stuck = stuck_among(number, self._asked, facts, self.asked_ns, is_heard=is_heard)
 
 
 def needs_facts(watches: Iterable[LaneWatch], *, suspects: bool) -> bool:

@@ -6,6 +6,9 @@ pass, and each lane stops at its first full segment. A new lane stops there, too
 lanes in a row, the next ones are opened with smaller segments, which the link keeps. A process
 cannot switch on the kernel's own search for the right size (RFC 4821).
 
+An outage stops lanes, too, but small packets as well. Nothing can show that small packets pass on
+an old lane with a full send window. So the first of the two lanes needs no such proof.
+
 Either side of a lane may notice it: the sender, because nothing of a large write is acknowledged;
 the receiver, because nothing arrives although small packets are acknowledged. The side that dials
 sets the size, for both directions.
@@ -77,23 +80,30 @@ class LaneFacts:
 
 @dataclass(frozen=True, slots=True)
 class StuckLane:
-    """A lane on which small packets pass, and large ones do not.
+    """A lane on which large packets do not pass.
 
     Attributes:
         way: the direction in which they vanish.
         segment_bytes: the largest segment of the lane.
         asked_ns: when the lane was asked for a sign of life, which has not come.
+        is_proven: whether small packets have passed; otherwise, it may be an outage.
     """
 
     way: Way
     segment_bytes: int
     asked_ns: int
+    is_proven: bool = True
 
 
 def stuck_among(
-    number: int, before: Mapping[int, LaneFacts], now: Mapping[int, LaneFacts], *, is_heard: bool
-) -> Way | None:
-    """Return in which direction large packets vanish on one of the lanes of a link; None: neither.
+    number: int,
+    before: Mapping[int, LaneFacts],
+    now: Mapping[int, LaneFacts],
+    asked_ns: int,
+    *,
+    is_heard: bool,
+) -> StuckLane | None:
+    """Return one of the lanes of a link if large packets vanish on it.
 
     If large packets pass on another lane, the path is not to blame. If anything does, the other
     side is alive.
@@ -102,33 +112,44 @@ def stuck_among(
         number: number of the lane.
         before: what was known of each lane when this one was asked for a sign of life.
         now: what is known now.
-        is_heard: see :func:`stuck_way`.
+        asked_ns: when it was asked.
+        is_heard: see :func:`small_passes`.
     """
+    way, own = stuck_way(before[number], now[number]), now[number]
     others = [one.passed(before.get(n)) for n, one in now.items() if n != number]
+    if way is None or any(passed[way] >= LARGE_BYTES for passed in others):
+        return None
     is_alive = any(any(passed.values()) for passed in others)
-    way = stuck_way(before[number], now[number], is_heard=is_heard, is_alive=is_alive)
-    return None if any(way and passed[way] >= LARGE_BYTES for passed in others) else way
+    is_proven = is_alive or small_passes(own, way, is_heard=is_heard)
+    return StuckLane(way, own.segment_bytes, asked_ns, is_proven)
 
 
-def stuck_way(before: LaneFacts, now: LaneFacts, *, is_heard: bool, is_alive: bool) -> Way | None:
-    """Return in which direction large packets vanish; None: nothing speaks for it.
-
-    In an outage nothing passes, and a stopped process answers nothing. So small packets must have
-    passed: on this lane, on another one, or when this one was opened, if it is new.
+def stuck_way(before: LaneFacts, now: LaneFacts) -> Way | None:
+    """Return in which direction nothing large passes on a lane; None: in neither.
 
     Args:
         before: what was known when the lane was asked for a sign of life, which has not come.
         now: what is known now.
-        is_heard: whether packets of the other side have arrived since the lane moved something.
-        is_alive: whether the other side has answered on another lane since this one was asked.
     """
     if now.unacknowledged:
-        passes = is_heard or is_alive or now.acked_bytes <= SMALL_BYTES
         is_stuck = now.retransmits > 0 and now.acked_bytes - before.acked_bytes <= STILL_BYTES
-        return Way.OUT if passes and is_stuck else None
-    passes = is_alive or now.arrived_bytes <= SMALL_BYTES
-    is_stuck = now.arrived_bytes - before.arrived_bytes <= STILL_BYTES
-    return Way.IN if passes and is_stuck else None
+        return Way.OUT if is_stuck else None
+    return Way.IN if now.arrived_bytes - before.arrived_bytes <= STILL_BYTES else None
+
+
+def small_passes(now: LaneFacts, way: Way, *, is_heard: bool) -> bool:
+    """Whether small packets have passed on a stuck lane: now, or when it was opened, if it is new.
+
+    In an outage nothing passes, and a stopped process answers nothing.
+
+    Args:
+        now: what is known of the lane.
+        way: the direction in which it is stuck.
+        is_heard: whether an acknowledgement has arrived since the lane moved something.
+    """
+    if way is Way.OUT:
+        return is_heard or now.acked_bytes <= SMALL_BYTES
+    return now.arrived_bytes <= SMALL_BYTES
 
 
 class SegmentLimit:
@@ -168,6 +189,8 @@ class SegmentLimit:
                 return False  # the same event: all lanes with data are stuck at the same time
             if now_ns - self._struck_ns > self._memory_ns:
                 self._in_a_row = 0
+        if not lane.is_proven and (self._in_a_row or not self._is_told):
+            return False  # it may be the first one in a row, but no other
         self._struck_ns, self._way = now_ns, lane.way
         self._in_a_row += 1
         is_next = not self._is_told and bool(self._sizes)  # the size that is tried does not fit

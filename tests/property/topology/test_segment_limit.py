@@ -26,25 +26,30 @@ FACTS = st.builds(
     st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**10),
 )  # fmt: skip
 STEPS = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(0, 30), FACTS, st.sampled_from(Way), st.booleans())
-)
+    st.tuples(
+        st.integers(0, 30), st.integers(0, 30), FACTS, st.sampled_from(Way), st.booleans(),
+        st.booleans(),
+    )
+)  # fmt: skip
 
 
 @given(STEPS)
 def test_segments_get_smaller_for_a_reason_only(
-    steps: list[tuple[int, int, LaneFacts, Way, bool]],
+    steps: list[tuple[int, int, LaneFacts, Way, bool, bool]],
 ) -> None:
     limit, now_ns, struck = SegmentLimit(MEMORY_NS), 0, 0
-    for pause_ns, age_ns, facts, way, ends in steps:
+    for pause_ns, age_ns, facts, way, ends, is_proven in steps:
         now_ns += pause_ns
         before = limit.segment_bytes
         if ends:
             struck += 1
-            changed = limit.stuck(StuckLane(way, facts.segment_bytes, now_ns - age_ns), now_ns)
+            lane = StuckLane(way, facts.segment_bytes, now_ns - age_ns, is_proven)
+            changed = limit.stuck(lane, now_ns)
             gives_up = (before, limit.segment_bytes) == (SEGMENTS_BYTES[-1], 0)
             assert changed == (limit.segment_bytes != before and not gives_up)
             if changed:
                 assert struck >= 2
+                assert is_proven
                 assert before == 0 or limit.segment_bytes < before
         elif limit.carried(facts, now_ns - age_ns):
             assert limit.segment_bytes == before
@@ -70,11 +75,9 @@ def test_a_black_hole_is_left_after_three_lanes_at_most(longest: int, way: Way, 
     assert limit.carried(passed, now_ns + 1)
 
 
-@given(FACTS, FACTS, st.booleans(), st.booleans())
-def test_what_is_acknowledged_or_arrives_is_not_stuck(
-    before: LaneFacts, now: LaneFacts, is_heard: bool, is_alive: bool
-) -> None:
-    way = stuck_way(before, now, is_heard=is_heard, is_alive=is_alive)
+@given(FACTS, FACTS)
+def test_what_is_acknowledged_or_arrives_is_not_stuck(before: LaneFacts, now: LaneFacts) -> None:
+    way = stuck_way(before, now)
     if way is Way.OUT:
         assert now.unacknowledged
         assert now.retransmits

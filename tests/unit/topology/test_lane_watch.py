@@ -87,28 +87,28 @@ def judged(
 
 
 @pytest.mark.parametrize(
-    ("facts", "heard_s", "other", "way"),
+    ("facts", "heard_s", "other", "way", "is_proven"),
     [
-        (SENT, 0.0, 0, Way.OUT),  # the handshake has passed, and nothing since
-        (replace(SENT, acked_bytes=1 << 20), 5.0, 0, Way.OUT),  # packets come, no more
-        (replace(SENT, acked_bytes=1 << 20), 0.0, 56, Way.OUT),  # others do, on other lanes
-        (replace(SENT, acked_bytes=1 << 20), 0.9, 0, None),  # an outage
-        (replace(SENT, retransmits=0), 5.0, 56, None),  # it was sent just now
-        (SENT, 5.0, LARGE_BYTES - 1, Way.OUT),
-        (SENT, 5.0, LARGE_BYTES, None),  # full segments pass on another lane
-        (WAITS, 5.0, 0, Way.IN),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 56, Way.IN),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 0, None),  # perhaps it is stopped
-        (WAITS, 5.0, LARGE_BYTES, None),
+        (SENT, 0.0, 0, Way.OUT, True),  # the handshake has passed, and nothing since
+        (replace(SENT, acked_bytes=1 << 20), 5.0, 0, Way.OUT, True),  # packets come, no more
+        (replace(SENT, acked_bytes=1 << 20), 0.0, 56, Way.OUT, True),  # others do, on other lanes
+        (replace(SENT, acked_bytes=1 << 20), 0.9, 0, Way.OUT, False),  # perhaps an outage
+        (replace(SENT, retransmits=0), 5.0, 56, None, False),  # it was sent just now
+        (SENT, 5.0, LARGE_BYTES - 1, Way.OUT, True),
+        (SENT, 5.0, LARGE_BYTES, None, False),  # full segments pass on another lane
+        (WAITS, 5.0, 0, Way.IN, True),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 56, Way.IN, True),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 0, Way.IN, False),  # perhaps it is stopped
+        (WAITS, 5.0, LARGE_BYTES, None, False),
     ],
 )
 def test_a_lane_on_which_only_large_packets_vanish(
-    facts: LaneFacts, heard_s: float, other: int, way: Way | None
+    facts: LaneFacts, heard_s: float, other: int, way: Way | None, is_proven: bool
 ) -> None:
-    stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S)
+    stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S, is_proven)
     judge = partial(judged, facts, heard_s=heard_s, other=other)
     assert judge() == judge(dials=False) == (stuck, 10.0)
-    assert judge(suspects=True) == (stuck, 10.0 if way is None else 5.5)
+    assert judge(suspects=True) == (stuck, 5.5 if is_proven else 10.0)
     assert judge(suspects=True, dials=False) == (stuck, 15.0)
 
 

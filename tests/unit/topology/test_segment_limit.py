@@ -43,6 +43,20 @@ def test_lanes_that_are_stuck_at_the_same_time_count_once() -> None:
     assert limit.segment_bytes == 0
 
 
+def test_what_may_be_an_outage_counts_once_and_never_last() -> None:
+    limit, outage = SegmentLimit(MEMORY_NS), replace(stuck(5), is_proven=False)
+    assert not limit.stuck(outage, 10)
+    assert limit.is_open(10)
+    assert not limit.stuck(replace(outage, asked_ns=15), 20)
+    assert not limit.stuck(replace(outage, asked_ns=25), 30)
+    assert limit.segment_bytes == 0
+    assert limit.stuck(stuck(35), 40)
+    assert limit.segment_bytes == 1200
+    assert not limit.stuck(replace(stuck(45, 1188), is_proven=False), 50)
+    assert limit.segment_bytes == 1200
+    assert limit.stuck(stuck(55, 1188), 60)
+
+
 def test_one_that_was_stuck_long_ago_does_not_count() -> None:
     limit = SegmentLimit(MEMORY_NS)
     assert not limit.stuck(stuck(5), 10)
