@@ -26,6 +26,10 @@ SEGMENTS_BYTES = (1200, 536)
 """Segment sizes to try, the first one first. Every network passes the packets that they need: IPv6
 asks for 1280 bytes (RFC 8200), IPv4 for 576 (RFC 791)."""
 
+CAREFUL_SEGMENT_BYTES = SEGMENTS_BYTES[0]
+"""The largest segment of connections to the master and to relays, from the beginning: they carry
+little, or are slow, and a peer has no other way."""
+
 STUCK_LANES_MAX = 2
 """Lanes in a row that are stuck before segments get smaller for the first time. One may be stuck by
 an outage that began just after it was opened."""

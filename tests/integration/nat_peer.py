@@ -48,15 +48,14 @@ def main(master: str, size: int, place: int, wanted: str, then: str = "") -> Non
             assert (total == size).all()
             if told != (told := paths(master)):
                 print(told, flush=True)  # noqa: T201
+            ends = [link.lanes[0].connection for link in engine_of(comm).links.all()]
             comm.all_reduce(np.array([told == wanted], np.int64), is_over, op="min", retry=True)
+        for end in ends:
+            print(f"links lead from {end.local.host} to {end.remote.host}")  # noqa: T201
         if then == "train":
             from tests.support.diloco_work import train
 
             print(f"trained {hashlib.sha256(train(comm)).hexdigest()}", flush=True)  # noqa: T201
-        for one in engine_of(comm).links.all():
-            for lane in one.lanes[:1]:  # the other end may have left
-                ends = lane.connection
-                print(f"links lead from {ends.local.host} to {ends.remote.host}")  # noqa: T201
         print(f"the state is that of rank {int(weights[0])}", flush=True)  # noqa: T201
 
 

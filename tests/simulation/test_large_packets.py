@@ -1,6 +1,6 @@
 """Large segments vanish on one way of a link: how long it takes until it has smaller ones.
 
-No call fails meanwhile, and none is repeated.
+No call fails meanwhile, and none is repeated. Connections to the master have small ones at once.
 """
 
 from __future__ import annotations
@@ -72,6 +72,22 @@ def test_a_link_gets_smaller_segments(
     slow = [seconds for seconds in took_s if seconds > 1]
     assert slow == [pytest.approx(expected_s[count], abs=2 * TIMING.tick_s)]
     assert slow[0] < TIMING.progress_s
+
+
+def test_large_packets_vanish_between_the_master_and_a_peer() -> None:
+    """What the master sends to so many peers at once is larger than a segment."""
+    run = VirtualRun([0] * 16, {"latency_ns": 1_000_000}, name="long-name-" * 6)
+    for way in (("p15", "master"), ("master", "p15")):
+        run.network.route(*way).largest_bytes = 1250
+
+    async def main() -> None:
+        await run.start()
+        works = [reduce(engine, 1000) for engine in run.engines]
+        assert await run.all(works) == [(sum(range(1, 17)), 1)] * 16
+        assert run.loop.now_ns() < 2 * NS_PER_S
+        await run.close()
+
+    run.run_test(main())
 
 
 @pytest.mark.parametrize("seed", [52, 54])

@@ -24,6 +24,7 @@ from pccl.runtime.clock import Clock, Timer
 from pccl.runtime.control.greeting import Credentials, Identity, introduce, opening_of
 from pccl.runtime.control.probe import probe
 from pccl.runtime.control.stream import ControlStream
+from pccl.topology.segment_limit import CAREFUL_SEGMENT_BYTES
 from pccl.transports.base import Address, Connection, Traffic, Transport
 
 _log = logging.getLogger("pccl.peer")
@@ -140,7 +141,9 @@ class ControlKeeper:
     async def _connect(self) -> None:
         own, credentials = self._identify(), self._credentials
         try:
-            connection = await self._transport.dial(self.address, self._dial_s)
+            connection = await self._transport.dial(
+                self.address, self._dial_s, segment_bytes=CAREFUL_SEGMENT_BYTES
+            )
             handshake = credentials.dial(connection, opening_of(Channel.CONTROL, own))
             deadline_ns = self._clock.now_ns() + round(self._dial_s * NS_PER_S)
             await introduce(connection, handshake, self._clock, deadline_ns, self._take)

@@ -25,6 +25,7 @@ from pccl.protocol.types import NS_PER_S
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials, introduce
 from pccl.runtime.control.stream import ControlStream
+from pccl.topology.segment_limit import CAREFUL_SEGMENT_BYTES
 from pccl.transports.base import Address, Connection, Transport
 
 
@@ -142,7 +143,7 @@ class _MasterQuestion(Generic[_Answer]):
         """Connect, ask, return the answer, and disconnect."""
         clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
-        connection = await transport.dial(master, timeout_s)
+        connection = await transport.dial(master, timeout_s, segment_bytes=CAREFUL_SEGMENT_BYTES)
         self.local = connection.local
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, clock, deadline_ns, self._begin)

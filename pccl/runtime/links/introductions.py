@@ -16,6 +16,7 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import Member, PeerId
 from pccl.runtime.clock import Clock
 from pccl.runtime.control.greeting import Credentials, Identity, introduce, opening_of
+from pccl.topology.segment_limit import CAREFUL_SEGMENT_BYTES
 from pccl.transports.base import Address, Connection, Transport
 from pccl.transports.relay import Introduction, RelayedConnection, behind
 
@@ -51,19 +52,17 @@ class Introductions:
         self._master = master
         self._may_dial = may_dial
 
-    async def through(
-        self, relay: Member, peer: PeerId, segment_bytes: int
-    ) -> tuple[RelayedConnection, Address]:
+    async def through(self, relay: Member, peer: PeerId) -> tuple[RelayedConnection, Address]:
         """Return a connection to ``peer`` through a relay, and the address that it has there.
 
         Raises:
             LinkError, RemoteProtocolError: the relay cannot be used, or the peer has not come.
         """
         opening = opening_of(Channel.RELAY, self._identity, peer)
-        connection, there = await self._ask(relay, opening, segment_bytes)
+        connection, there = await self._ask(relay, opening)
         return RelayedConnection(connection, behind(peer, relay.peer)), there
 
-    async def seen_by(self, relay: Member, segment_bytes: int) -> tuple[Connection, Address]:
+    async def seen_by(self, relay: Member) -> tuple[Connection, Address]:
         """Return a new connection to a relay, and the address from which the relay sees it.
 
         The caller ends the connection. Until then, translators keep its port for this peer.
@@ -71,11 +70,9 @@ class Introductions:
         Raises:
             LinkError, RemoteProtocolError: the relay cannot be used.
         """
-        return await self._ask(relay, opening_of(Channel.RELAY, self._identity), segment_bytes)
+        return await self._ask(relay, opening_of(Channel.RELAY, self._identity))
 
-    async def _ask(
-        self, relay: Member, opening: Opening, segment_bytes: int
-    ) -> tuple[Connection, Address]:
+    async def _ask(self, relay: Member, opening: Opening) -> tuple[Connection, Address]:
         """Dial a relay; return the connection, then paused, and the address that it brings."""
         patience_s, at_relay = self._timing.dial_s, list[Connection]()
         introduced: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
@@ -84,7 +81,7 @@ class Introductions:
             at_relay.append(connection)
             Introduction(connection, introduced)
 
-        dial = partial(self._transport.dial, segment_bytes=segment_bytes)
+        dial = partial(self._transport.dial, segment_bytes=CAREFUL_SEGMENT_BYTES)
         if relay.peer:
             may_dial = partial(self._may_dial, relay.host)
             address = Address(relay.host, relay.port)

@@ -258,7 +258,7 @@ class LinkKeeper:
             return await self._transport.dial(
                 address, patience_s, may_dial, member.hosts, segment_bytes
             )
-        probe, seen = await self._introductions.seen_by(step.met_at, segment_bytes)
+        probe, seen = await self._introductions.seen_by(step.met_at)
         try:
             met = (one for one in self._links.to(member.peer).lanes if met_at(one.connection))
             if (lane := next(met, None)) is None:
@@ -310,10 +310,7 @@ class LinkKeeper:
         where: object = behind(member.peer, relay.peer)
         try:
             try:
-                segment_bytes = self._upkeep.segment_bytes(member.peer)
-                relayed, there = await self._introductions.through(
-                    relay, member.peer, segment_bytes
-                )
+                relayed, there = await self._introductions.through(relay, member.peer)
                 await self._greet_met(relayed, member)
             finally:
                 self._upkeep.leaves_meeting(member.peer, number)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pccl.stress.sim.checkers.excuses import MASTERS
 from pccl.stress.sim.faults.base import (
     MS,
     Drawn,
@@ -133,7 +132,7 @@ class BlackHole(TimedFault, kind="black_hole", calm=True, keeps_majority=True):
 
     peer: Peer
     other: OtherProcess
-    """None: all other peers."""
+    """None: all other processes."""
     largest_bytes: Annotated[int, one_of(1250, 1400)]
 
     @classmethod
@@ -146,9 +145,8 @@ class BlackHole(TimedFault, kind="black_hole", calm=True, keeps_majority=True):
         """Lose large segments."""
         stage.struck(self)
         for other in stage.others(self.peer, self.other):
-            if other not in MASTERS:
-                route = stage.network.route(stage.name(self.peer), other)
-                route.largest_bytes = self.largest_bytes
+            route = stage.network.route(stage.name(self.peer), other)
+            route.largest_bytes = self.largest_bytes
 
 
 # -- open connections ----------------------------------------------------------------------------
