@@ -78,8 +78,9 @@ class QuantizationOptions:
             mean ``uint8`` with MIN_MAX and ``int8`` with ZERO_POINT_SCALE. 16-bit integers mean
             ``uint16``, FLOAT16 and BFLOAT16 their own format, longer dtypes no quantization.
         algorithm: see ``quantized_datatype``; NONE: no quantization.
-        format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"float16"``,
-            ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a ``pccl.WireFormat``.
+        format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"e3m0"``,
+            ``"int2"``, ``"float16"``, ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a
+            ``pccl.WireFormat``.
         block: number of values that share a step, from 8 to 65536; None: chosen for the format.
         stochastic: round up or down at random so that the mean is kept; False: to the nearest.
             The draws depend on operation, rank and position only, so they can be repeated.

@@ -200,6 +200,10 @@ class WireFormat(enum.IntEnum):
     """FLOAT16 with 8 bits of precision instead of 11."""
     UINT16 = 7
     """UINT8 with 65536 steps."""
+    E3M0 = 8
+    """A sign, and 7 powers of two up to each block's largest magnitude, or zero: 4 bits."""
+    INT2 = 9
+    """UINT8 with 4 steps, four values in a byte: for error feedback."""
 
     @property
     def label(self) -> str:
@@ -226,6 +230,8 @@ _WIRE = {
     WireFormat.FLOAT16: (16, 256),
     WireFormat.BFLOAT16: (16, 256),
     WireFormat.UINT16: (16, 96),
+    WireFormat.E3M0: (4, 64),
+    WireFormat.INT2: (2, 64),
 }
 """Bits per value, and default block. With 8 bits, blocks are so long that a value takes at most
 about 1.07 bytes with its metadata; the figures are in docs/benchmarks.md."""

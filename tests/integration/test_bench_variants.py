@@ -44,12 +44,13 @@ def test_ways_take_turns_in_one_run(ready_pccl: tuple[str, ...]) -> None:
         assert each["wire_bytes_per_value"] == pytest.approx(4.0 if exact else 1.0625, abs=0.01)
 
 
-@pytest.mark.parametrize("wire", ["uint8", "int4", "float16", "bfloat16", "uint16"])
+@pytest.mark.parametrize("wire", ["uint8", "int4", "e3m0", "int2", "bfloat16", "uint16"])
 def test_every_format(wire: str, ready_pccl: tuple[str, ...]) -> None:
     way = ("--quantize", wire, "--in-place")
     [result] = measure(ready_pccl, "--size", "512KiB", *way, *ONCE)
     assert result["values_ok"] is True
-    assert 0 < result["error"] < {"int4": 0.25, "uint16": 1e-4, "bfloat16": 0.01}.get(wire, 0.02)
+    largest = {"int4": 0.25, "e3m0": 0.5, "int2": 1.2, "uint16": 1e-4, "bfloat16": 0.01}
+    assert 0 < result["error"] < largest.get(wire, 0.02)
     assert result["algorithm_asked"] == "auto"
     assert result["algorithm"] in {"ring", "star", "mesh"}
 

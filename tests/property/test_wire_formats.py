@@ -26,7 +26,7 @@ from pccl.protocol.types import OperationId, Quantization, WireFormat
 Array = npt.NDArray[Any]
 
 FORMATS = [wire for wire in WireFormat if wire is not WireFormat.NONE]
-AFFINE = {WireFormat.UINT8: 255, WireFormat.UINT16: 65535, WireFormat.INT4: 15}
+AFFINE = {WireFormat.UINT8: 255, WireFormat.UINT16: 65535, WireFormat.INT4: 15, WireFormat.INT2: 3}
 KINDS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 CASES = [(wire, kind) for wire in FORMATS for kind in KINDS if wire.bits < 8 * kind.itemsize]
 BLOCKS = st.sampled_from([8, 9, 24, 32, 96, 100, 300])
@@ -144,7 +144,7 @@ def bound(
         return max(2 * step, Fraction(2) ** least) if step else step
 
     if wire in AFFINE:
-        levels = AFFINE[wire] - 3 * marked
+        levels = AFFINE[wire] - (1 if wire is WireFormat.INT2 else 3) * marked
         step = step_of(highest - lowest, levels)
         allowed = step * (Fraction(1, 2) + 2 * levels * unit) + unit * (largest + step)
     elif wire is WireFormat.INT8:
@@ -154,6 +154,9 @@ def bound(
         step = step_of(largest, (127 - marked) ** 2)
         root = Fraction(math.isqrt(int(abs(x) * step * 2**3000)) + 1, 2**1500)
         allowed = (root + step / 4) * (1 + 512 * unit)
+    elif wire is WireFormat.E3M0:
+        allowed = max(abs(x) / 3, largest / 2 ** (7 - marked)) * (1 + 4 * unit)
+        allowed += Fraction(2) ** least
     else:
         precision = 11 if wire is WireFormat.FLOAT16 else 8
         allowed = abs(x) / 2**precision * (1 + unit) + largest / 2**38
@@ -178,9 +181,10 @@ def test_error_bound_of_each_value(
 ) -> None:
     """Stochastic rounding takes a neighbour, so it may be a whole step off, not half of one.
 
-    Companded, that is 2 * code + 1 of it, not code + 1/4.
+    Companded, that is 2 * code + 1 of it, not code + 1/4; of e3m0, the value and not a third of it.
     """
-    factor = 1 if not stochastic else 4 if wire is WireFormat.COMPANDED8 else 2
+    factors = {WireFormat.COMPANDED8: 4, WireFormat.E3M0: 3}
+    factor = factors.get(wire, 2) if stochastic else 1
     values = drawn(kind, drawing, specials)
     out = passed_through(wire, kind, block, values, stochastic)
     for start in range(0, len(values), block):
@@ -190,7 +194,7 @@ def test_error_bound_of_each_value(
         extremes = (Fraction(min(finite, default=0)), Fraction(max(finite, default=0)))
         for x, y in zip(part.tolist(), back.tolist(), strict=True):
             if not math.isfinite(x):
-                assert str(y) == str(x)
+                assert str(y) == ("nan" if wire is WireFormat.INT2 else str(x))
                 continue
             assert math.isfinite(y)
             allowed = factor * bound(wire, kind, Fraction(x), extremes, marked)
@@ -266,7 +270,7 @@ def test_a_constant_block_among_others_comes_back_exactly(
 @given(count=st.integers(0, 5000), block=BLOCKS)
 def test_length_depends_on_the_count_alone(wire: WireFormat, count: int, block: int) -> None:
     codec = make_codec(Quantization(wire, block), DataType.FLOAT, Scratch())
-    metadata = {WireFormat.UINT8: 6, WireFormat.UINT16: 6, WireFormat.INT4: 6}.get(wire, 2)
+    metadata = 6 if wire in AFFINE else 4 if wire is WireFormat.E3M0 else 2
     expected = math.ceil(count / block) * metadata + math.ceil(count * wire.bits / 8)
     if metadata == 2 and count:  # there is room for a float32 in the last block
         expected += max(0, 4 - ((count - 1) % block + 1) * wire.bits // 8)
@@ -302,15 +306,28 @@ def plain_decoded(wire: WireFormat, block: int, count: int, encoded: bytes) -> l
         lows = struct.unpack_from(f"<{number}f", encoded)
         uppers = struct.unpack_from(f"<{number}H", encoded, 4 * number)
         rest = encoded[6 * number :]
-        if wire is WireFormat.INT4:
-            codes = [byte & 15 for byte in rest] + [byte >> 4 for byte in rest]
+        if wire.bits < 8:
+            shifts, mask = range(0, 8, wire.bits), 2**wire.bits - 1
+            codes = [byte >> shift & mask for shift in shifts for byte in rest]
         else:
             codes = list(struct.unpack_from(f"<{count}{'H' if wire.bits == 16 else 'B'}", rest))
         top = AFFINE[wire]
         special = {top: math.nan, top - 1: -math.inf, top - 2: math.inf}
+        special = {top: math.nan} if wire is WireFormat.INT2 else special
         for i, code in enumerate(codes[:count]):
             step, marked = step_of(uppers[i // block])
             value = single(lows[i // block] + code * step)
+            decoded.append(special.get(code, value) if marked else value)
+        return decoded
+    if wire is WireFormat.E3M0:
+        words, rest = struct.unpack_from(f"<{number}I", encoded), encoded[4 * number :]
+        codes = [byte >> shift & 15 for shift in (0, 4) for byte in rest]
+        special = {8: math.nan, 15: -math.inf, 7: math.inf}
+        for i, code in enumerate(codes[:count]):
+            marked, word = bool(words[i // block] >> 31), words[i // block] & 0x7FFFFFFF
+            (largest,) = struct.unpack("<f", struct.pack("<I", word))
+            size = single(math.ldexp(largest, (code & 7) - 7 + marked)) if code & 7 else 0.0
+            value = -size if code & 8 and size else size
             decoded.append(special.get(code, value) if marked else value)
         return decoded
     uppers = struct.unpack_from(f"<{number}H", encoded)
@@ -325,7 +342,7 @@ def plain_decoded(wire: WireFormat, block: int, count: int, encoded: bytes) -> l
     return decoded
 
 
-@pytest.mark.parametrize("wire", [*AFFINE, WireFormat.INT8, WireFormat.COMPANDED8])
+@pytest.mark.parametrize("wire", [*AFFINE, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.E3M0])
 @settings(max_examples=150)
 @given(count=st.integers(1, 60), block=st.sampled_from([8, 9, 32]), data=st.data())
 def test_any_bytes_are_decoded_as_the_layout_says(
@@ -333,16 +350,17 @@ def test_any_bytes_are_decoded_as_the_layout_says(
 ) -> None:
     codec = make_codec(Quantization(wire, block), DataType.FLOAT, Scratch())
     number = math.ceil(count / block)
-    lows = b""
-    if wire in AFFINE:
+    lows = steps = b""
+    if wire in AFFINE or wire is WireFormat.E3M0:
         finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
         drawn_lows = data.draw(st.lists(finite, min_size=number, max_size=number))
         lows = struct.pack(f"<{number}f", *drawn_lows)
-    upper = st.integers(0, 127) | st.integers(0x80, 0x7F7F)
-    signed = st.tuples(upper, st.booleans()).map(lambda pair: pair[0] | pair[1] << 15)
-    steps = struct.pack(
-        f"<{number}H", *data.draw(st.lists(signed, min_size=number, max_size=number))
-    )
+    if wire is not WireFormat.E3M0:
+        upper = st.integers(0, 127) | st.integers(0x80, 0x7F7F)
+        signed = st.tuples(upper, st.booleans()).map(lambda pair: pair[0] | pair[1] << 15)
+        steps = struct.pack(
+            f"<{number}H", *data.draw(st.lists(signed, min_size=number, max_size=number))
+        )
     left = codec.encoded_bytes(count) - len(lows) - len(steps)
     encoded = lows + steps + data.draw(st.binary(min_size=left, max_size=left))
     out = np.empty(count, np.float32)

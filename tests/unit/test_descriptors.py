@@ -129,7 +129,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "quantized_datatype must be one of",
     ),
     ({"quantization_options": QuantizationOptions(format="int3")}, ValueError,
-     "format must be one of 'none', 'uint8', .*'uint16', not 'int3'"),
+     "format must be one of 'none', 'uint8', .*'int2', not 'int3'"),
     ({"quantization_options": QuantizationOptions(format=99)},  # type: ignore[arg-type]
      ValueError, "format must be one of 'none'"),
     ({"quantization_options": QuantizationOptions(block=7)}, ValueError,
@@ -224,7 +224,7 @@ def test_what_users_of_pccl_ask_for(
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "companded8", "int4", "float16", "bfloat16",
-                                  "uint16"])  # fmt: skip
+                                  "uint16", "e3m0", "int2"])  # fmt: skip
 def test_our_names_of_formats(name: str) -> None:
     wire = WireFormat[name.upper()]
     options = QuantizationOptions(format=name, block=64, stochastic=True)

@@ -45,6 +45,7 @@ SEED = 20_240
 HALF_STEPS = {
     **{"uint8": 0.0101, "int8": 0.0097, "companded8": 0.0111, "int4": 0.143},
     **{"float16": 0.00049, "bfloat16": 0.0040, "uint16": 0.000040},
+    **{"e3m0": 0.334, "int2": 0.794},
 }
 """Half steps of normal values in blocks of the default size, as root mean squares; see the formats
 in ``docs/algorithms.md``."""

@@ -7,10 +7,12 @@
 * ``constants``: blocks of one repeated number, in formats whose metadata has no room for that
   number.
 * ``noise``: the random numbers of stochastic rounding, which any member can draw again.
+* ``packing``: several short codes in a byte.
 * ``codec``: the base class of all wire formats: encodes a segment, decodes it, and measures the
   error.
-* ``affine``: even steps from each block's minimum to its maximum: uint8, uint16, and int4.
+* ``affine``: even steps from each block's minimum to its maximum: uint8, uint16, int4 and int2.
 * ``symmetric``: steps about zero, up to each block's largest magnitude: int8 and companded8.
+* ``octaves``: powers of two below each block's largest magnitude: e3m0.
 * ``halves``: float16 and bfloat16, scaled by a power of two per block.
 
 Encoding may differ in the last bit between machines. Decoding does not. It uses multiplications and
@@ -30,6 +32,7 @@ from pccl.collectives.quantization.affine import AffineCodec
 from pccl.collectives.quantization.codec import Codec, EncodeError
 from pccl.collectives.quantization.halves import HalfCodec
 from pccl.collectives.quantization.noise import Noise, noise_source
+from pccl.collectives.quantization.octaves import OctaveCodec
 from pccl.collectives.quantization.symmetric import SymmetricCodec
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
@@ -45,6 +48,8 @@ _CODECS: dict[WireFormat, type[Codec]] = {
     WireFormat.COMPANDED8: SymmetricCodec,
     WireFormat.FLOAT16: HalfCodec,
     WireFormat.BFLOAT16: HalfCodec,
+    WireFormat.E3M0: OctaveCodec,
+    WireFormat.INT2: AffineCodec,
 }
 
 

@@ -1,4 +1,4 @@
-"""Even steps from each block's minimum to its maximum: uint8, uint16, and int4.
+"""Even steps from each block's minimum to its maximum: uint8, uint16, int4 and int2.
 
 A block is its minimum (float32 or float64), its step (16 or 32 bits; ``steps``), then a code per
 value: ``minimum + code * step``. The error is at most half a step (stochastic rounding: a step),
@@ -6,6 +6,7 @@ plus the rounding of the sum. A constant block is exact. PCCL's MIN_MAX is this 
 block per chunk, truncating. Blocks are as in 8-bit optimizers (Dettmers et al., arXiv:2110.02861).
 
 In a marked block the three highest codes are inf, -inf and NaN; the finite values use the others.
+int2 has no room for infinities: there, the highest code is NaN, and they become NaN.
 """
 
 from __future__ import annotations
@@ -17,30 +18,32 @@ import numpy.typing as npt
 
 from pccl.collectives.quantization.blocks import Blocks
 from pccl.collectives.quantization.codec import Codec, Written
+from pccl.collectives.quantization.packing import pack, unpack
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
 from pccl.protocol.types import Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 
-_RESERVED = 3
+_SPECIALS = (np.inf, -np.inf, np.nan)
 
 
 class AffineCodec(Codec):
-    """Codec of uint8, uint16 and int4; values i and i + ceil(n / 2) of int4 share a byte."""
+    """Codec of uint8, uint16, int4 and int2; several values of the latter two share a byte."""
 
     def __init__(self, quantization: Quantization, data_type: DataType, scratch: Scratch) -> None:
         super().__init__(quantization, data_type, scratch)
-        self._nibbles = self._format is WireFormat.INT4
+        self._bits = self._format.bits
+        self._is_packed = self._bits < 8
+        self._specials = _SPECIALS[-1:] if self._format is WireFormat.INT2 else _SPECIALS
         self._codes = np.dtype("<u2" if self._format is WireFormat.UINT16 else np.uint8)
-        self._top = (1 << self._format.bits) - 1
+        self._top = (1 << self._bits) - 1
         self._lows = self._work.newbyteorder("<")
 
     def encoded_bytes(self, count: int) -> int:
         """Return the length of ``count`` encoded values, in bytes."""
         metadata = self._lows.itemsize + self._steps.wire.itemsize
-        codes = (count + 1) // 2 if self._nibbles else count * self._codes.itemsize
-        return -(-count // self.block) * metadata + codes
+        return -(-count // self.block) * metadata + -(-count * self._bits // 8)
 
     def _parts(self, encoded: Array, count: int) -> tuple[Array, Array, Array]:
         """Return the minima, the steps and the codes, as views."""
@@ -69,7 +72,7 @@ class AffineCodec(Codec):
             np.copyto(finite, wide)
             np.copyto(finite, blocks.spread(lows), where=special)
             values = finite
-            levels = np.where(marked, self._top - _RESERVED, self._top).astype(self._work)
+            levels = np.where(marked, self._top - len(self._specials), self._top).astype(self._work)
         reach = highs - lows
         huge: Array | None = None
         wanted = reach / levels
@@ -107,16 +110,15 @@ class AffineCodec(Codec):
         self, grid: Array, wide: Array, special: Array | None, codes_out: Array, spare: Array
     ) -> None:
         """Write the codes of a segment."""
-        codes = spare.view(np.uint8)[: len(grid)] if self._nibbles else codes_out
+        codes = spare.view(np.uint8)[: len(grid)] if self._is_packed else codes_out
         np.copyto(codes, grid, casting="unsafe")
         if special is not None:
             odd = wide[special]
             infinite = np.where(odd > 0, self._top - 2, self._top - 1)
-            codes[special] = np.where(np.isnan(odd), self._top, infinite)
-        if self._nibbles:
-            middle = len(codes_out)
-            np.copyto(codes_out, codes[:middle])
-            codes_out[: len(codes) - middle] |= codes[middle:] << np.uint8(4)
+            is_nan = np.isnan(odd) if len(self._specials) > 1 else True
+            codes[special] = np.where(is_nan, self._top, infinite)
+        if self._is_packed:
+            pack(codes, self._bits, codes_out)
 
     def _fits(self, lows: Array, steps: Array) -> Array:
         """Return for each block whether the dtype can hold the largest value of its codes."""
@@ -162,10 +164,9 @@ class AffineCodec(Codec):
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
         lows_in, steps_in, codes = self._parts(encoded, len(wide))
         blocks = self._blocks(len(wide))
-        if self._nibbles:
+        if self._is_packed:
             packed, codes = codes, spare.view(np.uint8)[: len(wide)]
-            np.bitwise_and(packed, 15, out=codes[: len(packed)])
-            np.right_shift(packed[: len(codes) - len(packed)], 4, out=codes[len(packed) :])
+            unpack(packed, self._bits, codes)
         lows = lows_in.astype(self._work)
         steps, marked = self._steps.unpack(steps_in)
         np.copyto(wide, codes)
@@ -183,5 +184,5 @@ class AffineCodec(Codec):
             np.add(wide, blocks.spread(lows, spread), out=wide)
         if marked is not None:
             inside = blocks.spread(marked)
-            for code, value in enumerate((np.inf, -np.inf, np.nan), self._top - 2):
+            for code, value in enumerate(self._specials, self._top + 1 - len(self._specials)):
                 wide[inside & (codes == code)] = value

@@ -41,7 +41,7 @@ class StepFormat:
         return self.exponent << self.shift
 
     def pack(self, wanted: Array, reach: Array, levels: Array | int, marked: Array | None) -> Array:
-        """Encode steps, rounded up.
+        """Encode steps, rounded up, but not to infinity.
 
         Args:
             wanted: ``reach / levels`` in the work dtype, shape (blocks,), finite, not negative.
@@ -51,6 +51,7 @@ class StepFormat:
         """
         ones = self.bits.type((1 << self.shift) - 1)
         upper: Array = (wanted.view(self.bits) + ones) >> self.bits.type(self.shift)
+        np.minimum(upper, self.bits.type(self.exponent - 1), out=upper)
         if upper.min() <= self.mantissa:
             tiny = (upper <= self.bits.type(self.mantissa)) & (reach > 0)
             fraction, exponent = np.frexp(reach)

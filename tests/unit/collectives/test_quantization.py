@@ -56,6 +56,20 @@ def test_int4_byte_by_byte() -> None:
     assert encoded(codec_of(WireFormat.INT4), values) == wire
 
 
+def test_int2_byte_by_byte() -> None:
+    # Five values in two bytes: the first two in the lowest bits, the last one in bits 4 and 5.
+    values = [0.0, 3.0, 1.0, 2.0, 3.0]
+    wire = struct.pack("<fH", 0.0, 0x3F80) + bytes([0b110100, 0b1011])
+    assert encoded(codec_of(WireFormat.INT2), values) == wire
+
+
+def test_e3m0_byte_by_byte() -> None:
+    # Codes 7 and 6 for 8 and 4, with a sign 13 for -2; 0.0625 is half of the least, 0.125.
+    values = [8.0, 4.0, -2.0, 0.0624, 0.0625, -0.0, 3.1]
+    wire = struct.pack("<f", 8.0) + bytes([0x17, 0x06, 0x6D, 0x00])
+    assert encoded(codec_of(WireFormat.E3M0), values) == wire
+
+
 def test_int8_byte_by_byte() -> None:
     values = [127.0, -127.0, 0.0, -1.4, 2.6]
     wire = struct.pack("<H", 0x3F80) + struct.pack("<5b", 127, -127, 0, -1, 3)
@@ -92,6 +106,12 @@ def test_specials_byte_by_byte() -> None:
     values = [NAN, INF, -INF, -1.0, 126.0]
     wire = struct.pack("<H", 0x8000 | 0x3F80) + struct.pack("<5b", -128, 127, -127, -1, 126)
     assert encoded(codec_of(WireFormat.INT8), values) == wire
+    values = [NAN, INF, -INF, -1.0, 8.0]
+    wire = struct.pack("<f", -8.0) + bytes([0xB8, 0x67, 0x0F])
+    assert encoded(codec_of(WireFormat.E3M0), values) == wire
+    values = [INF, 2.0, -1.0, 0.6, NAN]
+    wire = struct.pack("<fH", -1.0, 0x8000 | 0x3FC0) + bytes([0b110011, 0b0110])
+    assert encoded(codec_of(WireFormat.INT2), values) == wire
 
 
 def test_nothing_is_encoded_to_nothing() -> None:
@@ -175,7 +195,8 @@ def test_stochastic_rounding_keeps_the_mean(wire: WireFormat) -> None:
     With t = 0.05 that is 2e-9 for n = 4000; the 16 bits of a draw add 2**-17.
     """
     draws = 4000
-    ends = [1.0, -1.0] if wire in (WireFormat.INT8, WireFormat.COMPANDED8) else [1.0, 0.0]
+    is_symmetric = wire in (WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.E3M0)
+    ends = [1.0, -1.0] if is_symmetric else [1.0, 0.0]
     values = np.array([*ends, 0.3, 0.7001, 0.1234, 0.0312, 0.5003, 0.9], np.float32)
     many = np.tile(values, draws)
     codec = codec_of(wire)
@@ -246,9 +267,12 @@ def test_eight_bits_through_a_mesh(wire: WireFormat) -> None:
 # -- error feedback ----------------------------------------------------------------------------
 
 
-def test_four_bits_with_error_feedback_converge() -> None:
+@pytest.mark.parametrize(
+    ("wire", "once"), [(WireFormat.INT4, 0.09), (WireFormat.E3M0, 0.15), (WireFormat.INT2, 0.5)]
+)
+def test_few_bits_with_error_feedback_converge(wire: WireFormat, once: float) -> None:
     """What is left out of 50 rounds is never more than the residuals of the last one."""
-    peers, rounds, codec = 4, 50, codec_of(WireFormat.INT4, 32)
+    peers, rounds, codec = 4, 50, codec_of(wire, 32)
     data = independent(peers, heavy=False)[:, : 1 << 13]
     count = data.shape[1]
     exact = data.mean(0, np.float64)
@@ -277,7 +301,7 @@ def test_four_bits_with_error_feedback_converge() -> None:
         for residual in residuals:
             residual.commit()
         errors.append(relative_error(mean / turn, exact))
-    assert errors[0] > 0.09
+    assert errors[0] > once
     assert errors[24] < 1.5 * errors[0] / 25 + 0.002
     assert errors[49] < 1.5 * errors[0] / 50 + 0.002
     without = relative_error(mesh_average(data, codec), exact)
