@@ -395,11 +395,11 @@ def test_an_early_frame_that_turns_out_not_to_fit(
 ) -> None:
     victim = Victim(new_run(3, TIMING))  # where nothing else was ever sent ahead
     to_come = replace(victim.operation, tag=victim.operation.tag + 1)
-    with closing(victim.attack(UPSTREAM, frame(to_come, step=9, length=8))) as sock:
+    with closing(victim.attack(UPSTREAM, frame(to_come, step=9, length=8), lane=1)) as sock:
+        another = Victim(victim.run)
+        assert another.operation == to_come
+        victim.run.until(lambda: "closed the link to peer 3: unexpected segment" in caplog.text)
         assert is_closed(sock)
-    another = Victim(victim.run)
-    assert another.operation == to_come
-    victim.run.until(lambda: "closed the link to peer 3: unexpected segment" in caplog.text)
     another.check()
     victim.check()
 

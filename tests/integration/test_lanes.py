@@ -18,6 +18,7 @@ from pccl.protocol.types import PeerId
 from pccl.stress.emulator import LinkSpec, ProxyThread
 from pccl.transports.link import Lane, Link
 from tests.integration.conftest import Array, Run
+from tests.support.insides import upkeep_of
 from tests.support.ports import free_port
 
 TIMING = Timing(
@@ -64,7 +65,17 @@ class Crew:
         """Wait until every link has these lanes, on both sides."""
         ranks = range(len(self.members))
         pairs = [(one, other) for one in ranks for other in ranks if one != other]
-        self.run.until(lambda: all(self.numbers(*pair) == expected for pair in pairs))
+        found: dict[tuple[int, int], tuple[int, ...]] = {}
+
+        def is_whole() -> bool:
+            found.update({pair: self.numbers(*pair) for pair in pairs})
+            return all(numbers == expected for numbers in found.values())
+
+        try:
+            self.run.until(is_whole)
+        except AssertionError:
+            decides = [upkeep_of(member) for member in self.members]
+            raise AssertionError(f"lanes: {found}; upkeep: {decides}") from None
 
     def widen(self) -> None:
         """The first collective, after which every link of two or three has all its lanes."""

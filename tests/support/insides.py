@@ -9,8 +9,10 @@ from pccl.machines.master.machine import MasterMachine
 from pccl.protocol.handshake.certificates import certify
 from pccl.protocol.handshake.keys import Signer
 from pccl.protocol.handshake.opening import Opening
+from pccl.protocol.types import PeerId
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
+from pccl.topology.wanted_link import WantedLink
 
 
 def engine_of(comm: pccl.Communicator | pccl.aio.Communicator) -> PeerEngine:
@@ -29,6 +31,11 @@ def lanes_of(comm: pccl.Communicator) -> int:
     """How many lanes a member has, to anybody."""
     links = engine_of(comm).keeper._links.all()  # pyright: ignore[reportPrivateUsage]
     return sum(len(link.lanes) for link in links)
+
+
+def upkeep_of(comm: pccl.Communicator) -> dict[PeerId, WantedLink]:
+    """What a member decides about its links by."""
+    return engine_of(comm).keeper._upkeep._links  # pyright: ignore[reportPrivateUsage]
 
 
 def signer_of_member(comm: pccl.Communicator) -> Signer:
