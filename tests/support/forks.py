@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import multiprocessing as mp
 import os
 import runpy
@@ -159,7 +160,10 @@ def _attend(asker: socket.socket, python: str) -> None:
             os.close(stream)
         os.chdir(folder)
         _use_environment(environment)
-        _run_script(command, python)
+        try:
+            _run_script(command, python)
+        finally:
+            logging.shutdown()  # the fork ends without it, and lines may still be queued
         return
     asker.sendall(b"%d\n" % pid)
     for stream in streams:
