@@ -112,7 +112,8 @@ async def ask_address(
     The other arguments and the errors are those of ``ask_status``.
     """
     question = _MasterQuestion(clock, query, AddressIs, "answer")
-    answer = await question.ask(transport, master, credentials, timeout_s)
+    segment_bytes = 0 if query.padding else CAREFUL_SEGMENT_BYTES  # long packets, to try them
+    answer = await question.ask(transport, master, credentials, timeout_s, segment_bytes)
     return AddressAnswer(answer, question.local, question.asked_ns, question.answered_ns)
 
 
@@ -138,12 +139,17 @@ class _MasterQuestion(Generic[_Answer]):
         self.answered_ns = 0
 
     async def ask(
-        self, transport: Transport, master: Address, credentials: Credentials, timeout_s: float
+        self,
+        transport: Transport,
+        master: Address,
+        credentials: Credentials,
+        timeout_s: float,
+        segment_bytes: int = CAREFUL_SEGMENT_BYTES,
     ) -> _Answer:
         """Connect, ask, return the answer, and disconnect."""
         clock = self._clock
         deadline_ns = clock.now_ns() + round(timeout_s * NS_PER_S)
-        connection = await transport.dial(master, timeout_s, segment_bytes=CAREFUL_SEGMENT_BYTES)
+        connection = await transport.dial(master, timeout_s, segment_bytes=segment_bytes)
         self.local = connection.local
         handshake = credentials.dial(connection, Opening(Channel.CONTROL))
         await introduce(connection, handshake, clock, deadline_ns, self._begin)
