@@ -13,13 +13,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 import pccl
 from pccl.bindings.arguments import claim, release
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco.ledger import Revisions
-from pccl.bindings.diloco.outer import OuterParameters
+from pccl.bindings.diloco.outer import OuterParameters, length
 from pccl.bindings.diloco.rounds import (
     Average,
     Connect,
@@ -120,6 +121,8 @@ class JointCaller:
         self._is_idle = self._has_ended = self._is_closing = self._was_in = False
         self._revisions = Revisions(outer.ledger)
         self._buffers_tag = len(outer.fragments) + 1
+        self._lent: tuple[torch.Tensor, torch.Tensor] | None = None
+        """The pseudo-gradient that was taken last, and the memory for its average."""
         self._replayed: torch.Tensor | None = None
         """Sum of the buffers of the round that this newcomer replays."""
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
@@ -301,16 +304,28 @@ class JointCaller:
             contribution = self._contributions.popleft()
         if contribution is None:
             return None
-        # The reduce is in place, and the training thread may need the work again: copy it.
-        room = self._outer.fragments[contribution.fragment].empty()
-        return replace(contribution, values=room.copy_(contribution.values))
+        fragment, work = self._outer.fragments[contribution.fragment], contribution.values
+        fragment.copies.wait()
+        norm = length(work)
+        if contribution.buffers is not None and not math.isfinite(norm):
+            contribution.buffers.zero_()  # no contribution: the model is broken
+        # The training thread may need the work again, so its average gets memory of its own.
+        self._lent = work, fragment.empty()
+        return replace(contribution, values=self._lent[1], norm=norm)
 
     def _reduce(self, contribution: Contribution) -> Average:
         # A contribution without work skips error feedback.
         name = _name(contribution.fragment) if contribution.weight else None
+        lent, self._lent = self._lent, None
+        average: torch.Tensor = contribution.values
+        if lent is not None and lent[1] is average:
+            work = lent[0]
+        else:  # this replica contributes nothing; zeros that are never written take no memory
+            work = torch.from_numpy(np.zeros(len(average), average.numpy().dtype))
         try:
             info = self._comm.all_reduce(
-                contribution.values,
+                work,
+                average,
                 op=pccl.ReduceOp.AVG,
                 tag=contribution.fragment + 1,
                 quantization_options=self._compression.options(name),
@@ -320,7 +335,8 @@ class JointCaller:
                 retry=True,
             )
         except TooFewPeers:
-            if not self._excludes_infinite or bool(torch.isfinite(contribution.values).all()):
+            average.copy_(work)
+            if not self._excludes_infinite or bool(torch.isfinite(work).all()):
                 raise
             return Average((), 0.0, is_excluded=bool(contribution.weight))
         return Average(
@@ -370,7 +386,8 @@ class JointCaller:
             if not self._was_in and self._outer.inner is not None:  # the training thread waits
                 self._outer.inner.entered(is_late=bool(notice.number or notice.is_open))
             self._was_in = True
-            outer = [fragment.flat.clone() for fragment in self._outer.fragments]
+            self._lent = None
+            outer = [fragment.copy() for fragment in self._outer.fragments]
             buffers = self._outer.buffers.copies()
             for number in notice.corrected:
                 self._compression.feedback.forget(_name(number))

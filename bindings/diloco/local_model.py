@@ -17,9 +17,6 @@ from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
 from pccl.bindings.tensors import local, mesh_of, own_name, shards_of
 from pccl.checks import shown
 
-SPARES_MAX = 2
-"""Most buffers that a fragment keeps for reuse."""
-
 
 def named_parameters(
     params: torch.nn.Module | Iterable[Any] | None, inner: torch.optim.Optimizer
@@ -110,41 +107,63 @@ class LocalFragment:
 
     Attributes:
         outer: outer parameters of the fragment; at first they equal the model's.
-        base: parameters as of the last pseudo-gradient or merge, shape (n,).
     """
 
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]], factory: OuterFactory) -> None:
         self.names = tuple(name for name, _ in named)
         self.tensors = tuple(tensor for _, tensor in named)
         self.outer = OuterFragment(self.names, self.locals(), factory)
-        self.base = self.outer.empty().copy_(self.outer.flat)
-        self._spares: list[torch.Tensor] = []
-        self._is_exact = all(one.dtype == self.base.dtype for one in self.locals())
+        self._base: torch.Tensor | None = self.outer.copy()
+        """None: the current parameters, since ``take`` has used its memory; see ``hold``."""
+        self._is_exact = all(one.dtype == self.outer.flat.dtype for one in self.locals())
         """Whether all dtypes of the model can hold the outer parameters exactly."""
 
     def locals(self) -> list[torch.Tensor]:
         """Return the parameters, without a copy; for a sharded parameter, its local shard."""
         return [local(tensor) for tensor in self.tensors]
 
+    @property
+    def base(self) -> torch.Tensor:
+        """Parameters as of the last pseudo-gradient or merge, on the host, shape (n,)."""
+        base = self.hold()
+        self.outer.copies.settle()
+        return base
+
+    def hold(self) -> torch.Tensor:
+        """Copy the current parameters into the base, if ``take`` has used it up; return the base.
+
+        A step that takes a pseudo-gradient and waits for a merge needs no copy in between.
+        """
+        if self._base is None:
+            self._base = self.outer.empty()
+            with self.outer.copies.reading(self.locals()) as tensors:
+                for view, here in zip(self.outer.views(self._base), tensors, strict=True):
+                    view.copy_(here, non_blocking=True)
+        return self._base
+
     def take(self) -> torch.Tensor:
-        """Return the work since the base, and move the base to the current parameters.
+        """Return the work since the base, and make the current parameters the base.
+
+        Before the parameters change, except by ``merge`` or ``anchor``, ``hold`` must be called.
 
         Returns:
-            The pseudo-gradient: base minus parameters, shape (n,).
+            The pseudo-gradient: base minus parameters, shape (n,). On a CUDA device, it is complete
+            after ``outer.copies.wait()``.
         """
-        here = self._spare()
-        self._read(here)
-        work, self.base = self.base.sub_(here), here
+        work, self._base = self.hold(), None
+        with self.outer.copies.reading(self.locals()) as tensors:
+            for view, here in zip(self.outer.views(work), tensors, strict=True):
+                there = view.to(here.device, non_blocking=True)  # on the CPU, ``view`` itself
+                view.copy_(there.sub_(here), non_blocking=True)
         return work
 
     def put_back(self, work: torch.Tensor) -> None:
         """Make a pseudo-gradient that was not applied part of the next one.
 
         Args:
-            work: a result of ``take``; the fragment may reuse its memory.
+            work: a result of ``take``.
         """
         self.base.add_(work)
-        self._recycle(work)
 
     def preview(
         self,
@@ -163,9 +182,8 @@ class LocalFragment:
             share: the weight of this work, relative to the weight of a round.
         """
         if state is not None:
-            gradient = torch.mul(work, share, out=self._spare())
-            self.outer.preview(common, state, gradient)
-            self._recycle(gradient)
+            self.outer.copies.wait()
+            self.outer.preview(common, state, torch.mul(work, share))
         return common
 
     def merge(self, common: torch.Tensor, mixing: float) -> None:
@@ -175,15 +193,8 @@ class LocalFragment:
             common: the outer parameters, shape (n,); the fragment keeps this tensor.
             mixing: share of the local parameters that remains.
         """
-        old = self.base
-        if mixing:
-            self._read(old)
-            old.lerp_(common, 1 - mixing)
-            self._write(old, common)
-        else:
-            self._write(common, common)
-        self.base = common
-        self._recycle(old)
+        self._base = common
+        self._write(common, mixing)
 
     def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:
         """Load outer parameters, and keep the work since the base.
@@ -195,39 +206,32 @@ class LocalFragment:
         Returns:
             Whether the model has changed.
         """
-        here, work = self._spare(), self.base
-        self._read(here)
-        work.sub_(here)
+        work, self._base = self.take(), common
+        self.outer.copies.settle()
         for one in lost:
             work.add_(one)
-        torch.sub(common, work, out=work)
-        changed = not torch.equal(work, here)
-        self._write(work, common)
-        self.base = common
-        self._recycle(here)
+        wanted = torch.sub(common, work, out=work)
+        changed = not all(
+            torch.equal(view.to(here.device), here.to(view.dtype))
+            for view, here in zip(self.outer.views(wanted), self.locals(), strict=True)
+        )
+        self._write(wanted)
         return changed
 
-    def _write(self, wanted: torch.Tensor, base: torch.Tensor) -> None:
-        """Set the parameters to ``wanted``, and add their rounding errors to ``base``."""
-        for target, value in zip(self.locals(), self.outer.views(wanted), strict=True):
-            target.copy_(value)
-        if not self._is_exact:
-            here = self._spare()
-            self._read(here)
-            rounded = here.sub_(wanted)
-            base.add_(rounded)
-            self._recycle(here)
-
-    def _read(self, target: torch.Tensor) -> None:
-        for view, tensor in zip(self.outer.views(target), self.locals(), strict=True):
-            view.copy_(tensor)
-
-    def _recycle(self, buffer: torch.Tensor) -> None:
-        if len(self._spares) < SPARES_MAX:
-            self._spares.append(buffer)
-
-    def _spare(self) -> torch.Tensor:
-        return self._spares.pop() if self._spares else self.outer.empty()
+    def _write(self, values: torch.Tensor, mixing: float = 0.0) -> None:
+        """Set the parameters to ``values``, and add their rounding errors to the base."""
+        base = self.hold()
+        for value, kept, target in zip(
+            self.outer.views(values), self.outer.views(base), self.locals(), strict=True
+        ):
+            wanted = value.to(target.device, non_blocking=True)
+            if mixing:
+                wanted = target.to(value.dtype, copy=True).lerp_(wanted, 1 - mixing)
+            target.copy_(wanted)
+            if not self._is_exact:
+                rounded = target.to(value.dtype, copy=True).sub_(wanted)
+                there = kept.to(target.device, non_blocking=True)
+                kept.copy_(there.add_(rounded), non_blocking=True)
 
 
 class LocalModel:
@@ -267,8 +271,13 @@ class LocalModel:
             distributed.all_reduce(voted, op=distributed.ReduceOp.MAX, group=group)
         return bool(voted.item())
 
+    def hold(self) -> None:
+        """Prepare for the next inner step: keep the parameters that it changes, where needed."""
+        for part in self.parts:
+            part.hold()
+
     def take_over(self) -> None:
         """Set the model to the outer parameters and common buffers; discard the work since then."""
         for part in self.parts:
-            part.merge(part.outer.flat.clone(), 0.0)
+            part.merge(part.outer.copy(), 0.0)
         self.buffers.merge(self.buffers.common, 0.0)

@@ -87,6 +87,7 @@ class LocalTrainer:
         pipeline: position of the replica in the schedule.
         entry: number of the last entry into the run; 0: the replica has not joined yet.
         commits: outcomes of rounds that are not merged yet, by number.
+        awaited: number of the round that a merge waits for, or waited for last.
         has_changed: whether this object has changed parameters of the model.
     """
 
@@ -103,6 +104,7 @@ class LocalTrainer:
         self.pipeline = Pipeline(schedule)
         self.entry = 0
         self.commits: dict[int, RoundCommitted] = {}
+        self.awaited = 0
         self.has_changed = False
         self._parts = tuple(parts)
         self._mixing = mixing
@@ -206,6 +208,7 @@ class LocalTrainer:
                 yield self._launch(action)
                 continue
             while action.number not in self.commits:
+                self.awaited = action.number
                 yield None
                 if self.entry != entry:
                     return  # this replica has joined again, so the remaining actions are void
@@ -222,6 +225,7 @@ class LocalTrainer:
 
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
+        self._taken.pop(merge.number, None)  # first: a preview can use the memory
         kept = self._mixing if merge.is_taken else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
@@ -234,7 +238,6 @@ class LocalTrainer:
         buffers = committed.contribution.buffers
         if self._buffers is not None and buffers is not None:
             self._buffers.merge(buffers, self._mixing if merge.is_taken else 0.0)
-        self._taken.pop(merge.number, None)
         self.has_changed = True
         return RoundMerged(merge, committed)
 

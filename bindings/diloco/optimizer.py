@@ -416,8 +416,8 @@ class DiLoCo(torch.optim.Optimizer):
         reduced when a lost membership ended the run here: other members may have applied it.
         """
         if self._has_started:
+            self._driver.send_all()
             self._caller.settle()
-            self._driver.hear(after_failure=True)
             self._driver.give_up_flights()
         position = self._pipeline.position()
         in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]

@@ -7,7 +7,8 @@ are updated in place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -50,6 +51,58 @@ def length(values: torch.Tensor) -> float:
     return norm
 
 
+class HostCopies:
+    """Copies between the parameters of one fragment and the host, which the training outruns.
+
+    On a CUDA device they run on a stream of their own, with page-locked memory on the host.
+
+    Args:
+        tensors: the parameters, on any devices.
+
+    Attributes:
+        are_pinned: whether buffers on the host should be page-locked.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors}
+        self.are_pinned = any(device.type == "cuda" for device in devices)
+        self._stream: torch.cuda.Stream | None = None
+        if self.are_pinned and len(devices) == 1:  # on several devices, copies are in step
+            self._stream = torch.cuda.Stream(devices.pop())
+        self._last: torch.cuda.Event | None = None
+
+    @contextmanager
+    def reading(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> Generator[Sequence[torch.Tensor], None, None]:
+        """Return a context for reads of the current values of ``tensors``, which it yields.
+
+        On a CUDA device it yields snapshots there, because the training goes on; ``wait`` then
+        waits for what the context has begun.
+        """
+        if self._stream is None:
+            yield tensors
+            return
+        taken = [tensor.clone() for tensor in tensors]
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            for tensor in taken:
+                tensor.record_stream(self._stream)
+            yield taken
+            self._last = self._stream.record_event()
+
+    def wait(self) -> None:
+        """Wait until the host has what ``reading`` has read. Any thread may call it."""
+        if self._last is not None:
+            self._last.synchronize()
+
+    def settle(self) -> None:
+        """Wait for all copies of the calling thread, so that it may use the memory on the host."""
+        with self.reading(()):
+            pass
+        self.wait()
+
+
 class OuterFragment:
     """The outer parameters of one fragment, and their optimizer.
 
@@ -59,6 +112,7 @@ class OuterFragment:
         factory: makes the optimizer.
 
     Attributes:
+        copies: makes copies between the host and the devices of the parameters.
         flat: all values in sequence, shape (n,); float64 if a parameter is, otherwise float32.
         optimizer: the outer optimizer; its parameters are views of ``flat``.
     """
@@ -69,41 +123,50 @@ class OuterFragment:
         self.names = tuple(names)
         self._shapes = [tensor.shape for tensor in tensors]
         self._sizes = [tensor.numel() for tensor in tensors]
-        self._is_pinned = any(tensor.is_cuda for tensor in tensors)
+        self.copies = HostCopies(tensors)
         wide = any(tensor.dtype == torch.float64 for tensor in tensors)
         self._dtype = torch.float64 if wide else torch.float32
         self.flat = self.empty()
-        for view, tensor in zip(self.views(self.flat), tensors, strict=True):
-            view.copy_(tensor)
+        self._load(tensors)
         self._factory = factory
         self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
         self.optimizer = factory(list(self._parameters))
         _check_covers(self.optimizer, self._parameters)
         self._make_state()
+        self._load(tensors)
 
     def empty(self) -> torch.Tensor:
         """Return a new buffer like ``flat``, page-locked if the model is on a CUDA device."""
-        return torch.empty(sum(self._sizes), dtype=self._dtype, pin_memory=self._is_pinned)
+        pinned = self.copies.are_pinned
+        return torch.empty(sum(self._sizes), dtype=self._dtype, pin_memory=pinned)
+
+    def copy(self) -> torch.Tensor:
+        """Return a copy of ``flat``."""
+        return self.empty().copy_(self.flat)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return views of a flat tensor, shaped like the parameters."""
         parts = torch.split(flat, self._sizes)
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
+    def _load(self, tensors: Sequence[torch.Tensor]) -> None:
+        for view, tensor in zip(self.views(self.flat), tensors, strict=True):
+            view.copy_(tensor)
+
     def _make_state(self) -> None:
         """Make the optimizer create its tensors now, so that they can be shared.
 
         An optimizer creates them in its first step. This method undoes that step: each tensor gets
-        its first value again, mostly 0.
+        its first value again, mostly 0. Afterwards, ``flat`` is to be loaded again.
         """
-        before = self.flat.clone()
         for parameter in self._parameters:
             held = self.optimizer.state.get(parameter, {})
             self.optimizer.state[parameter] = _FirstValues(held)
             parameter.grad = torch.zeros_like(parameter)
         self.flat.zero_()  # so that weight decay leaves no trace
         self.optimizer.step()
-        self.flat.copy_(before)
+        for parameter in self._parameters:
+            parameter.grad = None
         for _, key, value in self.state_entries():
             if not isinstance(value, torch.Tensor):
                 raise ValueError(

@@ -125,11 +125,12 @@ class Contribution:
         number: number of the round.
         fragment: fragment of the model.
         weight: weight of the work; 0.0: no work was done.
-        values: the pseudo-gradient, shape (n,), float32; after the reduce the average. It is a
-            copy, so the replica still has its work. The simulator uses another type.
+        values: the pseudo-gradient, shape (n,), float32; with ``Reduce``, other memory for the
+            average, so the replica still has its work. The simulator uses another type.
         entry: number of the replica's entry; contributions of earlier entries are dropped.
         buffers: the buffers of the model, weighted, as something to add up; after the round the
             common buffers. None: no buffers go with this fragment.
+        norm: L2 norm of the pseudo-gradient.
     """
 
     number: int
@@ -138,6 +139,7 @@ class Contribution:
     values: Any = field(repr=False)
     entry: int
     buffers: Any = field(default=None, repr=False)
+    norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +302,11 @@ class Rounds:
                 continue  # it dates from before this replica was cut off
             try:
                 yield from self._round(contribution)
+                continue
             except (Evicted, MasterLost) as error:
                 self._check_can_rejoin(error)
-                yield from self._enter(Update())
+            del contribution  # its memory is free while this replica joins again
+            yield from self._enter(Update())
 
     @property
     def doubt(self) -> int | None:

@@ -10,6 +10,7 @@ import copy
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,6 @@ from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller, JointNew
 from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
-from pccl.bindings.diloco.outer import length
 from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
@@ -32,9 +32,8 @@ _log = logging.getLogger("pccl.diloco")
 
 @dataclass(slots=True)
 class _OwnRound:
-    """A round with a pseudo-gradient of this replica: its norm, start time and duration."""
+    """A round with a pseudo-gradient of this replica: its start time and duration."""
 
-    norm: float = 0.0
     began_s: float = 0.0
     took_s: float = 0.0
 
@@ -74,8 +73,11 @@ class TrainingDriver:
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
         self.on_reset: Callable[[], None] = lambda: None
+        self._model = model
         self._caller = caller
         self._events = events
+        self._unsent: deque[Contribution] = deque()
+        """Contributions that the caller does not have yet, in order."""
         self._rounds: dict[int, _OwnRound] = {}
         """Unmerged rounds of this replica, by number."""
         self._last_step_s = math.nan
@@ -125,19 +127,32 @@ class TrainingDriver:
                         self._merged(action, waited_s)
                         waited_s = 0.0
                     else:
-                        began_s = time.monotonic()
-                        norm = length(action.values)
-                        if action.buffers is not None and not math.isfinite(norm):
-                            action.buffers.zero_()  # no contribution: the model is broken
-                        self._rounds[action.number] = _OwnRound(norm, began_s)
-                        self._caller.put(action)
+                        self._unsent.append(action)
                 else:
+                    self.send_all()
+                    self._model.hold()
                     return
+                self._send(self.trainer.awaited)
             self._events.deliver()  # may take long; if Ctrl-C interrupts it, the merge stays due
             began_s = time.monotonic()
             self._caller.wait()
             self.hear(after_failure=True)
             waited_s += time.monotonic() - began_s
+
+    def send_all(self) -> None:
+        """Pass all contributions to the thread of the joint calls."""
+        with interrupts.deferred():
+            self._send(self.trainer.pipeline.number)
+
+    def _send(self, last: int) -> None:
+        """Pass on contributions up to round ``last``, which a merge waits for.
+
+        The others follow when no merge waits: until then, earlier averages take their memory.
+        """
+        while self._unsent and self._unsent[0].number <= last:
+            contribution = self._unsent.popleft()
+            self._rounds[contribution.number] = _OwnRound(time.monotonic())
+            self._caller.put(contribution)
 
     def _merged(self, merged: RoundMerged, exposed_s: float) -> None:
         average, contribution = merged.committed.average, merged.committed.contribution
@@ -161,7 +176,7 @@ class TrainingDriver:
                 reduce_s=own.took_s,
                 hidden_s=max(own.took_s - exposed_s, 0.0),
                 exposed_s=exposed_s,
-                pseudo_gradient_norm=own.norm,
+                pseudo_gradient_norm=contribution.norm,
                 mean_norm=merged.committed.mean_norm,
             )
         )
@@ -216,6 +231,7 @@ class TrainingDriver:
             )
             self.on_reset()
         self._rounds.clear()
+        self._unsent.clear()
         is_elsewhere = resumed is not None
         self.trainer.enter(entered, news.outer, news.buffers, is_elsewhere=is_elsewhere)
 
@@ -234,6 +250,7 @@ class TrainingDriver:
 
     def give_up_flights(self) -> None:
         """Drop the rounds in flight that get no outcome, because the run has failed."""
+        self.hear(after_failure=True)
         with interrupts.deferred():
             for launch in self.trainer.pipeline.in_flight():
                 if launch.number not in self.trainer.commits:

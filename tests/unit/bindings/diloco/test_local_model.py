@@ -34,6 +34,13 @@ def moved(tensors: list[Any], *by: float) -> None:
             tensor -= one
 
 
+def taken(part: LocalFragment) -> Any:
+    """A pseudo-gradient, after which the training goes on."""
+    work = part.take()
+    part.hold()
+    return work
+
+
 def flat(tensors: list[Any]) -> list[float]:
     return [value for tensor in tensors for value in listed(tensor.detach().float().flatten())]
 
@@ -41,34 +48,34 @@ def flat(tensors: list[Any]) -> list[float]:
 def test_a_pseudo_gradient_is_what_was_there_minus_what_is_there() -> None:
     part, tensors, _ = part_of([8.0, 9.0], [10.0])
     moved(tensors, 1, 3)
-    assert listed(part.take()) == [1, 1, 3]
+    assert listed(taken(part)) == [1, 1, 3]
     assert flat(tensors) == [7, 8, 7]
     assert listed(part.base) == [7, 8, 7]
-    assert listed(part.take()) == [0, 0, 0]
+    assert listed(taken(part)) == [0, 0, 0]
     moved(tensors, 2, 0)
-    assert listed(part.take()) == [2, 2, 0]
+    assert listed(taken(part)) == [2, 2, 0]
 
 
 def test_a_merge_takes_over_the_outer_parameters() -> None:
     part, tensors, _ = part_of([8.0], [10.0])
     moved(tensors, 1, 1)
-    part.take()
+    taken(part)
     part.merge(torch.tensor([5.0, 6.0]), 0.0)
     assert flat(tensors) == [5, 6]
-    assert listed(part.take()) == [0, 0]
+    assert listed(taken(part)) == [0, 0]
     moved(tensors, 1, 2)
-    assert listed(part.take()) == [1, 2]
+    assert listed(taken(part)) == [1, 2]
 
 
 def test_mixing_keeps_so_much_of_the_local_parameters() -> None:
     """Streaming DiLoCo, arXiv:2501.18512: the next pseudo-gradient is from the outer parameters."""
     part, tensors, _ = part_of([8.0], [16.0])
-    part.take()
+    taken(part)
     moved(tensors, 0, 4)
     part.merge(torch.tensor([4.0, 4.0]), 0.25)
     assert flat(tensors) == [5, 6]  # 8 / 4 + 4 * 3 / 4, 12 / 4 + 4 * 3 / 4
     assert listed(part.base) == [4, 4]
-    assert listed(part.take()) == [-1, -2]
+    assert listed(taken(part)) == [-1, -2]
 
 
 def test_an_anchor_keeps_the_work_since_the_base() -> None:
@@ -77,19 +84,19 @@ def test_an_anchor_keeps_the_work_since_the_base() -> None:
     assert part.anchor(torch.tensor([100.0, 200.0]), [])
     assert flat(tensors) == [99, 198]
     assert listed(part.base) == [100, 200]
-    assert listed(part.take()) == [1, 2]
+    assert listed(taken(part)) == [1, 2]
 
 
 def test_an_anchor_counts_again_what_was_not_applied() -> None:
     part, tensors, _ = part_of([8.0], [16.0])
     moved(tensors, 1, 2)
-    first = part.take()
+    first = taken(part)
     moved(tensors, 4, 0)
-    second = part.take()
+    second = taken(part)
     moved(tensors, 0, 32)
     assert part.anchor(torch.tensor([100.0, 200.0]), [first, second])
     assert flat(tensors) == [95, 166]
-    assert listed(part.take()) == [5, 34]
+    assert listed(taken(part)) == [5, 34]
     assert listed(first) == [1, 2]
 
 
@@ -100,15 +107,26 @@ def test_an_anchor_where_the_model_is_changes_nothing() -> None:
     assert part.anchor(torch.tensor([8.0, 15.0]), [])
 
 
-def test_buffers_are_used_again_however_often_it_is_cut_off() -> None:
-    part, tensors, fragment = part_of([8.0], [16.0])
-    for _ in range(20):
-        moved(tensors, 1, 1)
-        lost = part.take()
-        part.anchor(fragment.flat.clone(), [lost])
-        part.anchor(fragment.flat.clone(), [])  # an open round
-        part.merge(part.take(), 0.0)
-    assert len(vars(part)["_spares"]) <= 3
+def test_what_was_taken_needs_no_copy_before_a_merge() -> None:
+    part, tensors, _ = part_of([8.0], [16.0])
+    base = part.base
+    moved(tensors, 1, 2)
+    work = part.take()
+    assert work.data_ptr() == base.data_ptr(), "the base is not needed any more"
+    common = torch.tensor([5.0, 6.0])
+    part.merge(common, 0.0)
+    assert part.base is common
+    part.take()
+    assert part.anchor(torch.tensor([100.0, 200.0]), [work])
+    assert flat(tensors) == [99, 198]
+
+
+def test_lost_work_is_kept_without_a_base() -> None:
+    part, tensors, _ = part_of([8.0], [16.0])
+    moved(tensors, 1, 2)
+    part.put_back(part.take())
+    assert listed(part.base) == [8, 16]
+    assert listed(taken(part)) == [1, 2]
 
 
 # -- dtypes --------------------------------------------------------------------------------------
@@ -121,15 +139,15 @@ FINE = 1.0 + 2.0**-12
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 def test_rounding_is_no_work_after_a_merge(dtype: Any, mixing: float) -> None:
     part, tensors, _ = part_of([1.0, 1.0], [2.0], dtype=dtype)
-    part.take()
+    taken(part)
     part.merge(torch.tensor([FINE, FINE, 2 * FINE]), mixing)
     assert [tensor.dtype for tensor in tensors] == [dtype, dtype]
     assert flat(tensors) == [1, 1, 2]
     # With mixing, half of what lies between the two is left to do, but not the rounding.
     left = mixing * 2.0**-12
-    assert listed(part.take()) == [left, left, 2 * left]
+    assert listed(taken(part)) == [left, left, 2 * left]
     moved(tensors, 0.25, 0.5)
-    assert listed(part.take()) == [0.25, 0.25, 0.5]
+    assert listed(taken(part)) == [0.25, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -138,14 +156,14 @@ def test_rounding_is_no_work_after_an_anchor(dtype: Any) -> None:
     moved(tensors, 0.25)
     part.anchor(torch.tensor([FINE]), [])
     assert flat(tensors) == [0.75]
-    assert listed(part.take()) == [0.25]
+    assert listed(taken(part)) == [0.25]
 
 
 def test_small_work_of_a_coarse_model_adds_up_in_the_outer_parameters() -> None:
     """Rounds that move the outer parameters by less than bfloat16 tells apart are not undone."""
     part, tensors, fragment = part_of([1.0], dtype=torch.bfloat16)
     for _ in range(8):
-        work = part.take()
+        work = taken(part)
         assert listed(work) == [0.0]
         fragment.flat -= 2.0**-10  # what the others have done
         part.merge(fragment.flat.clone(), 0.0)
@@ -160,7 +178,7 @@ def test_parameters_of_several_dtypes_are_one_part() -> None:
     ]
     part = LocalFragment([("a", tensors[0]), ("b", tensors[1])], nesterov)
     moved(tensors, 0.5, 2.0**-40)
-    work = part.take()
+    work = taken(part)
     assert work.dtype == torch.float64
     assert listed(work) == [0.5, 0.5, 2.0**-40]
 
@@ -179,7 +197,7 @@ def test_a_replica_that_takes_over_leaves_its_work_out() -> None:
     moved(tensors, 0.5, 0.5)
     replica.take_over()
     assert flat(tensors) == [1, 2]
-    assert [listed(part.take()) for part in replica.parts] == [[0], [0]]
+    assert [listed(taken(part)) for part in replica.parts] == [[0], [0]]
     moved(tensors, 0.5, 0.5)  # the outer parameters are not the model's memory
     assert [listed(part.outer.flat) for part in replica.parts] == [[1], [2]]
 
@@ -247,10 +265,10 @@ def test_what_cannot_be_averaged_is_refused_in_words() -> None:
 def test_a_preview_takes_a_share_of_own_work_and_needs_the_optimizers_state() -> None:
     part, tensors, outer = part_of([8.0], [10.0])
     moved(tensors, 1, 2)
-    work, state = part.take(), outer.copy_state()
+    work, state = taken(part), outer.copy_state()
     assert listed(part.preview(torch.tensor([5.0, 6.0]), None, work, 0.5)) == [5, 6]
     ahead = part.preview(torch.tensor([5.0, 6.0]), state, work, 0.5)
     assert listed(ahead) == pytest.approx([5 - 0.7 * 1.9 * 0.5, 6 - 0.7 * 1.9])  # momentum was 0
     part.merge(ahead, 0.0)
     moved(tensors, 1, 2)
-    assert listed(part.take()) == pytest.approx([1, 2]), "the preview is no work"
+    assert listed(taken(part)) == pytest.approx([1, 2]), "the preview is no work"

@@ -71,10 +71,10 @@ class Alone:
             self.syncs.pop(0)()
         return Info(state.revision)
 
-    def all_reduce(self, values: Any, **options: Any) -> Info:
+    def all_reduce(self, values: Any, result: Any = None, **options: Any) -> Info:
         self.options.append(options)
         if self.reduces:
-            return self.reduces.pop(0)(values)
+            return self.reduces.pop(0)(values if result is None else result.copy_(values))
         raise TooFewPeers
 
     def close(self) -> None:

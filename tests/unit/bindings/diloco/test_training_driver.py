@@ -51,7 +51,7 @@ class ScriptedCaller:
 
     def __init__(self, on_wait: Callable[[], Notice]) -> None:
         self.queue: list[JointNews] = []
-        self._on_wait = on_wait
+        self.on_wait = on_wait
         self.contributions: list[Contribution] = []
 
     def tell(self, notice: Notice, at_s: float = 0.0) -> None:
@@ -63,7 +63,7 @@ class ScriptedCaller:
 
     def wait(self) -> None:
         if not self.queue:
-            self.tell(self._on_wait())
+            self.tell(self.on_wait())
 
     def check(self) -> None:
         pass
@@ -75,20 +75,20 @@ class ScriptedCaller:
 class Trained:
     """A replica that makes a round in every inner step, among these contributors."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: int = 0) -> None:
         self.heard: list[Event] = []
         self.heard_before_waiting: list[Event] = []
         self.contributors: tuple[int, ...] = (MINE,)
-        self.caller = ScriptedCaller(self._commit)
-        kept = {"parts": (WholeModel(),), "buffers": None}
+        self.caller = ScriptedCaller(self.commit)
+        kept = {"parts": (WholeModel(),), "buffers": None, "hold": lambda: None}
         model = cast("LocalModel", type("OneModel", (), kept))
         self.events = EventQueue(self.heard.append)
         caller = cast("JointCaller", self.caller)
-        self.driver = TrainingDriver(Schedule(1, 1), model, 0.0, caller, self.events)
+        self.driver = TrainingDriver(Schedule(1, 1, 0.0, delay), model, 0.0, caller, self.events)
         self.caller.tell(Entered(1, 0, is_open=False, applied=()))
         self.driver.enter()
 
-    def _commit(self) -> RoundCommitted:
+    def commit(self) -> RoundCommitted:
         self.heard_before_waiting = list(self.heard)
         return RoundCommitted(self.caller.contributions[-1], Average(self.contributors, 1.0), 0.5)
 
@@ -176,3 +176,34 @@ def test_work_that_the_run_has_forgotten_is_told(
     one.driver.hear()
     (line,) = [record.message for record in caplog.records] or [""]
     assert ("has averaged this peer's work of weight 1;" in line) == is_forgotten
+
+
+def test_a_contribution_waits_for_the_merge_before_it() -> None:
+    """Else its average would get memory while that of the round before still has some."""
+    one = Trained(delay=1)
+    sent: list[list[int]] = []
+
+    def commit() -> Notice:
+        sent.append([given.number for given in one.caller.contributions])
+        return one.commit()
+
+    one.caller.on_wait = commit
+    for _ in range(3):
+        one.step()
+    assert sent == [[0], [0, 1]]
+    assert [given.number for given in one.caller.contributions] == [0, 1, 2]
+
+
+def test_ctrl_c_in_a_wait_loses_no_contribution() -> None:
+    one = Trained(delay=1)
+    one.step()
+
+    def interrupt() -> Notice:
+        raise KeyboardInterrupt
+
+    one.caller.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    assert [given.number for given in one.caller.contributions] == [0]
+    one.driver.send_all()
+    assert [given.number for given in one.caller.contributions] == [0, 1]
