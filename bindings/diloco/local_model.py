@@ -115,6 +115,8 @@ class LocalFragment:
         self.outer = OuterFragment(self.names, self.locals(), factory)
         self._base: torch.Tensor | None = self.outer.copy()
         """None: the current parameters, since ``take`` has used its memory; see ``hold``."""
+        self._spare: torch.Tensor | None = None
+        """The memory of the last base, for the next one: new memory costs page faults."""
         self._is_exact = all(one.dtype == self.outer.flat.dtype for one in self.locals())
         """Whether all dtypes of the model can hold the outer parameters exactly."""
 
@@ -135,7 +137,9 @@ class LocalFragment:
         A step that takes a pseudo-gradient and waits for a merge needs no copy in between.
         """
         if self._base is None:
-            self._base = self.outer.empty()
+            self._base, self._spare = self._spare, None
+            if self._base is None:
+                self._base = self.outer.empty()
             with self.outer.copies.reading(self.locals()) as tensors:
                 for view, here in zip(self.outer.views(self._base), tensors, strict=True):
                     view.copy_(here, non_blocking=True)
@@ -193,7 +197,7 @@ class LocalFragment:
             common: the outer parameters, shape (n,); the fragment keeps this tensor.
             mixing: share of the local parameters that remains.
         """
-        self._base = common
+        self._base, self._spare = common, self._base
         self._write(common, mixing)
 
     def anchor(self, common: torch.Tensor, lost: Iterable[torch.Tensor]) -> bool:

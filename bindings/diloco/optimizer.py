@@ -25,7 +25,7 @@ from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
-from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factory
+from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factor, outer_factory
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
 from pccl.bindings.event_queue import EventQueue
@@ -73,18 +73,21 @@ class DiLoCo(torch.optim.Optimizer):
         comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
             ``"30s"``, so that slow and fast machines synchronize together.
-        outer: function that makes the outer optimizer from its parameters, which are on the host
-            in float32. None: SGD with lr 0.7 and Nesterov momentum 0.9.
+        outer: function that makes the outer optimizer of a fragment from its parameters, which are
+            on the host in float32, and from their ``names``, if it has such a parameter. None: SGD
+            with lr 0.7 and Nesterov momentum 0.9.
+        outer_lr_lambda: factor of the outer learning rates, by the number of outer steps that the
+            run has made of a fragment, the same for all peers.
         delay: inner steps between taking a pseudo-gradient and merging its average; 0: the step
             waits for the average; ``sync_every``: the update is delayed by one round.
         mixing: share of the local parameters that a merge keeps; None: 0.5 with a delay between 0
             and ``sync_every``, otherwise 0.
         eager: with a delay of ``sync_every``: train on what the outer step makes of the own latest
             pseudo-gradient alone, instead of waiting a round for it (arXiv:2502.12996).
-        fragments: number of parts of the model that are synchronized in turn; more parts make each
-            transfer smaller.
+        fragments: number of parts of the model, which are synchronized in turn.
         fragment_order: ``"strided"``: each fragment has parameters of all depths;
-            ``"sequential"``: of neighbouring layers. Fragments have about equal sizes.
+            ``"sequential"``: of neighbouring layers. Fragments have about equal sizes. With
+            ``"-blocks"`` after it, blocks such as ``layers.3`` stay whole.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
             feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
@@ -116,6 +119,7 @@ class DiLoCo(torch.optim.Optimizer):
         comm: pccl.Communicator,
         sync_every: int | str = 100,
         outer: OuterFactory | None = None,
+        outer_lr_lambda: Callable[[int], float] | None = None,
         delay: int = 0,
         mixing: float | None = None,
         eager: bool = False,
@@ -132,19 +136,15 @@ class DiLoCo(torch.optim.Optimizer):
         if guard is not None:
             check_guard(guard)
         named = named_parameters(params, inner)
-        factory = outer_factory(outer)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
         self._schedule.check_eager(eager, mixed)
         min_peers = resolve_min_peers(min_peers)
-        parts = partition([p.numel() for _, p in named], fragments, fragment_order)
+        names, sizes = zip(*((name, p.numel()) for name, p in named), strict=True)
+        self._parts = partition(sizes, fragments, fragment_order, names)
         self.inner = inner
-        self._parts = parts
-        self._model = LocalModel(
-            [[named[index] for index in part] for part in parts],
-            factory,
-            named_buffers(buffers, params),
-        )
+        parts = [[named[index] for index in part] for part in self._parts]
+        self._model = LocalModel(parts, outer_factory(outer), named_buffers(buffers, params))
         if warm_up is not None:
             check_count("warm_up", warm_up, lowest=0)
         self._inner_state = InnerState(inner, named, warm_up)
@@ -155,6 +155,7 @@ class DiLoCo(torch.optim.Optimizer):
             self._model.buffers,
             self._inner_state,
             previews=eager,
+            factor=outer_factor(outer_lr_lambda),
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
@@ -178,8 +179,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver.on_reset = partial(forget_broken, inner)
         self._pipeline = self._driver.trainer.pipeline
         self._followed: list[FollowedScheduler] = []
-        self._has_started = self._has_joined = self._has_stepped = False
-        self._is_made = False
+        self._has_started = self._has_joined = self._has_stepped = self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
         self.param_groups = inner.param_groups

@@ -7,21 +7,33 @@ are updated in place.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 import pccl
+from pccl.bindings.arguments import check_amount
 from pccl.bindings.diloco.buffers import SharedBuffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.checks import shown
 
 _linalg: Any = torch.linalg  # without types
-OuterFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+OuterFactory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer for a list of tensors. A parameter ``names`` gets their names."""
+
+OuterFactor = Callable[[int], float]
+"""Returns the factor of the outer learning rate for an outer step of a fragment, from 0."""
+
+FACTOR_MAX = 1e6
+
+SHOWN_STEPS = (0, 1, 10, 100, 1000, 10_000)
+"""Outer steps whose factors members compare when they join."""
 
 
 def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -43,6 +55,29 @@ def outer_factory(outer: object) -> OuterFactory:
             f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {shown(outer)}"
         )
     return cast("OuterFactory", outer)
+
+
+def outer_factor(asked: object) -> OuterFactor | None:
+    """Return the checked schedule of the outer learning rate; None: it is constant.
+
+    Raises:
+        TypeError, ValueError: ``asked`` is no function, or a factor is no number from 0.
+    """
+    if asked is None:
+        return None
+    if not callable(asked):
+        raise TypeError(
+            "outer_lr_lambda must be a function from the number of an outer step to a factor, as "
+            f"for torch.optim.lr_scheduler.LambdaLR, not {shown(asked)}"
+        )
+
+    def factor(step: int) -> float:
+        # Rounded, because the mathematical functions of machines may differ in the last bit.
+        return float(f"{check_amount('a factor', asked(step), FACTOR_MAX):.9g}")
+
+    for step in SHOWN_STEPS:
+        factor(step)
+    return factor
 
 
 def length(values: torch.Tensor) -> float:
@@ -128,10 +163,12 @@ class OuterFragment:
         self._dtype = torch.float64 if wide else torch.float32
         self.flat = self.empty()
         self._load(tensors)
-        self._factory = factory
+        takes_names = "names" in inspect.signature(factory).parameters
+        self._factory = partial(factory, names=self.names) if takes_names else factory
         self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
-        self.optimizer = factory(list(self._parameters))
+        self.optimizer = self._factory(list(self._parameters))
         _check_covers(self.optimizer, self._parameters)
+        self._rates = [group.get("lr") for group in self.optimizer.param_groups]
         self._make_state()
         self._load(tensors)
 
@@ -182,10 +219,18 @@ class OuterFragment:
 
     @property
     def settings(self) -> str:
-        """Name and settings of the optimizer, as text."""
-        group = self.optimizer.param_groups[0]
-        said = [f"{key}={value}" for key, value in sorted(group.items()) if key != "params"]
-        return f"{type(self.optimizer).__name__}({', '.join(said)})"
+        """Name and settings of the optimizer, as text; of each param group, if they differ."""
+        groups = [
+            ", ".join(f"{key}={value}" for key, value in sorted(group.items()) if key != "params")
+            for group in self.optimizer.param_groups
+        ]
+        return f"{type(self.optimizer).__name__}({'; '.join(dict.fromkeys(groups))})"
+
+    def scale_rate(self, factor: float) -> None:
+        """Set the learning rate of each param group to a multiple of its first value."""
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate * factor
 
     def state_entries(self) -> list[tuple[str, str, Any]]:
         """Return the optimizer's state: parameter name, key and value of each non-None entry."""
@@ -201,7 +246,8 @@ class OuterFragment:
 
         The settings stay those of the program, which must be equal on all members.
         """
-        for number, parameter in enumerate(self._parameters):
+        held = [one for group in self.optimizer.param_groups for one in group["params"]]
+        for number, parameter in enumerate(held):
             for key, value in saved["state"].get(number, {}).items():
                 if value is not None:
                     self.optimizer.state[parameter][key].copy_(value)
@@ -240,6 +286,8 @@ class OuterFragment:
         for parameter, held, view in zip(parameters, state, self.views(gradient), strict=True):
             optimizer.state[parameter] = held
             parameter.grad = view
+        for group, current in zip(optimizer.param_groups, self.optimizer.param_groups, strict=True):
+            group.update({key: value for key, value in current.items() if key == "lr"})
         optimizer.step()
 
     def infos(self) -> list[pccl.TensorInfo]:
@@ -264,6 +312,7 @@ class OuterParameters:
         buffers: the buffers of the model, which go with the last fragment.
         inner: the inner optimizer's state, for late peers.
         previews: whether local models preview outer steps.
+        factor: schedule of the outer learning rate; None: it is constant.
     """
 
     def __init__(
@@ -274,8 +323,10 @@ class OuterParameters:
         inner: InnerState | None = None,
         *,
         previews: bool = False,
+        factor: OuterFactor | None = None,
     ) -> None:
         self.inner = inner
+        self._factor = factor
         self.fragments = tuple(fragments)
         self.buffers = buffers or SharedBuffers(())
         self._previews = previews
@@ -284,7 +335,11 @@ class OuterParameters:
         infos = [fragment.infos() for fragment in self.fragments]
         infos[-1] += self.buffers.infos()
         self._names = [tuple(info.name for info in part) for part in infos]
-        self._book = ", ".join(filter(None, ["ledger", self.fragments[0].settings, agreed]))
+        settings = dict.fromkeys(fragment.settings for fragment in self.fragments)
+        if factor is not None:
+            shown_factors = " ".join(f"{factor(step):.4g}" for step in SHOWN_STEPS)
+            agreed += f", outer lr times {shown_factors}"
+        self._book = ", ".join(filter(None, ["ledger", *settings, agreed]))
         book = pccl.TensorInfo.from_numpy(self.record, self._book)
         # First, so that a member with other settings gets an error that names this entry.
         entries = [book] + [info for part in infos for info in part]
@@ -295,8 +350,12 @@ class OuterParameters:
 
     @property
     def has_momentum(self) -> bool:
-        """Whether the outer optimizer is SGD with momentum."""
-        return any(group.get("momentum") for group in self.fragments[0].optimizer.param_groups)
+        """Whether an outer optimizer is SGD with momentum."""
+        return any(
+            group.get("momentum")
+            for fragment in self.fragments
+            for group in fragment.optimizer.param_groups
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of all parameters, optimizer states, the ledger and the revision."""
@@ -319,6 +378,8 @@ class OuterParameters:
         ):
             fragment.flat.copy_(values)
             fragment.load_state(optimizer)
+        for number in range(len(self.fragments)):
+            self._set_rate(number, self.ledger.number)
         self.buffers.load_state_dict(saved.get("buffers"))
         self.state.touch()
 
@@ -344,11 +405,23 @@ class OuterParameters:
         Returns:
             The average's L2 norm.
         """
-        norm = length(average)
+        norm, number = length(average), self.ledger.number
+        self._set_rate(fragment, number)
         self.fragments[fragment].step(average)
+        self._set_rate(fragment, number + 1)  # for a preview
         if buffers is not None:
             self.buffers.apply(buffers)
         return norm
+
+    def _set_rate(self, fragment: int, number: int) -> None:
+        """Set the learning rate of a fragment's first outer step from round ``number`` on.
+
+        It depends on the ledger alone, so newcomers and checkpoints follow the schedule.
+        """
+        if self._factor is not None:
+            count = len(self.fragments)
+            turn = (number + (fragment - number) % count) // count
+            self.fragments[fragment].scale_rate(self._factor(turn))
 
     def copy(self, fragment: int, target: torch.Tensor) -> list[dict[str, Any]] | None:
         """Copy the outer parameters into ``target``; for previews, return the optimizer's state."""

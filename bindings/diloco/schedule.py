@@ -19,7 +19,7 @@ from pccl.checks import shown
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h)\s*")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
-ORDERS = ("strided", "sequential")
+ORDERS = ("strided", "sequential", "strided-blocks", "sequential-blocks")
 """Ways to distribute parameters over fragments: see ``partition``."""
 
 
@@ -129,7 +129,9 @@ def schedule(sync_every: int | str, fragments: int, delay: int) -> Schedule:
     return Schedule(fragments, sync_every, 0.0, delay)
 
 
-def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[int, ...], ...]:
+def partition(
+    sizes: Sequence[int], fragments: int, order: str, names: Sequence[str] = ()
+) -> tuple[tuple[int, ...], ...]:
     """Distribute parameters over non-empty fragments with about equal numbers of elements.
 
     ``sequential``: a fragment has neighbouring parameters. ``strided``: it has parameters of all
@@ -137,27 +139,53 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
     P-th parameter would put all large ones into the same fragments if P divides the number of
     tensors in a layer. So each parameter goes to the smallest fragment, the largest one first.
 
+    With ``-blocks``, a block stays whole: all parameters whose names are equal up to their first
+    number, as ``layers.3``; or else the parameters of one module. ``strided-blocks`` deals the
+    numbered blocks in turn, as that paper does; the others go to the smallest fragments.
+
     Args:
         sizes: number of elements of each parameter.
         fragments: number of fragments.
         order: one of ``ORDERS``.
+        names: name of each parameter, for blocks.
 
     Returns:
         For each fragment the indices of its parameters, ascending.
 
     Raises:
-        ValueError: ``order`` is unknown, or there are fewer parameters than fragments.
+        ValueError: ``order`` is unknown, or there are fewer parameters or blocks than fragments.
     """
     if order not in ORDERS:
-        raise ValueError(f"fragment_order must be 'strided' or 'sequential', not {order!r}")
-    if len(sizes) < fragments:
+        raise ValueError(f"fragment_order must be one of {', '.join(ORDERS)}, not {order!r}")
+    pattern, _, kind = order.partition("-")
+    units: dict[tuple[str, bool], list[int]] = {}
+    for index in range(len(sizes)):
+        units.setdefault(_block(names[index]) if kind else (str(index), False), []).append(index)
+    if len(units) < fragments:
         raise ValueError(
-            f"fragments must be at most {len(sizes)}, the number of parameter tensors, not "
-            f"{fragments}"
+            f"fragments must be at most {len(units)}, the number of {kind or 'parameter tensors'}, "
+            f"not {fragments}"
         )
-    if order == "strided":
-        return _dealt(sizes, fragments)
-    parts: list[tuple[int, ...]] = []
+    totals = [sum(sizes[index] for index in unit) for unit in units.values()]
+    if pattern == "strided":
+        parts = _dealt(totals, fragments, [turn for turn, (_, whole) in enumerate(units) if whole])
+    else:
+        parts = _neighbours(totals, fragments)
+    listed = list(units.values())
+    return tuple(tuple(sorted(i for turn in part for i in listed[turn])) for part in parts)
+
+
+def _block(name: str) -> tuple[str, bool]:
+    """Return the block of a parameter, and whether it has a number."""
+    parts = name.split(".")
+    for place, part in enumerate(parts, 1):
+        if part.isdecimal():
+            return ".".join(parts[:place]), True
+    return ".".join(parts[:-1]), False
+
+
+def _neighbours(sizes: Sequence[int], fragments: int) -> list[range]:
+    parts: list[range] = []
     left, begin = sum(sizes), 0
     for number in range(fragments):
         goal, end, taken = left / (fragments - number), begin, 0
@@ -167,16 +195,18 @@ def partition(sizes: Sequence[int], fragments: int, order: str) -> tuple[tuple[i
             end += 1
         if number == fragments - 1:
             end = len(sizes)
-        parts.append(tuple(range(begin, end)))
+        parts.append(range(begin, end))
         begin, left = end, left - taken
-    return tuple(parts)
+    return parts
 
 
-def _dealt(sizes: Sequence[int], fragments: int) -> tuple[tuple[int, ...], ...]:
-    hands: list[list[int]] = [[] for _ in range(fragments)]
-    held = [0] * fragments
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+def _dealt(sizes: Sequence[int], fragments: int, in_turn: Sequence[int]) -> list[list[int]]:
+    """Deal ``in_turn`` one after the other, and then each of the rest to the smallest hand."""
+    hands = [list(in_turn[first::fragments]) for first in range(fragments)]
+    held = [sum(sizes[index] for index in hand) for hand in hands]
+    rest = set(range(len(sizes))).difference(in_turn)
+    for index in sorted(rest, key=lambda index: (-sizes[index], index)):
         turn = min(range(fragments), key=lambda hand: (held[hand], len(hands[hand])))
         hands[turn].append(index)
         held[turn] += sizes[index]
-    return tuple(tuple(sorted(hand)) for hand in hands)
+    return hands

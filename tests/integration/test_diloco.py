@@ -184,6 +184,14 @@ MODES: dict[str, dict[str, Any]] = {
     "sequential": {"sync_every": 6, "fragments": 2, "fragment_order": "sequential"},
     "4 bits": {"sync_every": 6, "delay": 2, "fragments": 2, "compression": "int4"},
     "time": {"sync_every": "30ms"},
+    "scheduled": {
+        "sync_every": 6,
+        "delay": 6,
+        "eager": True,
+        "fragments": 2,
+        "fragment_order": "strided-blocks",
+        "outer_lr_lambda": lambda step: 1 / (1 + step),
+    },
 }
 
 
@@ -342,7 +350,7 @@ def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits"]
+    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "scheduled"]
 )
 def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -> None:
     def run(rank: int, min_peers: int) -> list[torch.Tensor]:
@@ -471,6 +479,7 @@ DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
         ),
         "fragments=2 sequential",
     ),
+    (({"outer_lr_lambda": lambda step: 0.5**step}, {}), "outer lr times 1 0.5 0.0009766 "),
 ]
 
 
@@ -658,7 +667,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sync_every": 4, "delay": 5}, ValueError, r"delay must be at most sync_every \(4\)"),
     ({"delay": -1}, ValueError, "delay must be from 0 to 2147483647, not -1"),
     ({"fragments": 5}, ValueError, "fragments must be at most 4"),
-    ({"fragment_order": "random"}, ValueError, "'strided' or 'sequential'"),
+    ({"outer_lr_lambda": 0.5}, TypeError, "outer_lr_lambda must be a function"),
+    ({"fragment_order": "random"}, ValueError, "must be one of strided, sequential"),
     ({"mixing": 1.0}, ValueError, "mixing must be at least 0"),
     ({"eager": True}, ValueError, "eager needs a delay of sync_every inner steps"),
     ({"eager": True, "sync_every": "1s", "delay": 5}, ValueError, "eager needs a delay of sync"),
@@ -753,7 +763,7 @@ def test_a_checkpoint_without_names_loads_where_parameters_have_names(
 
 
 @pytest.mark.parametrize(
-    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits"]
+    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "scheduled"]
 )
 def test_a_run_that_stops_and_goes_on(mode: str, tmp_path: Any) -> None:
     """Stopping in the middle of the pipeline changes nothing."""

@@ -9,7 +9,12 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.outer import OuterFragment, OuterParameters, nesterov  # noqa: E402
+from pccl.bindings.diloco.outer import (  # noqa: E402
+    OuterFragment,
+    OuterParameters,
+    nesterov,
+    outer_factor,
+)
 
 SHAPES = ((2, 3), (4,), ())
 NAMES = ("first", "second", "third")
@@ -213,3 +218,88 @@ def test_a_preview_is_an_outer_step_that_leaves_the_outer_parameters_alone() -> 
         assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
     fragment.step(gradient)
     assert torch.equal(fragment.flat, values)
+
+
+# -- rates and settings --------------------------------------------------------------------------
+
+
+def two_groups(parameters: list[Any], names: tuple[str, ...] = NAMES) -> Any:
+    """Parameters whose names begin with t have a rate of their own, in a group before the others'.
+
+    As a factory it gets the names, and as a reference for it all of them.
+    """
+    groups: list[list[Any]] = [[], []]
+    for parameter, name in zip(parameters, names, strict=True):
+        groups[not name.startswith("t")].append(parameter)
+    listed = [{"params": groups[0], "lr": 0.25}, {"params": groups[1]}]
+    return torch.optim.SGD([one for one in listed if one["params"]], lr=1.0, momentum=0.5)
+
+
+def halving(step: int) -> float:
+    return 0.5**step
+
+
+def test_the_rate_follows_a_schedule_and_a_checkpoint_resumes_it() -> None:
+    def made() -> OuterParameters:
+        fragment = OuterFragment(NAMES, tensors(), two_groups)
+        return OuterParameters([fragment], factor=outer_factor(halving))
+
+    alone = [torch.nn.Parameter(tensor.clone()) for tensor in tensors()]
+    optimizer = two_groups(alone)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, halving)
+    one = made()
+    for number, average in enumerate(averages(6)):
+        if number == 3:
+            saved, one = one.state_dict(), made()
+            one.load_state_dict(saved)
+        one.apply(0, average.clone())
+        one.ledger.close([1])
+        for parameter, part in zip(alone, torch.split(average, [6, 4, 1]), strict=True):
+            parameter.grad = part.view(parameter.shape).clone()
+        optimizer.step()
+        scheduler.step()
+        expected = torch.cat([parameter.detach().flatten() for parameter in alone])
+        assert torch.equal(one.fragments[0].flat, expected)
+
+
+def test_the_rate_of_a_preview_is_that_of_the_next_outer_step() -> None:
+    fragment = OuterFragment(NAMES, tensors(), FACTORIES["sgd"])
+    outer = OuterParameters([fragment], factor=outer_factor(halving))
+    outer.apply(0, torch.zeros(11))
+    outer.ledger.close([1])
+    values, before = fragment.copy(), fragment.copy()
+    fragment.preview(values, fragment.copy_state(), torch.ones(11))
+    assert torch.equal(values, before - 0.5)
+    outer.apply(0, torch.ones(11))
+    assert torch.equal(values, fragment.flat)
+
+
+def test_each_fragment_has_outer_steps_of_its_own() -> None:
+    parts = [OuterFragment((name,), [torch.zeros(1)], FACTORIES["sgd"]) for name in "ab"]
+    outer = OuterParameters(parts, factor=outer_factor(halving))
+    for number in range(4):
+        outer.apply(number % 2, torch.ones(1))
+        outer.ledger.close([1])
+    assert [listed(part.flat) for part in parts] == [[-1.5], [-1.5]]
+
+
+def test_all_settings_are_in_the_shared_state() -> None:
+    first, second, third = tensors()
+    parts = [
+        OuterFragment(NAMES[:2], [first, second], two_groups),
+        OuterFragment(NAMES[2:], [third], two_groups),
+    ]
+    outer = OuterParameters(parts, "min_peers=1", factor=outer_factor(halving))
+    (entry, *_) = outer.state.tensor_infos
+    assert entry.name.count("SGD(") == 2
+    assert "lr=0.25" in entry.name
+    assert entry.name.endswith("min_peers=1, outer lr times 1 0.5 0.0009766 7.889e-31 9.333e-302 0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [(0.5, TypeError), (lambda step: "1", TypeError), (lambda step: 1 - step, ValueError)],
+)
+def test_a_schedule_must_give_numbers(asked: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"outer_lr_lambda must be a function|a factor must be"):
+        outer_factor(asked)

@@ -156,7 +156,49 @@ def test_neighbours_make_parts_of_about_the_same_size(
 
 
 def test_a_partition_that_cannot_be_is_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="'strided' or 'sequential', not 'random'"):
+    with pytest.raises(ValueError, match=r"one of strided, sequential, .*, not 'random'"):
         partition([1, 1], 1, "random")
     with pytest.raises(ValueError, match="at most 2, the number of parameter tensors, not 3"):
         partition([1, 1], 3, "strided")
+    with pytest.raises(ValueError, match="at most 1, the number of blocks, not 2"):
+        partition([1, 1], 2, "strided-blocks", ["layers.0.w", "layers.0.b"])
+
+
+GPT = ["embed.w", *(f"net.layers.{layer}.{name}" for layer in range(5) for name in "wb"), "head.w"]
+"""Two parameters of each of five layers, as 1 and 2, 3 and 4, ...; before and after them one."""
+
+
+@pytest.mark.parametrize(
+    ("order", "fragments", "parts"),
+    [
+        # layers 0, 2, 4 (30) and 1, 3 (20): the embedding (20) joins 1 and 3, the head the first
+        ("strided-blocks", 2, ((1, 2, 5, 6, 9, 10, 11), (0, 3, 4, 7, 8))),
+        # 20, 20 and 10: the embedding joins the last, the head the first
+        ("strided-blocks", 3, ((1, 2, 7, 8, 11), (3, 4, 9, 10), (0, 5, 6))),
+        ("strided-blocks", 7, ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10), (0,), (11,))),
+        ("sequential-blocks", 2, ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9, 10, 11))),  # 40 and 34
+    ],
+)
+def test_blocks_stay_whole(order: str, fragments: int, parts: tuple[tuple[int, ...], ...]) -> None:
+    sizes = [20, *[9, 1] * 5, 4]
+    assert partition(sizes, fragments, order, GPT) == parts
+
+
+@given(
+    data=st.data(),
+    names=st.lists(st.sampled_from(["a.0.w", "a.0.b", "a.1.w", "b.w", "b.c.w", "7", "w"])),
+    order=st.sampled_from(["strided-blocks", "sequential-blocks"]),
+)
+def test_every_parameter_of_a_block_is_in_its_fragment(
+    data: st.DataObject, names: list[str], order: str
+) -> None:
+    names = ["a.0.x", *names]
+    blocks = {"a.0.x": "a.0", "a.0.w": "a.0", "a.0.b": "a.0", "a.1.w": "a.1"}
+    blocks |= {"b.w": "b", "b.c.w": "b.c", "7": "7", "w": ""}
+    fragments = data.draw(st.integers(1, len({blocks[name] for name in names})))
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)))
+    parts = partition(sizes, fragments, order, names)
+    assert all(parts)
+    assert sorted(index for part in parts for index in part) == list(range(len(names)))
+    places = {(blocks[names[index]], turn) for turn, part in enumerate(parts) for index in part}
+    assert len(places) == len({block for block, _ in places})
