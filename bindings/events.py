@@ -81,6 +81,11 @@ class OuterStep:
         exposed_s: seconds that the training thread waited for the average.
         pseudo_gradient_norm: L2 norm of this peer's pseudo-gradient.
         mean_norm: L2 norm of the average.
+        step_norm: L2 norm of the outer step, estimated from 65,536 parameters.
+        cosine: of this peer's pseudo-gradient to the average; NaN if it has no work in it.
+        noise_scale: number of pseudo-gradients whose mean has as much noise as signal, in the
+            training so far: when it is well below the number of contributors, more of them help
+            little. A rough estimate; average it over many rounds. NaN with one contributor.
     """
 
     step: int
@@ -96,6 +101,9 @@ class OuterStep:
     exposed_s: float
     pseudo_gradient_norm: float
     mean_norm: float
+    step_norm: float
+    cosine: float
+    noise_scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -346,6 +347,8 @@ class JointCaller:
             info.rx_bytes,
             self._comm.peer_id in info.excluded,
             _workers(info),
+            torch.dot(work, average).item() if contribution.weight else math.nan,
+            _replicas(info.weights),
         )
 
     def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> None:
@@ -394,6 +397,12 @@ class JointCaller:
         with self._changed:
             self._news.append(JointNews(notice, time.monotonic(), outer, buffers))
             self._changed.notify_all()
+
+
+def _replicas(weights: Sequence[float]) -> float:
+    """Return how many replicas of equal weights would average noise as well."""
+    squares = sum(weight * weight for weight in weights)
+    return sum(weights) ** 2 / squares if squares else 1.0
 
 
 def _workers(average: pccl.ReduceInfo | pccl.ObservedReduction) -> tuple[int, ...]:

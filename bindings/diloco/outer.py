@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +25,9 @@ from pccl.bindings.diloco.ledger import Ledger
 from pccl.checks import shown
 
 _linalg: Any = torch.linalg  # without types
+SAMPLES = 1 << 16
+"""Most parameters that the norm of an outer step is taken from; a copy of all takes memory."""
+
 OuterFactory = Callable[..., torch.optim.Optimizer]
 """Makes an optimizer for a list of tensors. A parameter ``names`` gets their names."""
 
@@ -252,17 +256,23 @@ class OuterFragment:
                 if value is not None:
                     self.optimizer.state[parameter][key].copy_(value)
 
-    def step(self, average: torch.Tensor) -> None:
+    def step(self, average: torch.Tensor) -> float:
         """Take an outer step.
 
         Args:
             average: average of all members' pseudo-gradients, shape (n,).
+
+        Returns:
+            The step's L2 norm, as ``SAMPLES`` evenly spaced parameters tell it.
         """
+        some = self.flat[:: -(-len(self.flat) // SAMPLES)]
+        before = some.clone()
         for parameter, gradient in zip(self._parameters, self.views(average), strict=True):
             parameter.grad = gradient
         self.optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
+        return length(before.sub_(some)) * math.sqrt(len(self.flat) / len(some))
 
     def copy_state(self) -> list[dict[str, Any]]:
         """Return a copy of the optimizer's state, for ``preview``; one dict for each parameter."""
@@ -399,19 +409,19 @@ class OuterParameters:
 
     def apply(
         self, fragment: int, average: torch.Tensor, buffers: torch.Tensor | None = None
-    ) -> float:
+    ) -> tuple[float, float]:
         """Step the outer optimizer with the average, and load the sum of the buffers, if any.
 
         Returns:
-            The average's L2 norm.
+            The L2 norms of the average and of the step.
         """
         norm, number = length(average), self.ledger.number
         self._set_rate(fragment, number)
-        self.fragments[fragment].step(average)
+        step_norm = self.fragments[fragment].step(average)
         self._set_rate(fragment, number + 1)  # for a preview
         if buffers is not None:
             self.buffers.apply(buffers)
-        return norm
+        return norm, step_norm
 
     def _set_rate(self, fragment: int, number: int) -> None:
         """Set the learning rate of a fragment's first outer step from round ``number`` on.

@@ -11,6 +11,7 @@ simulator both drive it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,8 @@ class Average:
         rx_bytes: bytes that this replica received.
         is_excluded: whether the guard has excluded the work of this replica.
         workers: ids of the members whose work is in the average; None: all contributors.
+        product: dot product of this replica's work and the average; NaN if it has no work in it.
+        replicas: how many of equal weights would average noise as well as these do.
     """
 
     contributors: tuple[int, ...]
@@ -161,6 +164,8 @@ class Average:
     rx_bytes: int = 0
     is_excluded: bool = False
     workers: tuple[int, ...] | None = None
+    product: float = math.nan
+    replicas: float = 1.0
 
 
 # -- notices for the replica ----------------------------------------------------------------------
@@ -195,8 +200,8 @@ class RoundCommitted:
 
     contribution: Contribution
     average: Average
-    mean_norm: float
-    """L2 norm of the average."""
+    norms: tuple[float, float]
+    """L2 norms of the average and of the outer step."""
     outer_state: Any = field(default=None, repr=False)
     """What ``Outer.copy`` returned."""
 
@@ -225,11 +230,10 @@ class Outer(Protocol):
         """Return a new contribution without buffers; None: none go with this fragment."""
         ...
 
-    def apply(self, fragment: int, average: Any, buffers: Any) -> float:
+    def apply(self, fragment: int, average: Any, buffers: Any) -> tuple[float, float]:
         """Take the outer step of a fragment, and load the sum of the buffers, unless it is None.
 
-        Returns:
-            The L2 norm of the average.
+        Returns the L2 norms of the average and of the step.
         """
         ...
 
@@ -458,7 +462,7 @@ class Rounds:
         except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
         fragment, values = contribution.fragment, contribution.values
-        norm = self.finish(fragment, values, average, contribution.buffers)
+        norms = self.finish(fragment, values, average, contribution.buffers)
         state = self._outer.copy(fragment, values)
         if contribution.buffers is not None:
             contribution = replace(contribution, buffers=self._outer.common_buffers())
@@ -471,10 +475,12 @@ class Rounds:
         if contribution.weight:
             kept = [*self._committed, (contribution.number, self._peer)]
             self._committed = kept[-self._kept :]
-        self._notify(RoundCommitted(contribution, average, norm, state))
+        self._notify(RoundCommitted(contribution, average, norms, state))
         yield from self._sync()  # newcomers can now fetch the new state
 
-    def finish(self, fragment: int, values: Any, average: Average, buffers: Any = None) -> float:
+    def finish(
+        self, fragment: int, values: Any, average: Average, buffers: Any = None
+    ) -> tuple[float, float]:
         """Take the outer step with an average, as all members and replaying newcomers do.
 
         If no member has done any work, the parameters stay as they are.
@@ -485,11 +491,10 @@ class Rounds:
             average: contributors and weight of the average.
             buffers: sum of the buffers; None: none go with this fragment.
 
-        Returns:
-            The L2 norm of the average.
+        Returns the L2 norms of the average and of the step.
         """
-        norm = self._outer.apply(fragment, values, buffers) if average.total_weight else 0.0
+        norms = self._outer.apply(fragment, values, buffers) if average.total_weight else (0.0, 0.0)
         workers = average.contributors if average.workers is None else average.workers
         self._outer.ledger.close(workers)
         self._outer.touch(fragment)
-        return norm
+        return norms

@@ -157,6 +157,7 @@ class TrainingDriver:
     def _merged(self, merged: RoundMerged, exposed_s: float) -> None:
         average, contribution = merged.committed.average, merged.committed.contribution
         own = self._rounds.pop(merged.merge.number, _OwnRound())
+        mean_norm, step_norm = merged.committed.norms
         step = self.trainer.pipeline.steps
         # Newcomers that contribute nothing yet are company, too.
         is_alone = len(average.contributors) == 1 and len(self._events.members) == 1
@@ -177,7 +178,10 @@ class TrainingDriver:
                 hidden_s=max(own.took_s - exposed_s, 0.0),
                 exposed_s=exposed_s,
                 pseudo_gradient_norm=contribution.norm,
-                mean_norm=merged.committed.mean_norm,
+                mean_norm=mean_norm,
+                step_norm=step_norm,
+                cosine=cosine(average.product, contribution.norm, mean_norm),
+                noise_scale=noise_scale(contribution.norm, mean_norm, average.replicas),
             )
         )
 
@@ -264,6 +268,32 @@ class TrainingDriver:
                         )
 
 
+def cosine(product: float, norm: float, mean_norm: float) -> float:
+    """Return the cosine of two vectors from their dot product and norms; NaN if one is zero."""
+    return product / (norm * mean_norm) if norm * mean_norm else math.nan
+
+
+def noise_scale(norm: float, mean_norm: float, replicas: float) -> float:
+    """Return how many contributions have as much noise in their mean as signal.
+
+    This is the simple noise scale of McCandlish et al. (arXiv:1812.06162, appendix A.1), with a
+    contribution in the place of a batch. One round tells it roughly: average over many.
+
+    Args:
+        norm: L2 norm of one contribution.
+        mean_norm: L2 norm of the mean.
+        replicas: number of contributions in the mean, if all have equal weights.
+
+    Returns:
+        NaN with one replica or without work; infinity if no signal is seen.
+    """
+    if replicas <= 1 or not norm:
+        return math.nan
+    noise = (norm**2 - mean_norm**2) * replicas / (replicas - 1)
+    signal = (replicas * mean_norm**2 - norm**2) / (replicas - 1)
+    return max(0.0, noise) / signal if signal > 0 else math.inf
+
+
 def pack(committed: RoundCommitted) -> dict[str, Any]:
     """Return an outcome that is not merged yet as plain data, for ``unpack``."""
     return {
@@ -273,7 +303,10 @@ def pack(committed: RoundCommitted) -> dict[str, Any]:
         "buffers": committed.contribution.buffers,
         "contributors": list(committed.average.contributors),
         "total_weight": committed.average.total_weight,
-        "mean_norm": committed.mean_norm,
+        "mean_norm": committed.norms[0],
+        "step_norm": committed.norms[1],
+        "product": committed.average.product,
+        "replicas": committed.average.replicas,
         "outer_state": copy.deepcopy(committed.outer_state),
     }
 
@@ -283,5 +316,11 @@ def unpack(packed: dict[str, Any], fragment: int, room: torch.Tensor) -> RoundCo
     number, weight, buffers = packed["number"], packed["weight"], packed.get("buffers")
     values = room.copy_(packed["values"])
     contribution = Contribution(number, fragment, weight, values, 0, buffers)
-    average = Average(tuple(packed["contributors"]), packed["total_weight"])
-    return RoundCommitted(contribution, average, packed["mean_norm"], packed.get("outer_state"))
+    average = Average(
+        tuple(packed["contributors"]),
+        packed["total_weight"],
+        product=packed.get("product", math.nan),
+        replicas=packed.get("replicas", 1.0),
+    )
+    norms = packed["mean_norm"], packed.get("step_norm", math.nan)
+    return RoundCommitted(contribution, average, norms, packed.get("outer_state"))

@@ -100,6 +100,23 @@ def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: i
     assert [event.number for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
 
 
+def test_what_the_outer_steps_tell(peers: Peers) -> None:
+    """Of n equal contributions c and their mean m, the products c * m add up to n * m * m."""
+    plain = partial(torch.optim.SGD, lr=0.5)
+    peers.train_all(3, 8, sync_every=4, outer=plain)
+    for rounds in zip(*(peers.outer_steps(rank) for rank in range(3)), strict=True):
+        mean_norm = rounds[0].mean_norm
+        products = [one.cosine * one.pseudo_gradient_norm * mean_norm for one in rounds]
+        assert sum(products) == pytest.approx(3 * mean_norm**2, rel=1e-5)
+        assert all(-1 <= one.cosine <= 1 for one in rounds)
+        assert rounds[0].step_norm == pytest.approx(0.5 * mean_norm, rel=1e-5)
+        squares = [one.pseudo_gradient_norm**2 for one in rounds]
+        for one, square in zip(rounds, squares, strict=True):
+            signal = (3 * mean_norm**2 - square) / 2
+            noise = 1.5 * (square - mean_norm**2)
+            assert one.noise_scale == pytest.approx(max(0.0, noise) / signal, rel=1e-6)
+
+
 SETTINGS = {
     "delayed": Setting(6, 2, 0.5, False, ((0, 1, 2, 3),)),
     "mixed": Setting(6, 4, 0.3, False, ((0, 1, 2, 3),)),

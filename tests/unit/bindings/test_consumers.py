@@ -40,6 +40,9 @@ OUTER = OuterStep(
     exposed_s=0.25,
     pseudo_gradient_norm=3.0,
     mean_norm=1.5,
+    step_norm=0.75,
+    cosine=0.5,
+    noise_scale=3.0,
 )
 CHANGED = MembersChanged(step=101, peer_id=4, members=(1, 4, 9), joined=(9,), lost=())
 SYNCED = StateSynced(step=102, revision=8, tx_bytes=0, rx_bytes=1000, seconds=0.125)
@@ -108,6 +111,9 @@ def test_each_event_is_one_line(tmp_path: Path) -> None:
             "exposed_s": 0.25,
             "pseudo_gradient_norm": 3.0,
             "mean_norm": 1.5,
+            "step_norm": 0.75,
+            "cosine": 0.5,
+            "noise_scale": 3.0,
         },
         {
             "event": "MembersChanged",
@@ -314,6 +320,9 @@ def test_curves_of_an_outer_step() -> None:
         ("outer_step/exposed_s", 0.25, 100),
         ("outer_step/pseudo_gradient_norm/fragment_2", 3.0, 100),
         ("outer_step/mean_norm/fragment_2", 1.5, 100),
+        ("outer_step/step_norm/fragment_2", 0.75, 100),
+        ("outer_step/cosine", 0.5, 100),
+        ("outer_step/noise_scale", 3.0, 100),
     ]
 
 

@@ -117,6 +117,9 @@ OUTER = OuterStep(
     step=100, number=7, fragment=0, contributors=(1, 4), own_weight=1.0, total_weight=2.0,
     tx_bytes=0, rx_bytes=0, reduce_s=1.5, hidden_s=0.5, exposed_s=1.0, pseudo_gradient_norm=0.0,
     mean_norm=0.0,
+    step_norm=0.0,
+    cosine=0.0,
+    noise_scale=0.0,
 )  # fmt: skip
 SYNCED = StateSynced(step=1, revision=8, tx_bytes=0, rx_bytes=2_000_000, seconds=0.5)
 

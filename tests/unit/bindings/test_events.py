@@ -12,7 +12,8 @@ from pccl.bindings.events import Event, InnerStep, MembersChanged, PeerReport
 FIELDS = {
     "InnerStep": "step seconds",
     "OuterStep": "step number fragment contributors own_weight total_weight tx_bytes rx_bytes"
-    " reduce_s hidden_s exposed_s pseudo_gradient_norm mean_norm",
+    " reduce_s hidden_s exposed_s pseudo_gradient_norm mean_norm"
+    " step_norm cosine noise_scale",
     "MembersChanged": "step peer_id members joined lost",
     "StateSynced": "step revision tx_bytes rx_bytes seconds",
     "RoundsMissed": "step number missed",

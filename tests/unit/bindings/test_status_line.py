@@ -46,6 +46,9 @@ def outer(step: int, number: int, *, tx_bytes: int = 600_000) -> OuterStep:
         exposed_s=0.25,
         pseudo_gradient_norm=1.0,
         mean_norm=1.0,
+        step_norm=1.0,
+        cosine=1.0,
+        noise_scale=1.0,
     )
 
 

@@ -64,11 +64,13 @@ class Outer:
     def no_buffers(self, fragment: int) -> list[int] | None:
         return [0] if self.has_buffers else None
 
-    def apply(self, fragment: int, average: list[int], buffers: list[int] | None) -> float:
+    def apply(
+        self, fragment: int, average: list[int], buffers: list[int] | None
+    ) -> tuple[float, float]:
         if buffers is not None:
             self.buffers.append(list(buffers))
         self.values[fragment] -= average[0]
-        return float(abs(average[0]))
+        return float(abs(average[0])), float(abs(average[0]))
 
     def common_buffers(self) -> list[int]:
         return self.buffers[-1]
@@ -170,7 +172,7 @@ def test_a_round_is_update_reduce_apply_sync() -> None:
     mine.values[0] = 6  # the average
     average = Average((MINE, 5), 2.0, 10, 20)
     assert script.send(average) == Sync()
-    assert script.news() == [RoundCommitted(mine, average, 6.0)]
+    assert script.news() == [RoundCommitted(mine, average, (6.0, 6.0))]
     assert mine.values == [94]
     assert script.outer.values == [94]
     assert script.outer.touched == [0]
@@ -218,7 +220,7 @@ def test_alone_the_own_work_is_the_average() -> None:
     script = started((MINE,))
     mine = script.contribution(0, 8)
     assert script.answer(mine, members(MINE), TooFewPeers()) == Sync()
-    assert script.news() == [RoundCommitted(mine, Average((MINE,), 1.0), 8.0)]
+    assert script.news() == [RoundCommitted(mine, Average((MINE,), 1.0), (8.0, 8.0))]
     assert script.outer.values == [92]
     assert script.outer.ledger.has_applied(0, MINE)
 
@@ -229,7 +231,7 @@ def test_a_round_in_which_nobody_has_worked_changes_nothing_but_its_number() -> 
     assert script.answer(idle, members(MINE), TooFewPeers()) == Sync()
     assert script.outer.values == [100]
     assert script.outer.ledger.number == 1
-    assert script.news() == [RoundCommitted(idle, Average((MINE,), 0.0), 0.0)]
+    assert script.news() == [RoundCommitted(idle, Average((MINE,), 0.0), (0.0, 0.0))]
 
 
 def test_rounds_wait_for_min_peers() -> None:
@@ -267,7 +269,7 @@ def test_who_enters_an_open_round_contributes_nothing_and_follows() -> None:
     assert script.send(average) == Sync()
     assert script.outer.values == [50, 30]
     (committed,) = script.news()
-    assert committed == RoundCommitted(reduce.contribution, average, 20.0)
+    assert committed == RoundCommitted(reduce.contribution, average, (20.0, 20.0))
     assert committed.contribution.values == [30]
     assert script.send(members(1, MINE)) == Take()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,7 +21,11 @@ from pccl.bindings.diloco.rounds import (  # noqa: E402
     RoundCommitted,
 )
 from pccl.bindings.diloco.schedule import Schedule  # noqa: E402
-from pccl.bindings.diloco.training_driver import TrainingDriver  # noqa: E402
+from pccl.bindings.diloco.training_driver import (  # noqa: E402
+    TrainingDriver,
+    cosine,
+    noise_scale,
+)
 from pccl.bindings.event_queue import EventQueue  # noqa: E402
 from pccl.bindings.events import (  # noqa: E402
     Event,
@@ -90,7 +95,9 @@ class Trained:
 
     def commit(self) -> RoundCommitted:
         self.heard_before_waiting = list(self.heard)
-        return RoundCommitted(self.caller.contributions[-1], Average(self.contributors, 1.0), 0.5)
+        return RoundCommitted(
+            self.caller.contributions[-1], Average(self.contributors, 1.0), (0.5, 0.25)
+        )
 
     def step(self) -> list[Event]:
         self.heard.clear()
@@ -125,7 +132,8 @@ def test_what_was_contributed_and_what_came_of_it_is_told_together() -> None:
     one.contributors = (9, MINE)
     (outer,) = [event for event in one.step() if isinstance(event, OuterStep)]
     assert (outer.step, outer.number, outer.contributors) == (1, 1, (MINE, 9))
-    assert (outer.own_weight, outer.total_weight, outer.mean_norm) == (1.0, 1.0, 0.5)
+    assert (outer.own_weight, outer.total_weight) == (1.0, 1.0)
+    assert (outer.mean_norm, outer.step_norm) == (0.5, 0.25)
 
 
 def test_a_return_makes_what_was_waited_for_void() -> None:
@@ -207,3 +215,28 @@ def test_ctrl_c_in_a_wait_loses_no_contribution() -> None:
     assert [given.number for given in one.caller.contributions] == [0]
     one.driver.send_all()
     assert [given.number for given in one.caller.contributions] == [0, 1]
+
+
+def test_the_cosine_of_two_vectors() -> None:
+    assert cosine(6.0, 2.0, 3.0) == 1.0
+    assert cosine(-3.0, 2.0, 3.0) == -0.5
+    assert math.isnan(cosine(0.0, 0.0, 3.0))
+    assert math.isnan(cosine(math.nan, 2.0, 3.0))
+
+
+def test_the_noise_scale() -> None:
+    """Contributions (3, 4) and (3, -4): the signal is (3, 0), the noise 16 in each."""
+    # The unbiased estimates from two: noise 2 * (25 - 9), signal 2 * 9 - 25 < 0.
+    assert noise_scale(5.0, 3.0, 2.0) == math.inf
+    # (3, 1) and (3, -1): noise 2 * (10 - 9) = 2, signal 2 * 9 - 10 = 8.
+    assert noise_scale(math.sqrt(10), 3.0, 2.0) == pytest.approx(0.25)
+    assert noise_scale(3.0, 3.0, 4.0) == 0.0
+    assert math.isnan(noise_scale(3.0, 3.0, 1.0))
+    assert math.isnan(noise_scale(0.0, 3.0, 2.0))
+
+
+def test_the_noise_scale_of_drawn_vectors() -> None:
+    """4 contributions of 50,000 values: 1.0 each, and noise of variance 9; the scale is 9."""
+    drawn = 1 + 3 * torch.randn(4, 50_000, generator=torch.Generator().manual_seed(1))
+    found = noise_scale(drawn[0].norm().item(), drawn.mean(0).norm().item(), 4.0)
+    assert found == pytest.approx(9.0, rel=0.05)
