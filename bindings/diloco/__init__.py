@@ -7,6 +7,7 @@
 * ``pipeline``: decides what a replica has to do after each inner step. Pure.
 * ``local_trainer``: the actions of a replica's training loop between the joint calls. Pure.
 * ``outer``: the outer parameters: a float32 copy on the host, bit-identical on all members.
+* ``outer_optimizers``: the usual outer optimizer, clipping, and schedules of its rate.
 * ``buffers``: what a model keeps beside its parameters, such as running statistics.
 * ``inner_state``: what the inner optimizer keeps, such as moments, for peers that join late.
 * ``local_model``: the local model, and its distance from the outer parameters.
@@ -26,14 +27,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pccl.bindings.diloco.optimizer import DiLoCo
+    from pccl.bindings.diloco.outer_optimizers import clipped
 
-__all__ = ["DiLoCo"]
+__all__ = ["DiLoCo", "clipped"]
 
 
 def __getattr__(name: str) -> Any:
     # The simulator uses rounds and schedules without torch, so torch is imported only here.
-    if name != "DiLoCo":
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pccl.bindings.diloco.optimizer import DiLoCo
+    from pccl.bindings.diloco import optimizer, outer_optimizers
 
-    return DiLoCo
+    return getattr(optimizer if name == "DiLoCo" else outer_optimizers, name)

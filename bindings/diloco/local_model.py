@@ -13,7 +13,8 @@ from typing import Any, cast
 import torch
 
 from pccl.bindings.diloco.buffers import SharedBuffers, Source
-from pccl.bindings.diloco.outer import OuterFactory, OuterFragment
+from pccl.bindings.diloco.outer import OuterFragment
+from pccl.bindings.diloco.outer_optimizers import OuterFactory
 from pccl.bindings.tensors import local, mesh_of, own_name, shards_of
 from pccl.checks import shown
 

@@ -25,7 +25,8 @@ from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
-from pccl.bindings.diloco.outer import OuterFactory, OuterParameters, outer_factor, outer_factory
+from pccl.bindings.diloco.outer import OuterParameters
+from pccl.bindings.diloco.outer_optimizers import OuterFactory, outer_factor, outer_factory
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
 from pccl.bindings.event_queue import EventQueue
@@ -66,16 +67,15 @@ class DiLoCo(torch.optim.Optimizer):
     Args:
         params: the model, or the parameters to be averaged, as ``model.named_parameters()`` or
             ``model.parameters()``: those that ``inner`` trains, in an order that is the same for
-            all peers. Errors show their names, or else their numbers. Frozen parameters are
-            ignored; a tied one counts once. None: the parameters of ``inner``.
+            all peers. Frozen ones are ignored; a tied one counts once. None: those of ``inner``.
         inner: the optimizer of the local steps. Peers that join late fetch its state, such as
             moments, from a member.
         comm: communicator of the run, connected or not. Only this object may make its joint calls.
         sync_every: inner steps between two synchronizations of the same parameter; or a time, as
             ``"30s"``, so that slow and fast machines synchronize together.
         outer: function that makes the outer optimizer of a fragment from its parameters, which are
-            on the host in float32, and from their ``names``, if it has such a parameter. None: SGD
-            with lr 0.7 and Nesterov momentum 0.9.
+            on the host in float32, and from their ``names``, if it has such a parameter; such as
+            ``clipped(max_norm=1.0)``. None: SGD with lr 0.7 and Nesterov momentum 0.9.
         outer_lr_lambda: factor of the outer learning rates, by the number of outer steps that the
             run has made of a fragment, the same for all peers.
         delay: inner steps between taking a pseudo-gradient and merging its average; 0: the step

@@ -9,79 +9,25 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 import pccl
-from pccl.bindings.arguments import check_amount
 from pccl.bindings.diloco.buffers import SharedBuffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.outer_optimizers import SHOWN_STEPS, OuterFactor, OuterFactory
 from pccl.checks import shown
 
 _linalg: Any = torch.linalg  # without types
+_cuda: Any = torch.cuda
 SAMPLES = 1 << 16
 """Most parameters that the norm of an outer step is taken from; a copy of all takes memory."""
-
-OuterFactory = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer for a list of tensors. A parameter ``names`` gets their names."""
-
-OuterFactor = Callable[[int], float]
-"""Returns the factor of the outer learning rate for an outer step of a fragment, from 0."""
-
-FACTOR_MAX = 1e6
-
-SHOWN_STEPS = (0, 1, 10, 100, 1000, 10_000)
-"""Outer steps whose factors members compare when they join."""
-
-
-def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make the outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-
-
-def outer_factory(outer: object) -> OuterFactory:
-    """Return the function that makes the outer optimizer; for None, that of the paper.
-
-    Raises:
-        TypeError: ``outer`` is not callable.
-    """
-    if outer is None:
-        return nesterov
-    if not callable(outer):
-        raise TypeError(
-            "outer must be a function that makes an optimizer for a list of tensors, as in "
-            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {shown(outer)}"
-        )
-    return cast("OuterFactory", outer)
-
-
-def outer_factor(asked: object) -> OuterFactor | None:
-    """Return the checked schedule of the outer learning rate; None: it is constant.
-
-    Raises:
-        TypeError, ValueError: ``asked`` is no function, or a factor is no number from 0.
-    """
-    if asked is None:
-        return None
-    if not callable(asked):
-        raise TypeError(
-            "outer_lr_lambda must be a function from the number of an outer step to a factor, as "
-            f"for torch.optim.lr_scheduler.LambdaLR, not {shown(asked)}"
-        )
-
-    def factor(step: int) -> float:
-        # Rounded, because the mathematical functions of machines may differ in the last bit.
-        return float(f"{check_amount('a factor', asked(step), FACTOR_MAX):.9g}")
-
-    for step in SHOWN_STEPS:
-        factor(step)
-    return factor
 
 
 def length(values: torch.Tensor) -> float:
@@ -107,7 +53,7 @@ class HostCopies:
         self.are_pinned = any(device.type == "cuda" for device in devices)
         self._stream: torch.cuda.Stream | None = None
         if self.are_pinned and len(devices) == 1:  # on several devices, copies are in step
-            self._stream = torch.cuda.Stream(devices.pop())
+            self._stream = _cuda.Stream(devices.pop())
         self._last: torch.cuda.Event | None = None
 
     @contextmanager

@@ -167,6 +167,7 @@ def partition(
             f"not {fragments}"
         )
     totals = [sum(sizes[index] for index in unit) for unit in units.values()]
+    parts: Sequence[Sequence[int]]
     if pattern == "strided":
         parts = _dealt(totals, fragments, [turn for turn, (_, whole) in enumerate(units) if whole])
     else:

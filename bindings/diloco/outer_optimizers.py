@@ -1,0 +1,124 @@
+"""Outer optimizers: the usual one, one that clips the average, and schedules of their rate."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from pccl.bindings.arguments import check_amount
+from pccl.checks import shown
+
+OuterFactory = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer for a list of tensors. A parameter ``names`` gets their names."""
+
+OuterFactor = Callable[[int], float]
+"""Returns the factor of the outer learning rate for an outer step of a fragment, from 0."""
+
+FACTOR_MAX = 1e6
+
+_LANES = 1 << 16
+"""Sums of squares that ``exact_norm`` adds to side by side."""
+
+SHOWN_STEPS = (0, 1, 10, 100, 1000, 10_000)
+"""Outer steps whose factors members compare when they join."""
+
+
+def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """Make the outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def outer_factory(outer: object) -> OuterFactory:
+    """Return the function that makes the outer optimizer; for None, that of the paper.
+
+    Raises:
+        TypeError: ``outer`` is not callable.
+    """
+    if outer is None:
+        return nesterov
+    if not callable(outer):
+        raise TypeError(
+            "outer must be a function that makes an optimizer for a list of tensors, as in "
+            f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {shown(outer)}"
+        )
+    return cast("OuterFactory", outer)
+
+
+def outer_factor(asked: object) -> OuterFactor | None:
+    """Return the checked schedule of the outer learning rate; None: it is constant.
+
+    Raises:
+        TypeError, ValueError: ``asked`` is no function, or a factor is no number from 0.
+    """
+    if asked is None:
+        return None
+    if not callable(asked):
+        raise TypeError(
+            "outer_lr_lambda must be a function from the number of an outer step to a factor, as "
+            f"for torch.optim.lr_scheduler.LambdaLR, not {shown(asked)}"
+        )
+
+    def factor(step: int) -> float:
+        # Rounded, because the mathematical functions of machines may differ in the last bit.
+        return float(f"{check_amount('a factor', asked(step), FACTOR_MAX):.9g}")
+
+    for step in SHOWN_STEPS:
+        factor(step)
+    return factor
+
+
+def clipped(outer: OuterFactory | None = None, *, max_norm: float) -> OuterFactory:
+    """Return an outer optimizer that first scales an average down to an L2 norm of ``max_norm``.
+
+    As for ``torch.nn.utils.clip_grad_norm_``, but for the average of one fragment::
+
+        DiLoCo(model, inner=inner, comm=comm, outer=clipped(max_norm=1.0))
+
+    Args:
+        outer: makes the optimizer; None: that of the paper.
+        max_norm: the largest norm; equal on all members.
+
+    Raises:
+        TypeError, ValueError: ``outer`` is not callable, or ``max_norm`` is no positive number.
+    """
+    make, limit = outer_factory(outer), check_amount("max_norm", max_norm, math.inf)
+    if not limit:
+        raise ValueError("max_norm must be above 0")
+
+    @functools.wraps(make)
+    def made(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
+        optimizer = make(*arguments, **options)
+        for group in optimizer.param_groups:
+            group["max_norm"] = limit  # members with another one are told when they join
+        optimizer.register_step_pre_hook(_clip)
+        return optimizer
+
+    return made
+
+
+def _clip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    held = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    gradients = [gradient for gradient in held if gradient is not None]
+    norm, limit = exact_norm(gradients), optimizer.param_groups[0]["max_norm"]
+    if norm > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / norm)
+
+
+def exact_norm(tensors: list[torch.Tensor]) -> float:
+    """Return the L2 norm of tensors on the host, which has the same bits on every machine.
+
+    The order of additions is fixed. That of ``torch.linalg.vector_norm`` depends on the processor.
+    """
+    sums = np.zeros(_LANES)
+    for tensor in tensors:
+        values = tensor.detach().reshape(-1).numpy()
+        for start in range(0, len(values), _LANES):
+            part = values[start : start + _LANES].astype(np.float64)
+            sums[: len(part)] += part * part
+    return math.sqrt(math.fsum(sums))

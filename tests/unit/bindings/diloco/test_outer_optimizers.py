@@ -1,0 +1,79 @@
+"""Outer optimizers that clip the average."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pccl.bindings.diloco import clipped  # noqa: E402
+from pccl.bindings.diloco.outer import OuterFragment  # noqa: E402
+from pccl.bindings.diloco.outer_optimizers import exact_norm  # noqa: E402
+
+
+def plain(parameters: list[Any]) -> Any:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("average", "step"),
+    [([3.0, 4.0], [1.5, 2.0]), ([0.3, 0.4], [0.3, 0.4]), ([0.0, 0.0], [0.0, 0.0])],
+)
+def test_an_average_is_scaled_down_to_the_norm(average: list[float], step: list[float]) -> None:
+    names, tensors = ("a", "b"), [torch.zeros(1), torch.zeros(1)]
+    fragment = OuterFragment(names, tensors, clipped(plain, max_norm=2.5))
+    fragment.step(torch.tensor(average))
+    assert (-fragment.flat).tolist() == pytest.approx(step)
+    assert "max_norm=2.5" in fragment.settings, "members with another one are told"
+
+
+def test_a_preview_is_clipped_too() -> None:
+    fragment = OuterFragment(("a",), [torch.zeros(2)], clipped(plain, max_norm=1.0))
+    values = torch.zeros(2)
+    fragment.preview(values, fragment.copy_state(), torch.tensor([0.0, 4.0]))
+    assert values.tolist() == [0.0, -1.0]
+
+
+def test_the_optimizer_of_the_paper_is_clipped_by_default() -> None:
+    made = clipped(max_norm=1.0)([torch.nn.Parameter(torch.zeros(1))])
+    assert (made.param_groups[0]["lr"], made.param_groups[0]["momentum"]) == (0.7, 0.9)
+
+
+def test_a_factory_with_names_gets_them() -> None:
+    seen: list[list[str]] = []
+
+    def named(parameters: list[Any], names: list[str]) -> Any:
+        seen.append(list(names))
+        return plain(parameters)
+
+    OuterFragment(("a", "b"), [torch.zeros(1), torch.zeros(1)], clipped(named, max_norm=1.0))
+    assert seen == [["a", "b"]]
+
+
+def test_the_norm_is_exact_to_the_last_bit() -> None:
+    drawn = torch.randn(70_000, generator=torch.Generator().manual_seed(3))
+    squares = sum(Fraction(value) ** 2 for value in drawn.tolist())
+    # Each of 65,536 sums has at most two terms, so each is rounded once at most.
+    assert exact_norm([drawn]) == pytest.approx(math.sqrt(squares), rel=2**-52)
+    halves = [drawn[:35_000], drawn[35_000:]]
+    assert exact_norm(halves) == pytest.approx(exact_norm([drawn]), rel=2**-50)
+    assert exact_norm([torch.tensor([math.nan])]) != 0
+    assert exact_norm([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"max_norm": 0}, ValueError, "max_norm must be above 0"),
+        ({"max_norm": -1}, ValueError, "max_norm must be at least 0"),
+        ({"max_norm": "1"}, TypeError, "max_norm must be a number"),
+        ({"outer": 3, "max_norm": 1}, TypeError, "outer must be a function"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        clipped(**arguments)
