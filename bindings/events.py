@@ -28,6 +28,7 @@ that this process sent and received. A peer id is an int that names one incarnat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -101,9 +102,9 @@ class OuterStep:
     exposed_s: float
     pseudo_gradient_norm: float
     mean_norm: float
-    step_norm: float
-    cosine: float
-    noise_scale: float
+    step_norm: float = math.nan
+    cosine: float = math.nan
+    noise_scale: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

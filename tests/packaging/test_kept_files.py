@@ -64,7 +64,7 @@ def test_the_log_of_a_training_run() -> None:
         given = json.loads(line)
         kind = getattr(events, given.pop("event"))
         assert given.pop("time").endswith("+00:00")
-        assert given.keys() == {field.name for field in fields(kind)}
+        assert given.keys() <= {field.name for field in fields(kind)}, "later versions add fields"
         kind(**given)
 
 

@@ -137,7 +137,7 @@ class ToyOuter:
         """Return zeros for the last fragment, which the buffers go with."""
         return np.zeros(_HEAD + _BUFFERS) if self._has_buffers(fragment) else None
 
-    def apply(self, fragment: int, average: Floats, buffers: Doubles | None) -> float:
+    def apply(self, fragment: int, average: Floats, buffers: Doubles | None) -> tuple[float, float]:
         """Subtract the average, which is a sum here, from the outer parameters."""
         self.values[fragment] -= whole(average)
         if buffers is not None:
@@ -147,7 +147,7 @@ class ToyOuter:
             if givers:
                 assert givers == 1.0, "two members gave their counts"
                 self.buffers[1] = count
-        return 0.0
+        return 0.0, 0.0
 
     def common_buffers(self) -> Doubles:
         """Return a copy of the buffers."""
