@@ -21,7 +21,12 @@ import pccl
 from pccl.bindings.diloco.buffers import SharedBuffers
 from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
-from pccl.bindings.diloco.outer_optimizers import SHOWN_STEPS, OuterFactor, OuterFactory
+from pccl.bindings.diloco.outer_optimizers import (
+    SHOWN_STEPS,
+    OuterFactor,
+    OuterFactory,
+    PlainFactory,
+)
 from pccl.checks import shown
 
 _linalg: Any = torch.linalg  # without types
@@ -49,12 +54,14 @@ class HostCopies:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        devices = {tensor.device for tensor in tensors}
-        self.are_pinned = any(device.type == "cuda" for device in devices)
-        self._stream: torch.cuda.Stream | None = None
-        if self.are_pinned and len(devices) == 1:  # on several devices, copies are in step
-            self._stream = _cuda.Stream(devices.pop())
-        self._last: torch.cuda.Event | None = None
+        self._devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self.are_pinned = bool(self._devices)
+        self._stream: Any = None
+        if len(self._devices) == 1:
+            (device,) = self._devices
+            self._stream = _cuda.Stream(device)
+        self._last: Any = None
+        """Event after the last copy."""
 
     @contextmanager
     def reading(
@@ -67,12 +74,15 @@ class HostCopies:
         """
         if self._stream is None:
             yield tensors
+            for device in self._devices:  # several: the training waits
+                _cuda.synchronize(device)
             return
-        taken = [tensor.clone() for tensor in tensors]
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
+        taken = [tensor.clone() for tensor in tensors]  # also those on the CPU
+        self._stream.wait_stream(_cuda.current_stream(self._stream.device))
+        with _cuda.stream(self._stream):
             for tensor in taken:
-                tensor.record_stream(self._stream)
+                if tensor.is_cuda:
+                    tensor.record_stream(self._stream)
             yield taken
             self._last = self._stream.record_event()
 
@@ -114,7 +124,8 @@ class OuterFragment:
         self.flat = self.empty()
         self._load(tensors)
         takes_names = "names" in inspect.signature(factory).parameters
-        self._factory = partial(factory, names=self.names) if takes_names else factory
+        given: Any = factory
+        self._factory: PlainFactory = partial(given, names=self.names) if takes_names else given
         self._parameters = [torch.nn.Parameter(view) for view in self.views(self.flat)]
         self.optimizer = self._factory(list(self._parameters))
         _check_covers(self.optimizer, self._parameters)

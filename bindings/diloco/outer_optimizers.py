@@ -13,7 +13,8 @@ import torch
 from pccl.bindings.arguments import check_amount
 from pccl.checks import shown
 
-OuterFactory = Callable[..., torch.optim.Optimizer]
+PlainFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+OuterFactory = PlainFactory | Callable[[list[torch.Tensor], tuple[str, ...]], torch.optim.Optimizer]
 """Makes an optimizer for a list of tensors. A parameter ``names`` gets their names."""
 
 OuterFactor = Callable[[int], float]
@@ -86,13 +87,14 @@ def clipped(outer: OuterFactory | None = None, *, max_norm: float) -> OuterFacto
     Raises:
         TypeError, ValueError: ``outer`` is not callable, or ``max_norm`` is no positive number.
     """
-    make, limit = outer_factory(outer), check_amount("max_norm", max_norm, math.inf)
+    make: Any = outer_factory(outer)
+    limit = check_amount("max_norm", max_norm, math.inf)
     if not limit:
         raise ValueError("max_norm must be above 0")
 
     @functools.wraps(make)
     def made(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
-        optimizer = make(*arguments, **options)
+        optimizer: torch.optim.Optimizer = make(*arguments, **options)
         for group in optimizer.param_groups:
             group["max_norm"] = limit  # members with another one are told when they join
         optimizer.register_step_pre_hook(_clip)

@@ -185,8 +185,8 @@ def _block(name: str) -> tuple[str, bool]:
     return ".".join(parts[:-1]), False
 
 
-def _neighbours(sizes: Sequence[int], fragments: int) -> list[range]:
-    parts: list[range] = []
+def _neighbours(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    parts: list[list[int]] = []
     left, begin = sum(sizes), 0
     for number in range(fragments):
         goal, end, taken = left / (fragments - number), begin, 0
@@ -196,7 +196,7 @@ def _neighbours(sizes: Sequence[int], fragments: int) -> list[range]:
             end += 1
         if number == fragments - 1:
             end = len(sizes)
-        parts.append(range(begin, end))
+        parts.append(list(range(begin, end)))
         begin, left = end, left - taken
     return parts
 

@@ -191,6 +191,14 @@ def gentle(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
+def falling(step: int) -> float:
+    return 1 / (1 + step)
+
+
+def halving(step: int) -> float:
+    return 2.0**-step
+
+
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {"sync_every": 6},
     "delayed": {"sync_every": 6, "delay": 2},
@@ -207,7 +215,7 @@ MODES: dict[str, dict[str, Any]] = {
         "eager": True,
         "fragments": 2,
         "fragment_order": "strided-blocks",
-        "outer_lr_lambda": lambda step: 1 / (1 + step),
+        "outer_lr_lambda": falling,
     },
 }
 
@@ -496,7 +504,7 @@ DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
         ),
         "fragments=2 sequential",
     ),
-    (({"outer_lr_lambda": lambda step: 0.5**step}, {}), "outer lr times 1 0.5 0.0009766 "),
+    (({"outer_lr_lambda": halving}, {}), "outer lr times 1 0.5 0.0009766 "),
 ]
 
 
@@ -603,7 +611,7 @@ def test_it_looks_like_the_inner_optimizer(peers: Peers) -> None:
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups is inner.param_groups
     assert optimizer.state is inner.state
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, falling)
     with optimizer, warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in range(4):

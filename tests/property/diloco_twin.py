@@ -59,9 +59,9 @@ class Outer:
     def no_buffers(self, fragment: int) -> None:
         return None
 
-    def apply(self, fragment: int, average: Vector, buffers: None) -> float:
+    def apply(self, fragment: int, average: Vector, buffers: None) -> tuple[float, float]:
         self.values[fragment] = minus(self.values[fragment], average)
-        return 0.0
+        return 0.0, 0.0
 
     def common_buffers(self) -> None:
         pass

@@ -51,7 +51,7 @@ class OctaveCodec(Codec):
         return encoded[:start].view(wire), encoded[start : self.encoded_bytes(count)]
 
     @property
-    def _sign(self) -> np.unsignedinteger[Any]:
+    def _sign(self) -> Any:
         return self._steps.bits.type(1 << (8 * self._work.itemsize - 1))
 
     def _write(self, wide: Array, out: Array, noise: Array | None, rows: Array) -> Written:
@@ -106,8 +106,8 @@ class OctaveCodec(Codec):
         np.take(self._shares, codes, out=wide, mode="clip")
         raw = largest_in.astype(self._steps.bits)
         marked = (raw & self._sign) != 0
-        largest = (raw & ~self._sign).view(self._work)
-        largest = np.where(largest <= self._largest, largest, self._largest)
+        wanted: Array = (raw & ~self._sign).view(self._work)
+        largest: Array = np.where(wanted <= self._largest, wanted, self._largest)
         if not marked.any():
             np.multiply(wide, blocks.spread(largest, spare), out=wide)
             return

@@ -288,14 +288,14 @@ def test_few_bits_with_error_feedback_converge(wire: WireFormat, once: float) ->
         for owner in range(peers):
             chunk = slice(owner * count // peers, (owner + 1) * count // peers)
             total = wanted[owner][chunk].copy()
-            wire, back = np.empty(codec.encoded_bytes(len(total)), np.uint8), np.empty_like(total)
+            coded, back = np.empty(codec.encoded_bytes(len(total)), np.uint8), np.empty_like(total)
             for peer in range(peers):
                 if peer != owner:
-                    codec.encode(wanted[peer][chunk], wire, None, back)
+                    codec.encode(wanted[peer][chunk], coded, None, back)
                     residuals[peer].staged[chunk] = wanted[peer][chunk] - back
                     total += back
             total /= np.float32(peers)
-            codec.encode(total, wire, None, back)
+            codec.encode(total, coded, None, back)
             residuals[owner].staged[chunk] = np.float32(peers) * (total - back)
             mean[chunk] += back
         for residual in residuals:

@@ -227,8 +227,8 @@ def two_groups(parameters: list[Any], names: tuple[str, ...] = NAMES) -> Any:
     groups: list[list[Any]] = [[], []]
     for parameter, name in zip(parameters, names, strict=True):
         groups[not name.startswith("t")].append(parameter)
-    listed = [{"params": groups[0], "lr": 0.25}, {"params": groups[1]}]
-    return torch.optim.SGD([one for one in listed if one["params"]], lr=1.0, momentum=0.5)
+    given: list[dict[str, Any]] = [{"params": groups[0], "lr": 0.25}, {"params": groups[1]}]
+    return torch.optim.SGD([one for one in given if one["params"]], lr=1.0, momentum=0.5)
 
 
 def halving(step: int) -> float:
@@ -292,9 +292,12 @@ def test_all_settings_are_in_the_shared_state() -> None:
     assert entry.name.endswith("min_peers=1, outer lr times 1 0.5 0.0009766 7.889e-31 9.333e-302 0")
 
 
+def falling(step: int) -> float:
+    return 1 - step
+
+
 @pytest.mark.parametrize(
-    ("asked", "error"),
-    [(0.5, TypeError), (lambda step: "1", TypeError), (lambda step: 1 - step, ValueError)],
+    ("asked", "error"), [(0.5, TypeError), (str, TypeError), (falling, ValueError)]
 )
 def test_a_schedule_must_give_numbers(asked: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"outer_lr_lambda must be a function|a factor must be"):

@@ -27,7 +27,8 @@ def test_an_average_is_scaled_down_to_the_norm(average: list[float], step: list[
     names, tensors = ("a", "b"), [torch.zeros(1), torch.zeros(1)]
     fragment = OuterFragment(names, tensors, clipped(plain, max_norm=2.5))
     fragment.step(torch.tensor(average))
-    assert (-fragment.flat).tolist() == pytest.approx(step)
+    moved: Any = -fragment.flat
+    assert moved.tolist() == pytest.approx(step)
     assert "max_norm=2.5" in fragment.settings, "members with another one are told"
 
 
@@ -39,14 +40,15 @@ def test_a_preview_is_clipped_too() -> None:
 
 
 def test_the_optimizer_of_the_paper_is_clipped_by_default() -> None:
-    made = clipped(max_norm=1.0)([torch.nn.Parameter(torch.zeros(1))])
+    make: Any = clipped(max_norm=1.0)
+    made = make([torch.nn.Parameter(torch.zeros(1))])
     assert (made.param_groups[0]["lr"], made.param_groups[0]["momentum"]) == (0.7, 0.9)
 
 
 def test_a_factory_with_names_gets_them() -> None:
     seen: list[list[str]] = []
 
-    def named(parameters: list[Any], names: list[str]) -> Any:
+    def named(parameters: list[Any], names: tuple[str, ...]) -> Any:
         seen.append(list(names))
         return plain(parameters)
 
