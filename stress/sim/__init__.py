@@ -15,6 +15,7 @@
 * ``fold``: expected results of a reduce, computed without the library's arithmetic.
 * ``checkers``: checkers of the promises, independent of the code that they check.
 * ``runner``: runs one seed: the production runtime in virtual time, with faults and checkers.
+* ``planting``: how a bug is planted.
 * ``planted``: planted bugs, which the checkers must detect.
 * ``command_line``: the simulator's command: ``python -m pccl.stress sim --seeds A:B``.
 """

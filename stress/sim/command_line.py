@@ -22,7 +22,8 @@ from rich.progress import Progress
 
 from pccl.cli.command_line import Seconds
 from pccl.cli.streams import writing
-from pccl.stress.sim.planted import PLANTED, planted
+from pccl.stress.sim.planted import planted
+from pccl.stress.sim.planting import PLANTED
 from pccl.stress.sim.runner import Verdict, run_scenario
 from pccl.stress.sim.scenarios.file import load, to_text
 from pccl.stress.sim.scenarios.mixes import MIXES

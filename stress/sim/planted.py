@@ -7,11 +7,10 @@ searches for new seeds.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 from pccl.bindings.diloco.ledger import Ledger, Revisions
@@ -24,6 +23,7 @@ from pccl.error_feedback import ErrorFeedback
 from pccl.machines.master.ballots.ballot import Commit, Decision
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.kept import Kept
+from pccl.machines.master.ballots.norms import NormHistory
 from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.links.peer_links import PeerLinks
 from pccl.machines.master.lockstep import LockstepWatch
@@ -49,44 +49,18 @@ from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Inlet, Placement, Transfer
+from pccl.runtime.collective.weighted_ranks import WeightedRanks
 from pccl.runtime.state import receiver
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
+from pccl.stress.sim.planting import PLANTED, change, does, says
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
 from pccl.topology.wanted_link import LaneDial
 from pccl.transports.link import Lane
 from pccl.transports.sim.memory import SimLease, SimMemory
-
-Changes = list[tuple[Any, str, Any]]
-"""Owner, name and replacement of each changed attribute."""
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-PLANTED: defaultdict[str, Changes] = defaultdict(list)
-
-
-def _change(bug: str, owner: Any, name: str, function: Callable[..., Any]) -> None:
-    found = getattr(owner, name)
-    PLANTED[bug].append((owner, name, property(function) if type(found) is property else function))
-
-
-def _says(bug: str, owner: Any, name: str, answer: Any = None) -> None:
-    """Plant a bug: a function or property does nothing, and always returns ``answer``."""
-    _change(bug, owner, name, lambda *args, **options: answer)  # pyright: ignore[reportUnknownLambdaType]
-
-
-def _does(owner: Any, name: str) -> Callable[[_Function], _Function]:
-    """Plant a function in place of ``owner.name``; it gets the original, and its arguments."""
-
-    def plant(function: _Function) -> _Function:
-        real = getattr(owner, name)
-        _change(function.__name__, owner, name, lambda *args, **kw: function(real, *args, **kw))
-        return function
-
-    return plant
 
 
 @contextmanager
@@ -101,7 +75,7 @@ def planted(bug: str | None) -> Generator[None, None, None]:
 # -- decisions of the master --------------------------------------------------------------------
 
 
-@_does(CollectiveBallot, "done")
+@does(CollectiveBallot, "done")
 def commit_before_all_reported(
     done: Any, ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
 ) -> Decision | None:
@@ -112,7 +86,7 @@ def commit_before_all_reported(
     return Commit()
 
 
-@_does(CollectiveBallot, "done")
+@does(CollectiveBallot, "done")
 def vote_counted_twice(
     done: Any, ballot: CollectiveBallot, peer: PeerId, digest: bytes, now_ns: int
 ) -> Decision | None:
@@ -125,17 +99,17 @@ def vote_counted_twice(
 
 
 # The master ignores done reports that arrive before all requests.
-_says("done_ahead_ignored", CollectiveBallot, "_is_ahead", False)
+says("done_ahead_ignored", CollectiveBallot, "_is_ahead", False)
 
 
-@_does(CollectiveBallot, "wait_for_start")
+@does(CollectiveBallot, "wait_for_start")
 def announcers_not_started(_: Any, ballot: CollectiveBallot) -> list[PeerId]:
     """The master does not tell the start to members that only announce their segments."""
     eager = getattr(ballot, "_eager")  # noqa: B009
     return [peer for peer in ballot.survivors if peer not in eager]
 
 
-@_does(CollectiveBallot, "weights")
+@does(CollectiveBallot, "weights")
 def weights_in_any_order(weights: Any, ballot: CollectiveBallot) -> tuple[float, ...]:
     """The master announces the weights of an average in the order of their arrival."""
     told: dict[PeerId, float] = getattr(ballot, "_weights")  # noqa: B009 - not ours
@@ -143,23 +117,26 @@ def weights_in_any_order(weights: Any, ballot: CollectiveBallot) -> tuple[float,
 
 
 # Members that wait in different calls wait for ever.
-_says("mistakes_undiagnosed", LockstepWatch, "look", ())
+says("mistakes_undiagnosed", LockstepWatch, "look", ())
 
 # The master does not ask older peers to dial a newcomer that cannot dial them.
-_says("elders_are_not_asked", PeerLinks, "ask", True)
+says("elders_are_not_asked", PeerLinks, "ask", True)
 
 # The master never tells two peers that cannot dial each other where to meet.
-_says("meetings_forgotten", Meetings, "_meet", ())
+says("meetings_forgotten", Meetings, "_meet", ())
+
+# A master judges the norms of each round by themselves.
+says("earlier_norms_forgotten", NormHistory, "past", ())
 
 # A member that was away when an operation ended never learns its outcome.
-_says("outcome_not_kept", Kept, "owed_to", ())
-_says("outcome_not_kept", Kept, "owed")
+says("outcome_not_kept", Kept, "owed_to", ())
+says("outcome_not_kept", Kept, "owed")
 
 # A master with a standby announces every outcome before another process has stored it.
-_says("abort_told_at_once", Ratification, "propose")
+says("abort_told_at_once", Ratification, "propose")
 
 
-@_does(JointRounds, "admit_into_empty_run")
+@does(JointRounds, "admit_into_empty_run")
 def newcomers_speak_for_all(admit: Any, rounds: JointRounds, *, at_tick: bool = False) -> None:
     """A master treats the oldest roster that it receives as the roster of a majority.
 
@@ -169,16 +146,16 @@ def newcomers_speak_for_all(admit: Any, rounds: JointRounds, *, at_tick: bool = 
         admit(rounds, at_tick=at_tick)
 
 
-_says("newcomers_speak_for_all", Recovery, "ratified", 0)
+says("newcomers_speak_for_all", Recovery, "ratified", 0)
 
 
 # -- time ----------------------------------------------------------------------------------------
 
 # A process that slept extends no deadline, and judges peers at once.
-_says("late_tick_judged", Ticks, "note", Wakefulness(0, may_judge=True))
+says("late_tick_judged", Ticks, "note", Wakefulness(0, may_judge=True))
 
 
-@_does(Ticks, "note")
+@does(Ticks, "note")
 def busy_is_asleep(note: Any, ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefulness:
     """A busy process counts the time as sleep, and judges no peer while it is busy."""
     slept_ns = note(ticks, now_ns, 0).slept_ns
@@ -186,12 +163,12 @@ def busy_is_asleep(note: Any, ticks: Ticks, now_ns: int, busy_ns: int) -> Wakefu
 
 
 # A peer waits for ever on a dead connection to its master.
-_says("silent_master_trusted", MasterLiveness, "is_silent", False)
+says("silent_master_trusted", MasterLiveness, "is_silent", False)
 
 # -- knowledge of a peer -------------------------------------------------------------------------
 
 
-@_does(EagerBudget, "take")
+@does(EagerBudget, "take")
 def ahead_in_unknown_views(
     take: Any, budget: EagerBudget, operation: OperationId, *what: Any
 ) -> Any:
@@ -200,7 +177,7 @@ def ahead_in_unknown_views(
     return take(budget, operation, *what)
 
 
-@_does(PeerReporter, "_learn")
+@does(PeerReporter, "_learn")
 def losses_while_away_untold(learn: Any, reporter: Any, machine: Any, why: Any, *at: int) -> None:
     """A peer does not report members that were lost while it had no connection to the master."""
     present = {member.peer: member for member in machine.newest.members}
@@ -209,7 +186,7 @@ def losses_while_away_untold(learn: Any, reporter: Any, machine: Any, why: Any, 
     learn(reporter, machine, why, *at)
 
 
-@_does(KnownMembership, "show")
+@does(KnownMembership, "show")
 def world_changes_unseen(
     show: Any, membership: KnownMembership, call: int, version: int, *, detached: bool
 ) -> None:
@@ -217,7 +194,7 @@ def world_changes_unseen(
     membership.see(version)
 
 
-@_does(Refusals, "refuse")
+@does(Refusals, "refuse")
 def loss_told_to_one_launch(
     refuse: Any, refusals: Refusals, event: JointCall, peer: PeerId
 ) -> PCCLError | None:
@@ -233,17 +210,17 @@ def _is_unreported(error: OneTimeError) -> bool:
     return not error.is_reported
 
 
-_change("loss_told_to_one_launch", OneTimeError, "is_due", _is_unreported)
+change("loss_told_to_one_launch", OneTimeError, "is_due", _is_unreported)
 
 
-@_does(Refusals, "require_resync")
+@does(Refusals, "require_resync")
 def missed_sync_repeated(require: Any, refusals: Refusals, operation: OperationId) -> None:
     """A member that left a synchronization, which then committed, repeats it alone."""
     require(refusals, operation)
     refusals.sync_missed = False
 
 
-@_does(OpenOperations, "unanswered")
+@does(OpenOperations, "unanswered")
 def starving_forgotten(unanswered: Any, operations: OpenOperations) -> Iterator[msg.PeerMessage]:
     """A peer does not report again, after a reconnect, that no source has a missing piece."""
     for operation in operations:
@@ -260,21 +237,21 @@ class _ByTag(dict[OperationId, Transfer]):
         return next((t for o, t in self.items() if o.tag == operation.tag), default)
 
 
-@_does(DataPlane, "__init__")
+@does(DataPlane, "__init__")
 def no_fencing(begin: Any, plane: DataPlane, *args: Any) -> None:
     """A peer uses a frame for the current operation of its tag, whatever attempt it belongs to."""
     begin(plane, *args)
     plane.transfers = _ByTag()
 
 
-@_does(Transfer, "_restore")
+@does(Transfer, "_restore")
 def no_restore_after_completion(restore: Any, transfer: Transfer) -> None:
     """After an abort only a peer that had not finished its part restores its input."""
     if transfer.lacking:
         restore(transfer)
 
 
-@_does(Plans, "find")
+@does(Plans, "find")
 def stale_plan(find: Any, plans: Plans, descriptor: Descriptor, *ring: Any) -> Plan:
     """A peer uses the plan of an earlier view, with other members or in another order."""
     made: dict[Descriptor, Plan] = vars(plans).setdefault("made", {})
@@ -286,14 +263,14 @@ class _AllMissing(set[int]):
         return True
 
 
-@_does(Inlet, "__init__")
+@does(Inlet, "__init__")
 def second_copy_added(begin: Any, inlet: Inlet, route: Route) -> None:
     """A segment that arrives twice counts twice."""
     begin(inlet, route)
     inlet.missing = _AllMissing(inlet.missing)
 
 
-@_does(Placement, "memory")
+@does(Placement, "memory")
 def write_after_return(memory: Any, placement: Placement, received: int) -> memoryview:
     """A peer reads a frame that began to arrive into the caller's memory, even after the return."""
     segment, result = placement.hop.segment, placement.transfer.result
@@ -302,7 +279,7 @@ def write_after_return(memory: Any, placement: Placement, received: int) -> memo
     return result.beginning(segment.offset + received, segment.offset + segment.length)
 
 
-@_does(Transfer, "detach")
+@does(Transfer, "detach")
 def nothing_for_others_after_leaving(detach: Any, transfer: Transfer) -> None:
     """A peer that leaves after it was done drops the data that its neighbour still lacks."""
     detach(transfer)
@@ -312,13 +289,13 @@ def nothing_for_others_after_leaving(detach: Any, transfer: Transfer) -> None:
 
 
 # A peer that has sent all data never asks whether the data can have arrived.
-_says("dead_lane_unnoticed", Transfer, "sends_to", False)
+says("dead_lane_unnoticed", Transfer, "sends_to", False)
 
 # Data that was queued on a lost lane counts as arrived.
-_says("lost_lane_forgotten", DataPlane, "lane_lost")
+says("lost_lane_forgotten", DataPlane, "lane_lost")
 
 
-@_does(DataPlane, "lane_lost")
+@does(DataPlane, "lane_lost")
 def partly_sent_forgotten(lane_lost: Any, plane: DataPlane, lane: Lane) -> None:
     """The last segment that was queued on a lost lane counts as arrived, even if sent in part."""
     for numbers in lane.carried.values():
@@ -326,7 +303,7 @@ def partly_sent_forgotten(lane_lost: Any, plane: DataPlane, lane: Lane) -> None:
     lane_lost(plane, lane)
 
 
-@_does(RingSchedule, "irreplaceable_count")
+@does(RingSchedule, "irreplaceable_count")
 def partial_taken_for_final(count: Any, ring: RingSchedule, gap: int) -> int:
     """A peer sends a partial result across a gap for a chunk that a lost member had finished."""
     world, steps = ring.world_size, ring.world_size - 2 + gap
@@ -334,39 +311,39 @@ def partial_taken_for_final(count: Any, ring: RingSchedule, gap: int) -> int:
 
 
 # A peer behind a gap reports that it can continue, whatever it lacks.
-_says("holdings_overstated", ChainTransfer, "lacks_irreplaceable", False)
+says("holdings_overstated", ChainTransfer, "lacks_irreplaceable", False)
 
 # A peer before a gap sends nothing to the peer behind it.
-_says("gap_not_bridged", ChainTransfer, "send_across")
-_says("announced_segments_forgotten", Outlet, "withdraw")
-_says("lease_not_revoked", SimLease, "revoke")
+says("gap_not_bridged", ChainTransfer, "send_across")
+says("announced_segments_forgotten", Outlet, "withdraw")
+says("lease_not_revoked", SimLease, "revoke")
 
 
-@_does(Reduction, "__init__")
+@does(Reduction, "__init__")
 def weights_not_waited_for(begin: Any, reduction: Reduction, *args: Any, **options: Any) -> None:
     """A peer combines early data at once, without waiting for the weights."""
     begin(reduction, *args, **options)
     reduction.lacks_weights = False
 
 
-@_does(LinkUpkeep, "_bring_up")
+@does(LinkUpkeep, "_bring_up")
 def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> object:
     """The elder of two peers never dials, even if only the elder has lost the link."""
     is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
     return bring_up(upkeep, link) if is_younger else []
 
 
-@_does(LaneDial, "where")
+@does(LaneDial, "where")
 def local_addresses_ignored(where: Any, dial: LaneDial, member: Member) -> Member:
     """A peer dials another one only where the master sees it, even inside one local network."""
     return replace(member, hosts=())
 
 
 # A link on which large packets vanish never gets smaller segments.
-_says("large_packets_unnoticed", SegmentLimit, "stuck", False)
+says("large_packets_unnoticed", SegmentLimit, "stuck", False)
 
 # A peer accepts a payload whose checksum is wrong.
-_says("damage_unnoticed", Lane, "_refuse_damaged")
+says("damage_unnoticed", Lane, "_refuse_damaged")
 
 
 class _AnyNumber(int):
@@ -376,13 +353,13 @@ class _AnyNumber(int):
         return False
 
 
-@_does(codec, "unseal")
+@does(codec, "unseal")
 def damaged_messages_believed(unseal: Any, sealed: Any, func: str, what: str) -> bytes:
     """A process obeys a control message whose checksum is wrong."""
     return bytes(sealed[:-SEAL_BYTES])
 
 
-_says("damaged_messages_believed", codec, "bytes_hash", _AnyNumber())
+says("damaged_messages_believed", codec, "bytes_hash", _AnyNumber())
 
 
 # -- shared state --------------------------------------------------------------------------------
@@ -397,22 +374,22 @@ class _Anything(bytes):
 
 
 # A peer accepts any piece of shared state as the right one.
-_says("unverified_piece_accepted", receiver, "piece_digest", _Anything(DIGEST_BYTES))
+says("unverified_piece_accepted", receiver, "piece_digest", _Anything(DIGEST_BYTES))
 
 
-@_does(FetchedPieces, "__init__")
+@does(FetchedPieces, "__init__")
 def staging_skipped(init: Any, fetched: FetchedPieces, *args: Any, **options: Any) -> None:
     """A peer writes fetched pieces straight into the tensors, even if the caller forbids that."""
     init(fetched, *args, **{**options, "in_place": True})
 
 
-@_does(election, "_meets")
+@does(election, "_meets")
 def lineage_ignored(meets: Any, offer: Offer, expected: Expected) -> bool:
     """A revision counts in an election, whatever its lineage."""
     return offer.revision == expected.revision and not offer.stale
 
 
-@_does(election, "_footing")
+@does(election, "_footing")
 def outdated_elected(
     footing: Any,
     members: Mapping[PeerId, Offer],
@@ -425,20 +402,20 @@ def outdated_elected(
     return found and replace(found, valid=frozenset(members))
 
 
-@_does(StateSession, "_has_fetched")
+@does(StateSession, "_has_fetched")
 def pieces_of_another_election(has_fetched: Any, session: StateSession, number: int) -> bool:
     """A peer sends pieces that it fetched for another election as pieces of this one."""
     return number in session.fetched.verified
 
 
-@_does(FetchedPieces, "prepare")
+@does(FetchedPieces, "prepare")
 def pieces_forgotten(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
     """Every attempt of a synchronization fetches all pieces again."""
     fetched.verified.clear()
     prepare(fetched, *wanted)
 
 
-@_does(FetchedPieces, "prepare")
+@does(FetchedPieces, "prepare")
 def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) -> None:
     """A peer treats bytes that a failed call wrote in place as its contents before that call."""
 
@@ -449,25 +426,40 @@ def partly_placed_unnoticed(prepare: Any, fetched: FetchedPieces, *wanted: Any) 
         prepare(fetched, *wanted)
 
 
+# -- guards --------------------------------------------------------------------------------------
+
+# A contribution that is not finite counts, if its member has declared it finite.
+says("lies_believed", WeightedRanks, "refuses", False)
+
+# A lie about values that only the liar itself adds up is not seen by others.
+says("lies_in_the_result_believed", WeightedRanks, "must_all_be_finite", False)
+
+
+@does(WeightedRanks, "begin")
+def excluded_values_read(begin: Any, ranks: WeightedRanks, muted: Any, infinite: Any) -> None:
+    """A member adds excluded contributions, times 0."""
+    begin(ranks, frozenset(), infinite - muted)
+
+
 # -- training ------------------------------------------------------------------------------------
 
 # A process that was cut off in a reduce takes its work for applied.
-_says("doubt_taken_for_applied", Ledger, "has_applied", True)
+says("doubt_taken_for_applied", Ledger, "has_applied", True)
 
 # A process that was cut off in a reduce takes its work for lost.
-_says("doubt_taken_for_lost", Ledger, "has_applied", False)
+says("doubt_taken_for_lost", Ledger, "has_applied", False)
 
 # A process forgets its work in flight when it enters the run again.
-_says("flights_forgotten", Pipeline, "in_flight", ())
+says("flights_forgotten", Pipeline, "in_flight", ())
 
 
-@_does(Ledger, "close")
+@does(Ledger, "close")
 def contributors_kept_back(close: Any, ledger: Ledger, contributors: Sequence[int]) -> None:
     """The ledger does not list the contributors of a round."""
     close(ledger, ())
 
 
-@_does(Revisions, "next")
+@does(Revisions, "next")
 def rounds_not_counted(following: Any, revisions: Revisions) -> int:
     """The revision does not count rounds since the last synchronization."""
     known = vars(revisions)
@@ -476,13 +468,13 @@ def rounds_not_counted(following: Any, revisions: Revisions) -> int:
     return int(max(known["_synced"], known["_ledger"].number)) + 1
 
 
-@_does(Residual, "commit")
+@does(Residual, "commit")
 def residual_stays(commit: Any, residual: Residual) -> None:
     """A process does not add the rounding error of a round to the next round."""
     residual.drop()
 
 
-@_does(Residual, "drop")
+@does(Residual, "drop")
 def residual_advances_always(drop: Any, residual: Residual) -> None:
     """A process adds the rounding error of a failed round to the next round."""
     with suppress(AssertionError):
@@ -490,10 +482,10 @@ def residual_advances_always(drop: Any, residual: Residual) -> None:
 
 
 # A process keeps a residual that it paid in a round which the ledger shows as applied.
-_says("residual_paid_twice", ErrorFeedback, "forget")
+says("residual_paid_twice", ErrorFeedback, "forget")
 
 
-@_does(SimMemory, "pull")
+@does(SimMemory, "pull")
 def withdrawn_pull_counted(pull: Any, *args: Any) -> bool:
     """A pull counts although the announcement was withdrawn meanwhile."""
     pull(*args)

@@ -29,6 +29,7 @@ from pccl.protocol.messages import (
     HoldingsQuery,
     MasterAddress,
     OperationEnded,
+    OperationStarted,
 )
 from pccl.protocol.operation import Phase
 from pccl.protocol.types import OperationId, PeerId, RemovalCause
@@ -264,6 +265,8 @@ class PeerProcess:
         """Tag -> run and result of the last operation that committed for a caller here."""
         self.posted_sync = InRun(b"", _NO_OPERATION)
         """The last synchronization that this process took part in."""
+        self.caught_lying: set[int] = set()
+        """Tags of guarded averages that a lie of this process has ended; it tells no more there."""
         self._losses = ToldLosses(self.name)
         self._parts = parts
         self._on_event = on_event
@@ -329,12 +332,12 @@ class PeerProcess:
         if isinstance(stamped.event, LargePacketsLost):
             self._parts.checkers.done["large packets lost"] += 1
 
-    def weight_of(self, post: Post) -> float | None:
-        """Return the weight that the caller gave; None: no weight."""
+    def asked(self, post: Post) -> ReduceCall | None:
+        """Return the call of a weighted average; None: it is another operation."""
         call = self.engine.calls.open.get(post.call)
         if call is None or not isinstance(call.event, ReduceCall) or not post.descriptor.weighted:
             return None
-        return call.event.weight
+        return call.event
 
     def _observe(self, event: PeerEvent, effects: list[PeerEffect]) -> None:
         if not self.host.alive:
@@ -342,12 +345,20 @@ class PeerProcess:
         self._parts.trace.note(self._parts.loop.now_ns(), self.name, event)
         self.engine.machine.check()
         self._losses.saw(self.engine, event, effects)
-        self._events.check()
-        if isinstance(event, ControlMessage) and isinstance(event.message, OperationEnded):
-            ended = event.message
-            outcome = (ended.abort is None, ended.contributors)
-            operation = InRun(self.run, ended.operation)
-            self._parts.checkers.outcome(operation, self.address, self.peer, outcome)
+        values = [effect.value for effect in effects if isinstance(effect, ReturnCall)]
+        self._events.check([value for value in values if isinstance(value, ReduceResult)])
+        checkers, guards = self._parts.checkers, self._parts.checkers.guards
+        match event:
+            case ControlMessage(OperationEnded() as ended):
+                outcome = (ended.abort is None, ended.contributors)
+                operation = InRun(self.run, ended.operation)
+                checkers.outcome(operation, self.address, self.peer, outcome)
+                if guards is not None and guards.refused(self.name, self.run, ended) == self.peer:
+                    self.caught_lying.add(ended.operation.tag)
+            case ControlMessage(OperationStarted() as start) if guards is not None:
+                guards.started(self.name, InRun(self.run, start.operation), start)
+            case _:
+                pass
         for effect in effects:
             if isinstance(effect, PostSync):
                 self.posted_sync = InRun(self.run, effect.operation)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.excuses import Excuses
+from pccl.stress.sim.checkers.guards import GuardCheckers
 from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.checkers.state import StateCheckers
 from pccl.stress.sim.checkers.training import TrainingCheckers
@@ -62,6 +63,9 @@ class Simulation:
         self._loop = loop = VirtualLoop(limit_ns=scenario.ends_ns + LIMIT_S * NS_PER_S)
         self.excuses = Excuses(scenario.timing, 2 * scenario.latency_ns, loop.now_ns)
         self.checkers = checkers = Checkers(scenario, self.excuses)
+        guarded = scenario.training is not None and scenario.training.guard is not None
+        if guarded or any(slot.guard is not None for slot in scenario.slots):
+            checkers.guards = GuardCheckers(checkers.done, self.excuses, may_part=scenario.standby)
         if scenario.syncs is not None:
             known = checkers.known_committed
             checkers.state = StateCheckers(

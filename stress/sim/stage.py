@@ -357,8 +357,13 @@ class Stage:
             elif isinstance(effect, Post):
                 content = process.engine.inputs[effect.call]
                 posted = InRun(process.run, effect.operation)
-                weight = process.weight_of(effect)
+                call, guards = process.asked(effect), self.checkers.guards
+                weight = None if call is None else call.weight
                 self.checkers.posted(posted, process.peer, content, weight)
+                if guards is not None and effect.descriptor.guard is not None:
+                    assert call is not None
+                    assert content is not None
+                    guards.posted(posted, process.peer, effect, call, content)
         if isinstance(event, LeaveCall):
             self._note_leaving(effects)
         self._note_state(process, effects)

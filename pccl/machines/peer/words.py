@@ -188,10 +188,7 @@ def resync_required(operation: OperationId) -> errors.ResyncRequired:
 
 def not_finite(peer: PeerId) -> str:
     """Say why a member withdraws an operation: the contribution of ``peer`` is not finite."""
-    return (
-        f"values of peer {peer} {_NOT_FINITE} (in a ring, the sum of finite contributions may have "
-        "overflowed)"
-    )
+    return f"values of peer {peer} {_NOT_FINITE} (or a sum of finite contributions has overflowed)"
 
 
 def aborted(

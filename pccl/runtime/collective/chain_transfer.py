@@ -124,6 +124,10 @@ class ChainTransfer(Transfer):
                 return
         elif placement.buffer is not None:
             self._put(segment, placement.buffer)
+        if step == self.schedule.world_size - 1 and self.weighted.refuses_final(
+            self.operation, self.schedule.upstream, segment, self.result, self._coding
+        ):
+            return
         if self._coding is not None and arrival.finish:
             self._coding.settle(segment)
         if arrival.finish:

@@ -195,14 +195,19 @@ class Coding:
         if not segment.is_coded:
             return
         first, result = segment.offset, self._result
-        encoded = np.concatenate(
-            [np.frombuffer(v, np.uint8) for v in result.views(first, first + segment.wire_length)]
-        )
         target = result.whole(first, first + segment.length)
         if target is not None:
-            self._codec.decode(encoded, target)
+            self._codec.decode(self._bytes_in_place(segment), target)
         else:
-            result.write(first, self.decode(segment, encoded.data))
+            result.write(first, self.coded_values(segment))
+
+    def coded_values(self, segment: Segment) -> Array:
+        """Return the values of the encoded bytes in the place of a segment, as ``decode`` does."""
+        return self.decode(segment, self._bytes_in_place(segment).data)
+
+    def _bytes_in_place(self, segment: Segment) -> npt.NDArray[np.uint8]:
+        views = self._result.views(segment.offset, segment.offset + segment.wire_length)
+        return np.concatenate([np.frombuffer(view, np.uint8) for view in views])
 
     def end(self, *, committed: bool) -> None:
         """End the operation. If ``committed``, decode the result and commit the residual."""

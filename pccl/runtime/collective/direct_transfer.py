@@ -123,6 +123,9 @@ class DirectTransfer(Transfer):
             return
         if buffer is not None:
             self._put(segment, buffer)
+        rank = self._ranks[placement.peer]
+        if self.weighted.refuses_final(self.operation, rank, segment, self.result, self._coding):
+            return
         self._take_final(placement)
         if self._coding is not None:
             self._coding.decode_in_place(segment)

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.collectives.layout import Segment
 from pccl.protocol.guards.contributions import ContributionGuard
 from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.coding import Coding
+from pccl.runtime.collective.memory import Memory
 
 OnNotFinite = Callable[[OperationId, PeerId], None]
 
@@ -56,6 +59,11 @@ class WeightedRanks:
         distances = range(1, size + 1)
         return next((d - 1 for d in distances if ends((rank - d) % size)), size)
 
+    @property
+    def must_all_be_finite(self) -> bool:
+        """Whether every contribution that is read must be finite, and so the result."""
+        return self._infinite is not None and not self._infinite
+
     def must_be_finite(self, rank: int) -> bool:
         """Whether the contribution of ``rank`` must be finite."""
         return self._infinite is not None and rank not in self._infinite
@@ -69,3 +77,20 @@ class WeightedRanks:
             assert self.on_not_finite is not None
             self.on_not_finite(operation, self._ring[rank])
         return True
+
+    def refuses_final(
+        self,
+        operation: OperationId,
+        rank: int,
+        segment: Segment,
+        result: Memory,
+        coding: Coding | None,
+    ) -> bool:
+        """Whether a final segment that ``rank`` computed must be finite, and is not.
+
+        Nobody else has received the contribution of ``rank`` to these values.
+        """
+        if not self.must_all_be_finite:
+            return False
+        values = coding.coded_values(segment) if coding else result.elements(*segment.span)
+        return self.refuses(operation, rank, values)

@@ -2,6 +2,7 @@
 
 * ``outcomes``: checks results, outcomes, inputs, memory and membership in every run.
 * ``excuses``: records what faults did, and decides which removals they explain.
+* ``guards``: checks which contributions to guarded averages are flagged, excluded or refused.
 * ``links``: checks that living members of a group have links once all faults are over.
 * ``told_losses``: checks that callers get an error when their process loses its place.
 * ``told_events``: checks that the events of a peer tell the truth, and nothing twice.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +30,7 @@ from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
 if TYPE_CHECKING:
+    from pccl.stress.sim.checkers.guards import GuardCheckers
     from pccl.stress.sim.checkers.state import StateCheckers
     from pccl.stress.sim.checkers.training import TrainingCheckers
     from pccl.stress.sim.process import PeerProcess
@@ -76,6 +77,8 @@ class Checkers:
         self.aborts = 0
         self.done: Counter[str] = Counter()
         """Counts by name: calls that succeeded, errors that callers got, lanes that were cut."""
+        self.guards: GuardCheckers | None = None
+        """Checks guarded averages; None: the run has none."""
         self.state: StateCheckers | None = None
         """Checks shared state; None: the run has no shared state."""
         self.training: TrainingCheckers | None = None
@@ -86,7 +89,7 @@ class Checkers:
         self._inputs: dict[tuple[InRun, PeerId], Array] = {}
         self._weights: dict[tuple[InRun, PeerId], float] = {}
         self._entered: dict[InRun, set[PeerId]] = {}
-        self._results: dict[InRun, tuple[tuple[PeerId, ...], bytes]] = {}
+        self._results: dict[InRun, tuple[ReduceResult, bytes]] = {}
         self._interrupted: set[InRun] = set()
         self._outcomes: dict[
             InRun, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
@@ -122,13 +125,13 @@ class Checkers:
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
 
-    def given(
-        self, operation: InRun, contributors: tuple[PeerId, ...]
-    ) -> list[tuple[Array, float]]:
-        """Return the input and weight of each contributor to a weighted average."""
-        return [
-            (self._inputs[operation, peer], self._weights[operation, peer]) for peer in contributors
-        ]
+    def given(self, run: bytes, outcome: ReduceResult) -> list[tuple[Array, float]]:
+        """Return what counts of each contributor to a weighted average: input and weight."""
+        found: list[tuple[Array, float]] = []
+        for peer, weight in zip(outcome.contributors, outcome.weights, strict=True):
+            own = self._inputs[InRun(run, outcome.operation), peer]
+            found.append((own if weight else np.zeros_like(own), weight))
+        return found
 
     def began_intact(self, who: str, operation: InRun, peer: PeerId, original: Array) -> None:
         """Check that the last attempt of a call began with the input of the first attempt."""
@@ -161,6 +164,8 @@ class Checkers:
             entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
             raise Violation(f"{operation} was begun by {entered}, but committed for {contributors}")
+        if committed and self.guards is not None:
+            self.guards.committed(operation)
         if (operation.run, peer) in self._left_behind:
             return
         known, seen_by = self._outcomes.setdefault(operation, (outcome, {}))
@@ -202,7 +207,7 @@ class Checkers:
         """Check the result of a call that returned in ``run``."""
         self.reduces += 1
         operation, contributors = InRun(run, outcome.operation), outcome.contributors
-        content = result.tobytes()
+        content, alike = result.tobytes(), replace(outcome, attempts=1)
         known = self._results.get(operation)
         if known is None:
             self.done[outcome.algorithm.label] += 1
@@ -212,6 +217,8 @@ class Checkers:
             if slot.weighted:
                 self.done["weighted"] += 1
                 weights = [self._weights[operation, peer] for peer in contributors]
+            if self.guards is not None:
+                weights = self.guards.returned(who, operation, outcome, result, weights)
             if list(outcome.weights) != weights:
                 raise Violation(f"{who}: {operation} has weights {weights}, not {outcome}")
             for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, weights, result):
@@ -220,8 +227,8 @@ class Checkers:
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
                     f"{result[wrong]!r}, from inputs {values!r} with weights {weights}"
                 )
-            self._results[operation] = (contributors, content)
-        elif known != (contributors, content):
+            self._results[operation] = (alike, content)
+        elif known != (alike, content):
             raise Violation(f"{who}: the result of {operation} differs from another member's")
 
     def _wrong(
@@ -238,6 +245,8 @@ class Checkers:
         if weights:
             summands, divisor = weighed(inputs, weights)
         whole = [np.zeros_like(result) if part is None else part for part in summands]
+        if slot.quantization.active and not all(_is_finite(part) for part in whole):
+            return []  # the other values of a block need not be accurate
         if slot.quantization.active:
             return inaccurate(result, whole, slot.op, algorithm, divisor)
         if algorithm is Algorithm.MESH:
@@ -375,3 +384,7 @@ class Checkers:
     def _host_of(self, run: bytes, peer: int) -> str | None:
         address = self._addresses.get((run, PeerId(peer)))
         return address.host if address else None
+
+
+def _is_finite(values: Array) -> bool:
+    return bool(np.isfinite(values.astype(np.float64)).all())

@@ -104,14 +104,14 @@ class ResidualCheckers:
             number: number of the round.
             operation: reduce of the round.
             peer: id of the process in it.
-            parts: input and weight of each contributor.
+            parts: input and weight of each contributor; zeros if it was excluded.
             total: the average times the sum of the weights.
             owed: new residual of the process.
         """
         account = self._account(axis, fragment)
         change = _wide(account.owed, len(total)) - _wide(owed, len(total))
         if number in self._seen.get((axis, fragment), {}):
-            self._seen[axis, fragment][number] = True
+            self._seen[axis, fragment][number] = bool(parts[peer][1])
         account.owed = owed
         known = self._rounds.get(operation)
         if known is None:

@@ -5,6 +5,9 @@ It follows the events as a listener does, and compares the result with the machi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pccl.machines.peer.events import ReduceResult
 from pccl.machines.peer.machine import Standing
 from pccl.protocol.types import Roster
 from pccl.runtime.engine import PeerEngine
@@ -33,13 +36,28 @@ class ToldEvents:
         """Calls that wait."""
         engine.events.listen(lambda stamped: self._new.append(stamped.event))
 
-    def check(self) -> None:
+    def check(self, results: Sequence[ReduceResult] = ()) -> None:
         """Check the events since the last check; the machine has handled an event.
+
+        Args:
+            results: results that callers got meanwhile.
 
         Raises:
             Violation: an event is wrong, or one is missing.
         """
         new, self._new = self._new, []
+        told = [
+            (e.tag, e.peer_id, e.norm, e.limit, e.excluded)
+            for e in new
+            if isinstance(e, tell.ContributionFlagged)
+        ]
+        flagged = [
+            (result.operation.tag, result.contributors[f.rank], f.norm, f.limit, f.excluded)
+            for result in results
+            for f in result.flagged
+        ]
+        if told != flagged:
+            raise Violation(f"{self._who}: its events name {told}, its results {flagged}")
         for event in new:
             self._hear(event)
         if self._waiting and not len(self._engine.calls):

@@ -11,7 +11,8 @@
 * A process that ends with a period, and was not cut off since its last step, has no work left.
 * Every inner step of a live process counts once in each fragment. It is in the outer parameters
   that the process merged, in its work in flight, or in the difference of base and parameters. Or
-  the process dropped it by merging a round that was in flight during the step, as the mode allows.
+  the process dropped it by merging a round that was in flight during the step, as the mode allows,
+  or because a guard had excluded some of its work.
 """
 
 from __future__ import annotations
@@ -285,6 +286,8 @@ class TrainingCheckers:
         before: Held,
         now: Held,
         taken: dict[int, Whole],
+        *,
+        is_reset: bool,
     ) -> None:
         """Check a process that joined or rejoined the run, and moved its work to the new contents.
 
@@ -299,8 +302,10 @@ class TrainingCheckers:
             before: contents and line before the entry.
             now: contents and line after it.
             taken: its work in flight, by number of the round.
+            is_reset: whether it dropped its work, because a guard has excluded some.
         """
         self._done["entered"] += 1
+        self._done["reset"] += is_reset
         gone = not self._descends(_closed(now.contents), _closed(before.contents))
         if gone and before.line == now.line and not self._excuses.was_master_restarted:
             raise Violation(
@@ -317,6 +322,11 @@ class TrainingCheckers:
                 self._given_up[axis, fragment] = self._left_out(axis, fragment) + lost
             self._forget_old(replica, fragment, common, _number(now.contents), taken)
             applied = self._applied(replica, fragment, common, _number(now.contents), taken)
+            if is_reset:
+                in_vain = [taken[old] for old, is_applied in applied.items() if not is_applied]
+                dropped = sum(in_vain, start=replica.parts[fragment].given_up)
+                there = self._left_out(replica.axis, fragment) + dropped[places_of(replica.axis)]
+                self._given_up[replica.axis, fragment] = there
             self.residuals.settled(replica.axis, fragment, applied, gone=gone)
             self.accounts(who, replica, fragment, common)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from pccl.protocol.data_type import DataType
+from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.types import (
     NS_PER_S,
@@ -53,6 +54,7 @@ class Slot:
     algorithm: Algorithm = Algorithm.AUTO
     quantization: Quantization = UNQUANTIZED
     weighted: bool = False
+    guard: ContributionGuard | None = None
 
     def descriptor(self) -> Descriptor:
         """Return the descriptor of the collective."""
@@ -64,6 +66,7 @@ class Slot:
             algorithm=self.algorithm,
             forced=self.algorithm is not Algorithm.AUTO,
             weighted=self.weighted,
+            guard=self.guard,
         )
 
 
@@ -210,6 +213,9 @@ _LONGER = 4
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
 _PROD = ReduceOp.PROD
+_UNGUARDED = 0.3
+"""Share of the weighted averages without a guard."""
+_ACTIONS = (GuardAction.OFF, GuardAction.WARN, *(GuardAction.EXCLUDE,) * 3)
 _ALGORITHMS = (
     *(Algorithm.RING, Algorithm.RING, Algorithm.RING),  # only a ring is repaired
     *(Algorithm.AUTO, Algorithm.STAR, Algorithm.MESH),
@@ -226,6 +232,8 @@ def draw(seed: int) -> Scenario:
     slots = tuple(_draw_way(ways, slot) for slot in slots)
     weights = Random(f"{seed}/weights")
     slots = tuple(_draw_weighted(weights, slot) for slot in slots)
+    guards = Random(f"{seed}/guards")
+    slots = tuple(_draw_guarded(guards, slot) for slot in slots)
     latency_ns = rng.choice((MS // 20, MS // 2, 5 * MS, 40 * MS))
     stop_ns = rng.randint(12, 40) * max(latency_ns, MS // 4)
     if crowd.random() < 0.02:
@@ -425,6 +433,15 @@ def _draw_weighted(rng: Random, slot: Slot) -> Slot:
     if slot.data_type not in _FLOATS or slot.op is _PROD or rng.random() < 0.6:
         return slot
     return replace(slot, op=ReduceOp.AVG, weighted=True)
+
+
+def _draw_guarded(rng: Random, slot: Slot) -> Slot:
+    """Give most weighted averages a guard."""
+    if not slot.weighted or rng.random() < _UNGUARDED:
+        return slot
+    actions = rng.choice(_ACTIONS), rng.choice(_ACTIONS)
+    guard = ContributionGuard(*actions, rng.choice((1.0, 3.0, 8.0)), rng.choice((0, 1, 8)))
+    return replace(slot, guard=guard if any(actions) else None)
 
 
 def _draw_way(rng: Random, slot: Slot) -> Slot:

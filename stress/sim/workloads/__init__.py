@@ -8,5 +8,6 @@
 * ``state``: how an application synchronizes and changes its shared state.
 * ``toy_model``: a minimal model whose parameters show every inner step.
 * ``training_plan``: how processes train in a simulated run, all drawn from the seed.
+* ``training_reduces``: the reduces of a process that trains, with checks of their results.
 * ``training``: the application of a process that trains: ``Rounds`` and ``LocalTrainer``.
 """

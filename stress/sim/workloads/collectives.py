@@ -43,7 +43,13 @@ from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Buckets, Slot, Style
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s
 from pccl.stress.sim.workloads.calls import Interrupted, SimCalls
-from pccl.stress.sim.workloads.inputs import draw_input, draw_weight
+from pccl.stress.sim.workloads.inputs import (
+    Flaw,
+    declared_norm,
+    draw_flaw,
+    draw_input,
+    draw_weight,
+)
 from pccl.stress.sim.workloads.state import StateWork
 
 Array = npt.NDArray[Any]
@@ -240,8 +246,15 @@ class Workload(Application):
         """Return a request on fresh copies of ``original``, and its two buffers."""
         send = original.copy()
         recv = send if in_place else np.full_like(send, 7)
-        weight = draw_weight(slot, self._scenario.seed, self._process.peer, self._iteration)
-        asks = ReduceCall(0, slot.tag, slot.descriptor(), weight=weight)
+        where = self._scenario.seed, self._process.peer, self._iteration
+        weight = draw_weight(slot, *where)
+        norm: float | None = 0.0
+        if slot.guard is not None and weight:
+            flaw, size = draw_flaw(*where, slot.tag)
+            if flaw is Flaw.LIE and slot.tag in self._process.caught_lying:
+                flaw = Flaw.NOT_FINITE
+            norm = declared_norm(original, flaw, size)
+        asks = ReduceCall(0, slot.tag, slot.descriptor(), weight=weight, norm=norm)
         return ReduceRequest(borrow(send, recv), asks), send, recv
 
     # -- collectives ---------------------------------------------------------------------------

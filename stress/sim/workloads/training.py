@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import fsum
 from random import Random
 
 import numpy as np
@@ -35,32 +34,27 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
-from pccl.error_feedback import ErrorFeedback
-from pccl.machines.peer.events import ReduceCall
-from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import (
     DeadlineExceeded,
     MembershipError,
     NotAdmitted,
     PCCLError,
-    TooFewPeers,
 )
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
-from pccl.protocol.types import NS_PER_S, Descriptor, PeerId, ReduceOp, RoundKind
-from pccl.runtime.collective.operand import borrow
-from pccl.runtime.requests import JoinRequest, ReduceRequest, RunRequest
+from pccl.protocol.types import NS_PER_S, RoundKind
+from pccl.runtime.requests import JoinRequest, RunRequest
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
 from pccl.stress.sim.checkers.outcomes import InRun, Sleep, Violation
-from pccl.stress.sim.checkers.training import Contents, Held, contribution
+from pccl.stress.sim.checkers.training import Held
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Slot
 from pccl.stress.sim.workloads.application import Application, name_of, patience_s, wake
-from pccl.stress.sim.workloads.toy_model import Doubles, Floats, ToyOuter, ToyReplica, Whole, whole
+from pccl.stress.sim.workloads.toy_model import Doubles, ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_plan import LIVES_MAX
+from pccl.stress.sim.workloads.training_reduces import TrainingReduces, workers_of
 
 _REFUSALS_MAX = 40
 _TURNS_OF_WAITING = 12
@@ -117,7 +111,7 @@ class _Life:
             schedule.fragments, axes, training.piece_bytes, extras=training.extras
         )
         self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
-        self._feedback = ErrorFeedback()
+        self._reduces = TrainingReduces(parts, process, self._outer, self._replica)
         self._trainer = LocalTrainer(
             schedule,
             self._replica.parts,
@@ -134,9 +128,11 @@ class _Life:
         self._line = 0
         self._held = Held(self._outer.contents())
         """Contents and line after the last round or entry."""
-        self._buffers_tag = schedule.fragments + 1
         self._replayed: Doubles | None = None
-        self._reduced: tuple[InRun | None, Contents, list[Whole]] | None = None
+        self._excluded: Contribution | None = None
+        """Work in the last round, if the guard has excluded it, until the next sync."""
+        self._must_reset = False
+        """Whether the guard has excluded work since the last entry."""
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
         self._waiting: list[asyncio.Future[None]] = []
@@ -219,6 +215,8 @@ class _Life:
 
     def _put(self, contribution: Contribution) -> None:
         self._replica.taken[contribution.number] = contribution.values
+        if contribution.buffers is not None and self._reduces.is_broken(contribution):
+            contribution.buffers[:] = 0.0
         self._queue.append(contribution)
         self._is_idle = False
         self._changed()
@@ -244,7 +242,9 @@ class _Life:
             self._trainer.enter(entered, common, record[Ledger.SIZE :].view(np.float64))
             self._steps_at_entry = self._steps
             taken, self._replica.taken = self._replica.taken, {}
-            self._training_checkers.entered(self._who, self._replica, held, now, taken)
+            self._training_checkers.entered(
+                self._who, self._replica, held, now, taken, is_reset=entered.is_reset
+            )
 
     def _check_accounts(self) -> None:
         """Check at the end that no work is lost, also work in rounds that were not merged."""
@@ -315,9 +315,12 @@ class _Life:
             case Take():
                 return await self._take()
             case Reduce(contribution):
-                return await self._reduce(contribution)
+                average = await self._reduces.work(contribution)
+                if average.is_excluded:
+                    self._excluded, self._must_reset = contribution, True
+                return average
             case ReduceBuffers(sums, leads):
-                await self._reduce_buffers(sums, leads=leads)
+                await self._reduces.buffers(sums, leads=leads)
                 return None
             case Pause(seconds, why):
                 self._checkers.done["waits for a holder"] += bool(why)
@@ -341,20 +344,15 @@ class _Life:
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
-        if seen.tag == self._buffers_tag:
+        if seen.tag == self._reduces.buffers_tag:
             self._replayed = seen.values.copy()
             return
         buffers, self._replayed = self._replayed, None
         total = seen.total_weight or 0.0
-        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=self._is_coded)
-        self._rounds.finish(seen.tag - 1, work, Average(seen.contributors, total), buffers)
-
-    @property
-    def _is_coded(self) -> bool:
-        return self._training.quantization.active
-
-    def _owed(self, fragment: int) -> Floats | None:
-        return self._feedback.state_dict().get(f"{fragment}")
+        coded, workers = self._reduces.is_coded, workers_of(seen.contributors, seen.weights)
+        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=coded)
+        average = Average(seen.contributors, total, workers=workers)
+        self._rounds.finish(seen.tag - 1, work, average, buffers)
 
     def _members(self) -> Members:
         roster = self._engine.roster
@@ -363,6 +361,9 @@ class _Life:
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
+        excluded, self._excluded = self._excluded, None
+        if excluded is not None:
+            self._record(excluded.number, excluded.weight)
         outer.revision = self._revisions.next()
         before = outer.contents()
         request = SyncOptions(
@@ -400,98 +401,31 @@ class _Life:
         taken = self._queue.popleft()
         return taken and replace(taken, values=taken.values.astype(np.float32))
 
-    async def _reduce_buffers(self, sums: Doubles, *, leads: bool) -> None:
-        if not leads:
-            sums[1] = sums[-1] = 0.0
-        own = sums.copy()
-        slot = Slot(self._buffers_tag, sums.size, DataType.DOUBLE, ReduceOp.SUM)
-        call = ReduceCall(0, slot.tag, slot.descriptor())
-        request = ReduceRequest(borrow(sums), call, None, observable=True, retry=True)
-        try:
-            await self._engine.reduce(request)
-        except PCCLError as error:
-            if not isinstance(error, TooFewPeers):
-                self._checkers.failed(self._who, sums, own)
-            raise
-        run, result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, run, result, slot, sums)
-        self._checkers.done["buffers"] += 1
-
-    async def _reduce(self, given: Contribution) -> Average:
-        weight, before, fragment = given.weight, self._outer.contents(), given.fragment
-        own = given.values / np.float32(weight) if weight else given.values
-        self._reduced = None, before, [whole(given.values)]
-        buffer = own.copy()
-        quantization = self._training.quantization
-        slot = Slot(
-            tag=fragment + 1,
-            count=own.size,
-            data_type=DataType.FLOAT,
-            op=ReduceOp.AVG,
-            quantization=quantization,
-            weighted=True,
+    def _record(self, number: int, weight: float) -> None:
+        """Check a round whose outer step this process has taken."""
+        assert self._reduces.last is not None
+        operation, before, parts = self._reduces.last
+        self._training_checkers.committed(
+            self._who, operation, number, parts, Held(before, self._line), self._outer
         )
-        descriptor = Descriptor(
-            slot.data_type, slot.op, slot.count, quantization=quantization, weighted=True
-        )
-        axis, residuals = self._replica.axis, self._training_checkers.residuals
+        self._held = Held(self._outer.contents(), self._line)
         if weight:
-            self._training_checkers.reduces(axis, given.number)
-        pays = self._is_coded and bool(np.any(own))
-        begin = partial(self._feedback.begin, f"{fragment}", own.size, slot.data_type)
-        request = ReduceRequest(
-            borrow(buffer),
-            ReduceCall(0, slot.tag, descriptor, weight=weight),
-            begin if pays else None,
-            observable=True,
-            retry=True,
-        )
-        if pays:
-            residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
-        try:
-            info = await self._engine.reduce(request)
-        except PCCLError as error:
-            if pays:
-                residuals.failed(self._who, axis, fragment, self._owed(fragment))
-            if isinstance(error, TooFewPeers):
-                residuals.alone(axis, fragment, given.number)
-            else:
-                self._checkers.failed(self._who, buffer, own)
-            raise
-        run, result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, run, result, slot, buffer)
-        total = fsum(info.weights)
-        contributors = tuple(PeerId(peer) for peer in info.contributors)
-        work = np.multiply(buffer, total, dtype=np.float64)
-        given.values[:] = whole(work, coded=self._is_coded)
-        operation = InRun(run, result.operation)
-        parts = self._checkers.given(operation, contributors)
-        self._reduced = operation, before, [contribution(*part) for part in parts]
-        if self._is_coded:
-            named = dict(zip(contributors, parts, strict=True))
-            peer, owed = self._process.peer, self._owed(fragment)
-            residuals.returned(
-                self._who, axis, fragment, given.number, operation, peer, named, work, owed
-            )
-        return Average(contributors, total, info.tx_bytes, info.rx_bytes)
+            self._training_checkers.saw_end(self._replica.axis)
 
     def _notify(self, notice: Notice) -> None:
         if isinstance(notice, RoundCommitted):
-            assert self._reduced is not None
-            operation, before, parts = self._reduced
-            number = notice.contribution.number
-            self._training_checkers.committed(
-                self._who, operation, number, parts, Held(before, self._line), self._outer
-            )
-            self._held = Held(self._outer.contents(), self._line)
-            if notice.contribution.weight:
-                self._training_checkers.saw_end(self._replica.axis)
+            if self._must_reset:
+                raise Violation(f"{self._who}: it goes on with work that a guard has excluded")
+            self._record(notice.contribution.number, notice.contribution.weight)
             self._news.append(notice)
         elif isinstance(notice, Entered):
+            if notice.is_reset != self._must_reset:
+                raise Violation(f"{self._who}: excluded: {self._must_reset}, but {notice}")
+            self._must_reset = False
             if self._training.extras and notice.entry == 1 and notice.number:
                 self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
             self._news.append((notice, held, self._held))
             for fragment in notice.corrected:
-                self._feedback.forget(f"{fragment}")
+                self._reduces.feedback.forget(f"{fragment}")
         self._changed()

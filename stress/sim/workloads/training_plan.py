@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from pccl.bindings.diloco.schedule import Schedule
+from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.types import UNQUANTIZED, Quantization, WireFormat
 from pccl.stress.sim.workloads.toy_model import CODED_DIGITS, DIGITS
 
@@ -17,6 +18,7 @@ _IS_CODED = 0.25
 _IS_EAGER = 0.5
 _BLOCK = 32
 _HAS_EXTRAS = 0.5
+_IS_GUARDED = 0.4
 LIVES_MAX = 2
 """Maximum number of lives of a process; each life starts from nothing."""
 
@@ -55,6 +57,8 @@ class TrainingPlan:
     """Whether merges preview the next outer step."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
+    guard: ContributionGuard | None = None
+    """Guard of the rounds; None: no guard, and all contributions are sound."""
 
     @property
     def quantization(self) -> Quantization:
@@ -110,8 +114,18 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         piece_bytes=rng.choice(_PIECES),
         wire=_draw_wire(seed),
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
+        guard=_draw_guard(seed),
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
     )
+
+
+def _draw_guard(seed: int) -> ContributionGuard | None:
+    rng = Random(f"{seed}/guards")
+    if rng.random() >= _IS_GUARDED:
+        return None
+    outliers = rng.choice((GuardAction.WARN, GuardAction.EXCLUDE, GuardAction.EXCLUDE))
+    exclude = GuardAction.EXCLUDE  # NaN is no whole number
+    return ContributionGuard(exclude, outliers, rng.choice((3.0, 8.0, 30.0)), rng.choice((0, 8)))
 
 
 def _draw_wire(seed: int) -> WireFormat:

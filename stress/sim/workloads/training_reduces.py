@@ -1,0 +1,179 @@
+"""``TrainingReduces``: the reduces of a process that trains, with checks of their results."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import fsum
+
+import numpy as np
+
+from pccl.bindings.diloco.rounds import Average, Contribution
+from pccl.error_feedback import ErrorFeedback
+from pccl.machines.peer.events import ReduceCall
+from pccl.protocol.data_type import DataType
+from pccl.protocol.errors import PCCLError, TooFewPeers
+from pccl.protocol.types import PeerId, ReduceOp
+from pccl.runtime.collective.operand import borrow
+from pccl.runtime.requests import ReduceRequest
+from pccl.stress.sim.checkers.outcomes import InRun
+from pccl.stress.sim.checkers.training import Contents, contribution
+from pccl.stress.sim.parts import RunParts
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.scenarios.scenario import Slot
+from pccl.stress.sim.workloads.application import name_of
+from pccl.stress.sim.workloads.inputs import Flaw, declared_norm, draw_flaw, spoil
+from pccl.stress.sim.workloads.toy_model import Doubles, Floats, ToyOuter, ToyReplica, Whole, whole
+
+
+class TrainingReduces:
+    """Makes the reduces of one life of a process, as ``JointCaller`` does.
+
+    In a guarded run, the contributions to some rounds are not finite, or have a wrong norm.
+
+    Args:
+        parts: shared objects of the run.
+        process: the process.
+        outer: its outer parameters.
+        replica: its local parameters.
+
+    Attributes:
+        feedback: the residuals of compressed rounds.
+        last: of the last round: its reduce (None: the process was alone), the contents before it,
+            and the work of each contributor.
+    """
+
+    def __init__(
+        self, parts: RunParts, process: PeerProcess, outer: ToyOuter, replica: ToyReplica
+    ) -> None:
+        training, training_checkers = parts.scenario.training, parts.checkers.training
+        assert training is not None
+        assert training_checkers is not None
+        self.feedback = ErrorFeedback()
+        self.last: tuple[InRun | None, Contents, list[Whole]] | None = None
+        self._seed = parts.scenario.seed
+        self._training = training
+        self._process = process
+        self._checkers = parts.checkers
+        self._training_checkers = training_checkers
+        self._outer = outer
+        self._replica = replica
+
+    @property
+    def buffers_tag(self) -> int:
+        """Tag of the reduces of buffers."""
+        return self._training.fragments + 1
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether rounds are compressed."""
+        return self._training.quantization.active
+
+    @property
+    def _who(self) -> str:
+        return name_of(self._process)
+
+    def _flaw(self, number: int, weight: float) -> tuple[Flaw, float]:
+        flaw, size = draw_flaw(self._seed, self._replica.axis, number)
+        if self._training.guard is None or not weight or flaw is Flaw.LIE:
+            return Flaw.NONE, size  # a lie ends the training of all
+        return (Flaw.WRONG_NORM if flaw is Flaw.LARGE else flaw), size  # whole numbers must fit
+
+    def is_broken(self, given: Contribution) -> bool:
+        """Whether the model has values that are not finite when it contributes to a round."""
+        return self._flaw(given.number, given.weight)[0] is Flaw.NOT_FINITE
+
+    async def buffers(self, sums: Doubles, *, leads: bool) -> None:
+        """Add up the buffers of all members."""
+        if not leads:
+            sums[1] = sums[-1] = 0.0
+        own = sums.copy()
+        slot = Slot(self.buffers_tag, sums.size, DataType.DOUBLE, ReduceOp.SUM)
+        call = ReduceCall(0, slot.tag, slot.descriptor())
+        request = ReduceRequest(borrow(sums), call, None, observable=True, retry=True)
+        try:
+            await self._process.engine.reduce(request)
+        except PCCLError as error:
+            if not isinstance(error, TooFewPeers):
+                self._checkers.failed(self._who, sums, own)
+            raise
+        run, result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, result, slot, sums)
+        self._checkers.done["buffers"] += 1
+
+    async def work(self, given: Contribution) -> Average:
+        """Average the work of a round, and replace ``given.values`` by the sum of all work."""
+        weight, before, fragment = given.weight, self._outer.contents(), given.fragment
+        own = given.values / np.float32(weight) if weight else given.values
+        flaw, size = self._flaw(given.number, weight)
+        self.last = None, before, [whole(given.values)]
+        if flaw is Flaw.NOT_FINITE:
+            spoil(own, size, np.random.default_rng([self._seed, self._replica.axis, given.number]))
+        buffer = own.copy()
+        slot = Slot(
+            tag=fragment + 1,
+            count=own.size,
+            data_type=DataType.FLOAT,
+            op=ReduceOp.AVG,
+            quantization=self._training.quantization,
+            weighted=True,
+            guard=self._training.guard,
+        )
+        norm = declared_norm(own, flaw, size) if weight else 0.0
+        axis, residuals = self._replica.axis, self._training_checkers.residuals
+        if weight:
+            self._training_checkers.reduces(axis, given.number)
+        pays = self.is_coded and bool(np.any(own))
+        begin = partial(self.feedback.begin, f"{fragment}", own.size, slot.data_type)
+        request = ReduceRequest(
+            borrow(buffer),
+            ReduceCall(0, slot.tag, slot.descriptor(), weight=weight, norm=norm),
+            begin if pays else None,
+            observable=True,
+            retry=True,
+        )
+        if pays:
+            residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
+        try:
+            info = await self._process.engine.reduce(request)
+        except PCCLError as error:
+            if pays:
+                residuals.failed(self._who, axis, fragment, self._owed(fragment))
+            if not isinstance(error, TooFewPeers):
+                self._checkers.failed(self._who, buffer, own)
+                raise
+            if flaw is Flaw.NOT_FINITE:
+                self.last = None, before, []
+                return Average((), 0.0, is_excluded=True)
+            residuals.alone(axis, fragment, given.number)
+            raise
+        run, result = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, result, slot, buffer)
+        total = fsum(info.weights)
+        contributors = tuple(PeerId(peer) for peer in info.contributors)
+        work = np.multiply(buffer, total, dtype=np.float64)
+        given.values[:] = whole(work, coded=self.is_coded)
+        operation = InRun(run, result.operation)
+        parts = self._checkers.given(run, result)
+        self.last = operation, before, [contribution(*part) for part in parts]
+        if self.is_coded:
+            named = dict(zip(contributors, parts, strict=True))
+            peer, owed = self._process.peer, self._owed(fragment)
+            residuals.returned(
+                self._who, axis, fragment, given.number, operation, peer, named, work, owed
+            )
+        return Average(
+            tuple(peer for peer in contributors if peer not in info.excluded),
+            total,
+            info.tx_bytes,
+            info.rx_bytes,
+            self._process.peer in info.excluded,
+            workers_of(contributors, info.weights),
+        )
+
+    def _owed(self, fragment: int) -> Floats | None:
+        return self.feedback.state_dict().get(f"{fragment}")
+
+
+def workers_of(contributors: tuple[int, ...], weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the contributors whose work is in an average."""
+    return tuple(peer for peer, weight in zip(contributors, weights, strict=True) if weight)
