@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from pccl.stress.studies.house import house
+from pccl.stress.studies.quality.command import quality
 from pccl.stress.studies.reference import reference
 from pccl.stress.studies.resend import resend
 
-COMMANDS: tuple[click.Command, ...] = (house, reference, resend)
+COMMANDS: tuple[click.Command, ...] = (house, quality, reference, resend)
