@@ -574,6 +574,7 @@ DECODERS: dict[str, Decoder] = {
         tuple(bytes([which, *Random(which).randbytes(300)]) for which in range(len(CODECS))),
         runs=(
             "pccl/collectives/quantization/affine.py AffineCodec._read",
+            "pccl/collectives/quantization/packing.py unpack",
             "pccl/collectives/quantization/steps.py StepFormat.unpack",
             "pccl/collectives/quantization/symmetric.py SymmetricCodec._read",
             "pccl/runtime/collective/coding.py Coding.decode",

@@ -314,7 +314,7 @@ def test_what_was_declared_or_is_muted_is_not_checked(algorithm: Algorithm) -> N
 
 @pytest.mark.parametrize("weights", [[1.0] * 4, [1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
 def test_in_a_ring_only_the_next_rank_accuses_a_liar(weights: list[float]) -> None:
-    """Values 30 to 44 begin at rank 2 and end at rank 1, whose own values are in the result alone."""
+    """Values 30 to 44 begin at rank 2 and end at rank 1: its own are in the result alone."""
     for liar in range(4):
         ring, buffers, inputs = guarded_ring(
             Algorithm.RING, DataType.FLOAT, {liar: math.nan}, weights

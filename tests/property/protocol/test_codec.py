@@ -371,7 +371,7 @@ def asked(
         (pack(5, [True, 0]), "not a RoundKind"),
         (pack(5, 3), "not a list"),
         (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False, False]), "not a DataType"),
-        (asked([10, 0, 8, 1, 0, [8, 0, False], 0, False, False, False]), "not a WireFormat"),
+        (asked([10, 0, 8, 1, 0, [99, 0, False], 0, False, False, False]), "not a WireFormat"),
         (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False, False]), "0 to 65536"),
         (asked([10, 0, 8, 1, 0, [1, 96, 1], 0, False, False, False]), "not bool"),
         (asked([10, 0, 8, 1, 0, 0, 0, False, False, False]), "not a list"),
