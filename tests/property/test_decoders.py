@@ -814,6 +814,7 @@ NOT_FROM_OUTSIDE = {
     "pccl/collectives/quantization/affine.py AffineCodec._write": "what it has packed itself",
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
     "pccl/observe/records.py read_records": "a file of the user; test_records, test_recorder",
+    "stress/studies/quality/results.py read": "a file of the user; test_results",
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",
