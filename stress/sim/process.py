@@ -38,7 +38,8 @@ from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
-from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.curves import QuickCurves

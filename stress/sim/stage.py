@@ -30,8 +30,8 @@ from pccl.protocol.operation import Eager
 from pccl.protocol.types import PeerId, Roster
 from pccl.stress.sim.builder import Builder
 from pccl.stress.sim.checkers.excuses import MASTER_NAME, MASTERS, STANDBY_NAME, Excuses
+from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.links import LinkCheckers
-from pccl.stress.sim.checkers.outcomes import InRun
 from pccl.stress.sim.faults.base import MASTER, Fault, LifePhase
 from pccl.stress.sim.links import Lips
 from pccl.stress.sim.parts import RunParts

@@ -16,6 +16,7 @@ import numpy as np
 import pccl
 from pccl.errors import PCCLError
 from pccl.observe import summary
+from pccl.transports.base import Connection
 from tests.support.insides import engine_of
 from tests.support.waiting import until
 
@@ -42,6 +43,7 @@ def main(master: str, size: int, place: int, wanted: str, then: str = "") -> Non
         weights = np.full(1000, comm.rank, np.float32)
         comm.sync_shared_state(pccl.SharedState([pccl.TensorInfo.from_numpy(weights, "weights")]))
         told, is_over = "", np.zeros(1, np.int64)
+        ends = list[Connection]()
         while not is_over[0]:
             total = np.empty(1000, np.float32)
             comm.all_reduce(np.ones(1000, np.float32), total, op="sum", retry=True)

@@ -1,6 +1,7 @@
 """Checkers of the promises, independent of the code that they check.
 
 * ``outcomes``: checks results, outcomes, inputs, memory and membership in every run.
+* ``in_run``: an operation, and the run that it belongs to.
 * ``excuses``: records what faults did, and decides which removals they explain.
 * ``guards``: checks which contributions to guarded averages are flagged, excluded or refused.
 * ``links``: checks that living members of a group have links once all faults are over.

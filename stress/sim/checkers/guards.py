@@ -28,7 +28,8 @@ from pccl.protocol.guards.contributions import (
 from pccl.protocol.messages import OperationEnded, OperationStarted
 from pccl.protocol.types import PeerId
 from pccl.stress.sim.checkers.excuses import Excuses
-from pccl.stress.sim.checkers.outcomes import Array, InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Array, Violation
 
 _REFUSED = re.compile(r"values of peer (\d+) are not finite")
 _TOLERANCE = 1e-9

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.checkers.excuses import Excuses
+from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, weighed
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.transports.base import Address
@@ -47,16 +48,6 @@ async def _pass(process: PeerProcess, sleep: Sleep) -> None:
 
 class Violation(AssertionError):
     """A promise was broken."""
-
-
-class InRun(NamedTuple):
-    """An operation and its run, because another run may use the same operation ids."""
-
-    run: bytes
-    operation: OperationId
-
-    def __str__(self) -> str:
-        return f"{self.operation} of run {self.run.hex()[:8]}"
 
 
 @dataclass(slots=True)

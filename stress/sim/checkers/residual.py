@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.protocol.types import PeerId
-from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Violation
 
 Floats = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]

@@ -36,7 +36,8 @@ from pccl.protocol.shared_state import (
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.requests import SharedStateSyncInfo
 from pccl.state.election import elect
-from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.workloads.syncs import Contents, SimState, Syncs, free, shared
 
 _RECEIVES = SharedStateSyncStrategy.RECEIVE_ONLY

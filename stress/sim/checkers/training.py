@@ -28,7 +28,8 @@ import numpy.typing as npt
 from pccl.bindings.diloco.ledger import Ledger
 from pccl.protocol.types import PeerId
 from pccl.stress.sim.checkers.excuses import Excuses
-from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.checkers.residual import ResidualCheckers
 from pccl.stress.sim.workloads.toy_model import (
     PLACES,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from pccl.protocol.errors import PCCLError
-from pccl.stress.sim.checkers.outcomes import InRun
+from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario

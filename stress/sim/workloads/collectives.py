@@ -36,7 +36,8 @@ from pccl.protocol.errors import (
 from pccl.protocol.types import Descriptor, ReduceOp, RoundKind
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import JoinRequest, ReduceManyRequest, ReduceRequest
-from pccl.stress.sim.checkers.outcomes import InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.faults.base import MS
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess

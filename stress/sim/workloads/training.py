@@ -47,7 +47,8 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
-from pccl.stress.sim.checkers.outcomes import InRun, Sleep, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.checkers.training import Held
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess

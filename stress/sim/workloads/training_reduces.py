@@ -15,7 +15,7 @@ from pccl.protocol.errors import PCCLError, TooFewPeers
 from pccl.protocol.types import PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest
-from pccl.stress.sim.checkers.outcomes import InRun
+from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.training import Contents, contribution
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess

@@ -13,7 +13,8 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, OperationId, PeerId, ReduceOp, RemovalCause
 from pccl.stress.sim.checkers.excuses import Excuses
-from pccl.stress.sim.checkers.outcomes import Checkers, InRun, Violation
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.checkers.training import Contents, TrainingCheckers
 from pccl.stress.sim.faults.base import Ground
 from pccl.stress.sim.faults.between import Delay
