@@ -225,7 +225,9 @@ def test_from_some_at_once(sources: int) -> None:
         assert {answer["digest"] for answer in answers} == {swarm.digest}
         assert answers[-1]["rx"] == SIZE
         assert all(answer["tx"] > 0 for answer in answers[:-1])
-        assert sum(answer["tx"] for answer in answers) <= SIZE + SIZE // 8  # the end game
+        # The end game asks a second source for outstanding pieces: at most a window of each slow
+        # source, and a window is what a source sends in a second.
+        assert sum(answer["tx"] for answer in answers) <= SIZE + SIZE // 2
     finally:
         swarm.close()
 
