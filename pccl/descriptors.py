@@ -79,9 +79,11 @@ class QuantizationOptions:
             ``uint16``, FLOAT16 and BFLOAT16 their own format, longer dtypes no quantization.
         algorithm: see ``quantized_datatype``; NONE: no quantization.
         format: ``"uint8"``, ``"int8"``, ``"companded8"``, ``"int4"``, ``"e3m0"``,
-            ``"int2"``, ``"float16"``, ``"bfloat16"``, ``"uint16"`` or ``"none"``, or a
-            ``pccl.WireFormat``.
+            ``"int2"``, ``"sparse"``, ``"float16"``, ``"bfloat16"``, ``"uint16"`` or ``"none"``, or
+            a ``pccl.WireFormat``. With ``"sparse"``, each peer sends the 64 largest values of each
+            block to all others: for SUM and AVG, with error feedback.
         block: number of values that share a step, from 8 to 65536; None: chosen for the format.
+            For ``"sparse"`` 3200, so that 2 % of the values are sent.
         stochastic: round up or down at random so that the mean is kept; False: to the nearest.
             The draws depend on operation, rank and position only, so they can be repeated.
         error_feedback: adds the quantization error of this tensor's last reduce. For SUM and AVG.

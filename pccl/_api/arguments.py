@@ -172,6 +172,17 @@ def list_request(
 
 
 def _by(algorithm: Algorithm, descriptor: Descriptor) -> Descriptor:
+    if descriptor.quantization.is_gathered:
+        if descriptor.op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(
+                f"format 'sparse' is for SUM and AVG, because {descriptor.op.name} of values that "
+                "are left out has no meaning; use another format"
+            )
+        if algorithm not in (Algorithm.AUTO, Algorithm.MESH):
+            raise ValueError(
+                f"format 'sparse' travels from each peer to all others, not by "
+                f"'{algorithm.label}'; leave algorithm out, or use another format"
+            )
     if algorithm is Algorithm.AUTO:
         return descriptor
     if algorithm is Algorithm.STAR and descriptor.tensor_bytes > STAR_BYTES_MAX:
@@ -349,6 +360,8 @@ def _quantization(held: DataType, options: QuantizationOptions) -> Quantization:
         )
     if wire.bits >= 8 * held.itemsize:
         return UNQUANTIZED
+    if stochastic and wire is WireFormat.SPARSE:
+        raise ValueError("format 'sparse' cannot round at random; use error_feedback instead")
     return Quantization(wire, wire.default_block if block is None else block, stochastic)
 
 

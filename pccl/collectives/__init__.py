@@ -7,6 +7,7 @@
   segment.
 * ``direct``: mesh and star all-reduce as one pure schedule: contributions to owners, results from
   owners.
+* ``gather``: all-reduce of sparse contributions, which each rank adds up, as a pure schedule.
 * ``broadcast``: broadcast as a pure schedule: a chain in ring order that starts at the root.
 * ``plan``: the schedule of an operation. All members derive the same one.
 * ``bitmap``: a bitmap of the segments that have arrived, for the sender after a lost lane.

@@ -7,11 +7,12 @@ from typing import assert_never
 
 from pccl.collectives.broadcast import BroadcastSchedule
 from pccl.collectives.direct import DirectSchedule
+from pccl.collectives.gather import GatherSchedule
 from pccl.collectives.layout import SegmentLayout, segment_bytes_for
 from pccl.collectives.ring import RingSchedule
 from pccl.protocol.types import Algorithm, Collective, Descriptor
 
-Schedule = RingSchedule | BroadcastSchedule | DirectSchedule
+Schedule = RingSchedule | BroadcastSchedule | DirectSchedule | GatherSchedule
 
 STAR_ROOT = 0
 """The eldest member is the root of a star."""
@@ -42,12 +43,15 @@ def schedule_of(
     )
     match descriptor.collective:
         case Collective.ALL_REDUCE:
-            star = descriptor.algorithm is Algorithm.STAR
-            chunks = 1 if star else world_size
+            star, mesh = (descriptor.algorithm is a for a in (Algorithm.STAR, Algorithm.MESH))
+            gathers = mesh and descriptor.quantization.is_gathered
+            chunks = 1 if star or gathers else world_size
             layout = SegmentLayout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
             if star:
                 return DirectSchedule(rank, world_size, layout, STAR_ROOT)
-            if descriptor.algorithm is Algorithm.MESH:
+            if gathers:
+                return GatherSchedule(rank, world_size, layout)
+            if mesh:
                 return DirectSchedule(rank, world_size, layout)
             return RingSchedule(rank, layout)
         case Collective.BROADCAST:

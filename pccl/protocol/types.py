@@ -204,6 +204,8 @@ class WireFormat(enum.IntEnum):
     """A sign, and 7 powers of two up to each block's largest magnitude, or zero: 4 bits."""
     INT2 = 9
     """UINT8 with 4 steps, four values in a byte: for error feedback."""
+    SPARSE = 10
+    """The 64 largest values of each block, with two magnitudes: for error feedback, in a gather."""
 
     @property
     def label(self) -> str:
@@ -232,6 +234,7 @@ _WIRE = {
     WireFormat.UINT16: (16, 96),
     WireFormat.E3M0: (4, 64),
     WireFormat.INT2: (2, 64),
+    WireFormat.SPARSE: (1, 3200),
 }
 """Bits per value, and default block. With 8 bits, blocks are so long that a value takes at most
 about 1.07 bytes with its metadata; the figures are in docs/benchmarks.md."""
@@ -251,6 +254,11 @@ class Quantization:
     def active(self) -> bool:
         """Whether the values are quantized."""
         return self.format is not WireFormat.NONE
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether each member gets all contributions, instead of a result that one computes."""
+        return self.format is WireFormat.SPARSE
 
     def __str__(self) -> str:
         rounded = ", stochastic" if self.stochastic else ""
@@ -419,7 +427,9 @@ def _settled(descriptor: Descriptor, table: AlgorithmTable, near: bool) -> Descr
     algorithm = descriptor.algorithm
     if algorithm is Algorithm.AUTO:
         algorithm = table.algorithm_for(descriptor.tensor_bytes)
-        if algorithm is Algorithm.RING and descriptor.quantization.active:
+        if descriptor.quantization.is_gathered:
+            algorithm = Algorithm.MESH
+        elif algorithm is Algorithm.RING and descriptor.quantization.active:
             algorithm = table.quantized
     pulls = near and not descriptor.quantization.active and not descriptor.weighted
     return replace(descriptor, algorithm=algorithm, near=pulls)

@@ -172,6 +172,23 @@ def inaccurate(
     return [int(index) for index in np.flatnonzero(~(off <= slack))]
 
 
+def inaccurate_sparse(
+    result: Array, contributions: list[Array], op: ReduceOp, divisor: float | None = None
+) -> list[int]:
+    """Return the indices at which a sum of sparse contributions cannot be right.
+
+    Of each contribution, a value is 0, or has its sign and at most the largest magnitude.
+    """
+    wide = np.array([part.astype(np.float64) for part in contributions])
+    reach = np.sign(wide) * np.abs(wide).max(axis=1, keepdims=True)
+    share = (divisor or len(contributions)) if op is ReduceOp.AVG else 1
+    found = result.astype(np.float64) * share
+    slack = np.abs(reach).sum(axis=0) * 1e-5
+    lowest, highest = np.minimum(reach, 0).sum(axis=0), np.maximum(reach, 0).sum(axis=0)
+    is_right = (lowest - slack <= found) & (found <= highest + slack)
+    return [int(index) for index in np.flatnonzero(~is_right)]
+
+
 def differences(result: Array, expected: Array, op: ReduceOp) -> list[int]:
     """Return the indices at which ``result`` is not ``expected``, which :func:`fold` returned."""
     equal = _bits(result) == _bits(expected)

@@ -44,12 +44,19 @@ def test_ways_take_turns_in_one_run(ready_pccl: tuple[str, ...]) -> None:
         assert each["wire_bytes_per_value"] == pytest.approx(4.0 if exact else 1.0625, abs=0.01)
 
 
-@pytest.mark.parametrize("wire", ["uint8", "int4", "e3m0", "int2", "bfloat16", "uint16"])
+@pytest.mark.parametrize("wire", ["uint8", "int4", "e3m0", "int2", "sparse", "bfloat16", "uint16"])
 def test_every_format(wire: str, ready_pccl: tuple[str, ...]) -> None:
     way = ("--quantize", wire, "--in-place")
     [result] = measure(ready_pccl, "--size", "512KiB", *way, *ONCE)
     assert result["values_ok"] is True
-    largest = {"int4": 0.25, "e3m0": 0.5, "int2": 1.2, "uint16": 1e-4, "bfloat16": 0.01}
+    largest = {
+        "int4": 0.25,
+        "e3m0": 0.5,
+        "int2": 1.2,
+        "sparse": 1.0,
+        "uint16": 1e-4,
+        "bfloat16": 0.01,
+    }
     assert 0 < result["error"] < largest.get(wire, 0.02)
     assert result["algorithm_asked"] == "auto"
     assert result["algorithm"] in {"ring", "star", "mesh"}
@@ -73,6 +80,7 @@ def test_beside_gloo() -> None:
         (["--algorithm", "star"], "star is for tensors up to 4 MiB, and the largest has 64 MiB"),
         (["--quantize", "int7"], "'int7' is not one of 'none', 'uint8'"),
         (["--quantize", "int8", "--dtype", "int32"], "int32 cannot be quantized"),
+        (["--quantize", "sparse", "--algorithm", "auto,ring"], "sparse travels from each peer to"),
         (["--quantize", "bfloat16", "--dtype", "float16"], "not shorter than float16"),
     ],
 )

@@ -125,6 +125,8 @@ SETTINGS = {
     "streaming": Setting(6, 0, 0.0, False, ((0,), (2,), (1, 3))),
     "streaming, overlapping": Setting(7, 5, 0.3, False, ((0,), (2,), (1, 3))),
     "streaming, eager": Setting(7, 7, 0.0, True, ((0,), (1, 2, 3))),
+    "sparse": Setting(6, 0, 0.0, False, ((0, 1, 2, 3),), 200),
+    "sparse, streaming": Setting(6, 2, 0.5, False, ((0,), (2,), (1, 3)), 70),
 }
 
 
@@ -134,6 +136,7 @@ def test_each_mode_is_its_paper_bit_for_bit(peers: Peers, count: int, mode: str)
     """The local models just before the end, and the common model after it."""
     setting, steps = SETTINGS[mode], 4 * SETTINGS[mode].every
     fragments = len(setting.fragments)
+    sparse = pccl.QuantizationOptions(format="sparse", block=setting.sparse_block or None)
 
     def run(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         model = make_model()
@@ -147,6 +150,7 @@ def test_each_mode_is_its_paper_bit_for_bit(peers: Peers, count: int, mode: str)
             mixing=setting.mixing,
             eager=setting.eager,
             fragments=fragments,
+            compression=sparse if setting.sparse_block else None,
         ) as optimizer:
             assert optimizer.fragments == tuple(
                 tuple(names[index] for index in part) for part in setting.fragments
@@ -183,7 +187,8 @@ def test_each_mode_is_its_paper_bit_for_bit(peers: Peers, count: int, mode: str)
         local, ended = call.result(LIMIT_S)
         assert equal(local, before[rank])
         assert equal(ended, common)
-    assert equal(*before[:2]) == (mode == "one round delayed"), "that is just after a merge"
+    ends_in_a_merge = mode in ("one round delayed", "sparse")
+    assert equal(*before[:2]) == ends_in_a_merge
 
 
 def gentle(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -208,6 +213,7 @@ MODES: dict[str, dict[str, Any]] = {
     "streaming, overlapping": {"sync_every": 6, "delay": 5, "fragments": 4, "mixing": 0.3},
     "sequential": {"sync_every": 6, "fragments": 2, "fragment_order": "sequential"},
     "4 bits": {"sync_every": 6, "delay": 2, "fragments": 2, "compression": "int4"},
+    "sparse": {"sync_every": 3, "outer": gentle, "compression": "sparse"},
     "time": {"sync_every": "30ms"},
     "scheduled": {
         "sync_every": 6,
@@ -375,7 +381,8 @@ def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "scheduled"]
+    "mode",
+    ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "sparse", "scheduled"],
 )
 def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -> None:
     def run(rank: int, min_peers: int) -> list[torch.Tensor]:
@@ -788,7 +795,8 @@ def test_a_checkpoint_without_names_loads_where_parameters_have_names(
 
 
 @pytest.mark.parametrize(
-    "mode", ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "scheduled"]
+    "mode",
+    ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "sparse", "scheduled"],
 )
 def test_a_run_that_stops_and_goes_on(mode: str, tmp_path: Any) -> None:
     """Stopping in the middle of the pipeline changes nothing."""

@@ -198,23 +198,23 @@ def test_who_has_done_nothing_does_not_count(data_type: DataType, algorithm: Alg
     st.sampled_from(FLOATS),
     st.sampled_from(ALGORITHMS),
     st.lists(st.sampled_from([0.0, 0.0, 2.0]), min_size=2, max_size=6).filter(any),
-    st.booleans(),
+    st.sampled_from([WireFormat.NONE, WireFormat.INT8, WireFormat.SPARSE]),
     st.randoms(use_true_random=True),
 )
 def test_a_contribution_of_weight_zero_is_never_read(
     data_type: DataType,
     algorithm: Algorithm,
     weights: list[float],
-    is_quantized: bool,
+    wire: WireFormat,
     rng: random.Random,
 ) -> None:
     """Whatever it is, and whatever arrives in its place: -0.0 stays -0.0, and NaN stays out."""
     dtype, count = data_type.to_numpy_dtype(), rng.randint(1, 60)
-    values = np.zeros(count) if is_quantized else np.where(np.arange(count) % 3, -0.0, 2.5)
+    values = np.zeros(count) if wire.bits else np.where(np.arange(count) % 3, -0.0, 2.5)
     inputs = [np.where(w, values, math.nan).astype(dtype) for w in weights]
     ring = MutedRing(len(weights), 16 * data_type.itemsize, rng)
     ring.weights = tuple(weights)
-    quantization = Quantization(WireFormat.INT8, 8) if is_quantized else UNQUANTIZED
+    quantization = Quantization(wire, 8) if wire.bits else UNQUANTIZED
     what = all_reduce(data_type, ReduceOp.AVG, count, algorithm, quantization)
     result = ring.reduce(replace(what, weighted=True), inputs)
     assert result.tobytes() == values.astype(dtype).tobytes()
@@ -263,7 +263,7 @@ def guarded_ring(
     weights: list[float],
     infinite: frozenset[int] = frozenset(),
     *,
-    is_quantized: bool = False,
+    wire: WireFormat = WireFormat.NONE,
 ) -> tuple[Ring, list[tuple[Array, Array]], list[Array]]:
     """Reduce 60 values of each rank with a guard, one of them ``spoilt``; do not end it."""
     rng = random.Random(len(weights))
@@ -272,7 +272,7 @@ def guarded_ring(
         inputs[rank][37] = value
     ring = Ring(4, 16 * data_type.itemsize, rng, local=False)
     ring.weights, ring.infinite = tuple(weights), infinite
-    quantization = Quantization(WireFormat.FLOAT16, 8) if is_quantized else UNQUANTIZED
+    quantization = UNQUANTIZED if wire is WireFormat.NONE else Quantization(wire, 8)
     what = all_reduce(data_type, ReduceOp.AVG, 60, algorithm, quantization)
     buffers = lend(inputs, rng)
     ring.post(replace(what, weighted=True, guard=GUARD), buffers)
@@ -286,16 +286,14 @@ GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.WARN, 8.0, 8)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("data_type", [DataType.FLOAT, DataType.BFLOAT16])
 @pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("wire", [WireFormat.NONE, WireFormat.FLOAT16, WireFormat.SPARSE])
 def test_a_member_that_lies_about_nan_is_named_and_there_is_no_result(
-    algorithm: Algorithm, data_type: DataType, lie: float, is_quantized: bool
+    algorithm: Algorithm, data_type: DataType, lie: float, wire: WireFormat
 ) -> None:
     """In a ring, rank 3 adds it to a sum, and the next rank notices."""
-    if is_quantized and data_type is DataType.BFLOAT16:
+    if wire is WireFormat.FLOAT16 and data_type is DataType.BFLOAT16:
         return
-    ring, buffers, inputs = guarded_ring(
-        algorithm, data_type, {3: lie}, [1.0] * 4, is_quantized=is_quantized
-    )
+    ring, buffers, inputs = guarded_ring(algorithm, data_type, {3: lie}, [1.0] * 4, wire=wire)
     assert set(ring.refused.values()) == {ring.peers[3]}
     assert ring.done.keys().isdisjoint(ring.refused)
     ring.check_abort(inputs, buffers)

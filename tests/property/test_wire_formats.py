@@ -25,10 +25,12 @@ from pccl.protocol.types import OperationId, Quantization, WireFormat
 
 Array = npt.NDArray[Any]
 
-FORMATS = [wire for wire in WireFormat if wire is not WireFormat.NONE]
+DENSE = [wire for wire in WireFormat if wire not in (WireFormat.NONE, WireFormat.SPARSE)]
+"""The formats that send every value; ``collectives/test_sparse`` has the other one."""
 AFFINE = {WireFormat.UINT8: 255, WireFormat.UINT16: 65535, WireFormat.INT4: 15, WireFormat.INT2: 3}
 KINDS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
-CASES = [(wire, kind) for wire in FORMATS for kind in KINDS if wire.bits < 8 * kind.itemsize]
+CASES = [(wire, kind) for wire in DENSE for kind in KINDS if wire.bits < 8 * kind.itemsize]
+ALL_CASES = CASES + [(WireFormat.SPARSE, kind) for kind in KINDS]
 BLOCKS = st.sampled_from([8, 9, 24, 32, 96, 100, 300])
 
 # dtype: bits of the significand, least positive power of two, largest finite number
@@ -201,7 +203,7 @@ def test_error_bound_of_each_value(
             assert abs(Fraction(y) - Fraction(x)) <= allowed
 
 
-@pytest.mark.parametrize(("wire", "kind"), CASES)
+@pytest.mark.parametrize(("wire", "kind"), ALL_CASES)
 @settings(max_examples=20)
 @given(drawing=ARRAYS, block=BLOCKS)
 def test_a_segment_does_not_depend_on_what_was_before(
@@ -266,7 +268,7 @@ def test_a_constant_block_among_others_comes_back_exactly(
     assert out[whole + block :].tobytes() == passed_through(wire, kind, block, after).tobytes()
 
 
-@pytest.mark.parametrize("wire", FORMATS)
+@pytest.mark.parametrize("wire", DENSE)
 @given(count=st.integers(0, 5000), block=BLOCKS)
 def test_length_depends_on_the_count_alone(wire: WireFormat, count: int, block: int) -> None:
     codec = make_codec(Quantization(wire, block), DataType.FLOAT, Scratch())
@@ -370,7 +372,7 @@ def test_any_bytes_are_decoded_as_the_layout_says(
         assert found == wanted or (math.isnan(found) and math.isnan(wanted))
 
 
-@pytest.mark.parametrize(("wire", "kind"), CASES)
+@pytest.mark.parametrize(("wire", "kind"), ALL_CASES)
 @settings(max_examples=30)
 @given(count=st.integers(1, 60), data=st.data())
 def test_no_bytes_do_harm(

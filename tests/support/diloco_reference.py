@@ -1,15 +1,19 @@
 """DiLoCo with all replicas in one process: delay, mixing, fragments and eager updates.
 
 Written from the papers: Streaming DiLoCo (arXiv:2501.18512, algorithm 2), eager updates
-(arXiv:2502.12996, algorithm 2, where the preview leaves the common parameters alone).
+(arXiv:2502.12996, algorithm 2, where the preview leaves the common parameters alone), SparseLoCo
+(arXiv:2508.15706, algorithm 1, with a memory that does not decay).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+
+from tests.support import plain_sparse
 
 Tensors = list[torch.Tensor]
 
@@ -26,6 +30,7 @@ class Setting:
         mixing: share of the local parameters that a merge keeps.
         eager: whether a merge previews the own latest pseudo-gradient.
         fragments: the numbers of the parameters in each.
+        sparse_block: values of which the largest 64 are sent; 0: all are sent.
     """
 
     every: int
@@ -33,6 +38,7 @@ class Setting:
     mixing: float
     eager: bool
     fragments: tuple[tuple[int, ...], ...]
+    sparse_block: int = 0
 
 
 @dataclass
@@ -73,6 +79,7 @@ def train(
     anchors = [[one.clone() for one in model] for model in models]
     works: dict[int, list[dict[int, torch.Tensor]]] = {}
     due: dict[int, int] = {}
+    memory: dict[tuple[int, int], torch.Tensor] = {}
     number = 0
 
     def begin() -> None:
@@ -86,8 +93,19 @@ def train(
                 anchor[index] = model[index].clone()
         number += 1
 
+    def sent(replica: int, fragment: int, work: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        if not setting.sparse_block:
+            return work
+        whole: Any = torch.cat([one.flatten() for one in work.values()])
+        whole = whole + memory.get((replica, fragment), torch.zeros_like(whole))
+        given: Any = torch.tensor(plain_sparse.sent(whole.tolist(), setting.sparse_block))
+        memory[replica, fragment] = whole - given
+        parts: Tensors = given.split([one.numel() for one in work.values()])
+        return {i: part.view_as(one) for (i, one), part in zip(work.items(), parts, strict=True)}
+
     def merge(done: int) -> None:
-        taken = works.pop(done)
+        fragment = done % len(fragments)
+        taken = [sent(replica, fragment, work) for replica, work in enumerate(works.pop(done))]
         for index in fragments[done % len(fragments)]:
             total = taken[0][index]
             for other in taken[1:]:

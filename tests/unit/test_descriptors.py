@@ -25,7 +25,7 @@ from pccl import (
     WireFormat,
 )
 from pccl._api.arguments import broadcast_request, list_request, many_request, reduce_request
-from pccl.protocol.types import Collective, Quantization
+from pccl.protocol.types import Algorithm, AlgorithmTable, Collective, Quantization
 
 
 def about(count: int = 4, tag: int = 0, **changes: Any) -> ReduceDescriptor:
@@ -129,7 +129,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         "quantized_datatype must be one of",
     ),
     ({"quantization_options": QuantizationOptions(format="int3")}, ValueError,
-     "format must be one of 'none', 'uint8', .*'int2', not 'int3'"),
+     "format must be one of 'none', 'uint8', .*'sparse', not 'int3'"),
     ({"quantization_options": QuantizationOptions(format=99)},  # type: ignore[arg-type]
      ValueError, "format must be one of 'none'"),
     ({"quantization_options": QuantizationOptions(block=7)}, ValueError,
@@ -231,6 +231,24 @@ def test_our_names_of_formats(name: str) -> None:
     assert asked(options) == Quantization(wire, 64, True)
     assert asked(QuantizationOptions(format=wire)) == Quantization(wire, wire.default_block)
     assert str(asked(options)) == f"{name} in blocks of 64, stochastic"
+
+
+def test_sparse_has_a_block_of_2_percent_and_one_way_to_travel() -> None:
+    options = QuantizationOptions(format="sparse")
+    assert asked(options) == Quantization(WireFormat.SPARSE, 3200)
+    with pytest.raises(ValueError, match="'sparse' cannot round at random"):
+        asked(QuantizationOptions(format="sparse", stochastic=True))
+    values = np.zeros(8, np.float32)
+    for op, algorithm, words in [
+        ("avg", "ring", "'sparse' travels from each peer to all others, not by 'ring'"),
+        ("sum", "star", "'sparse' travels"),
+        ("max", "auto", "'sparse' is for SUM and AVG, because MAX"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            reduce_request(values, op=op, algorithm=algorithm, quantization_options=options)
+    table = AlgorithmTable()  # a ring for all sizes
+    asks = reduce_request(values, op="avg", quantization_options=options).asks
+    assert asks.descriptor.settled(table).algorithm is Algorithm.MESH
 
 
 def test_a_format_wins_over_dtype_and_algorithm() -> None:

@@ -130,6 +130,9 @@ class BenchPlan:
             f"{self.dtype} cannot be quantized; use --dtype with one of {', '.join(FLOATS)}": (
                 quantized and self.dtype not in FLOATS
             ),
+            "sparse travels from each peer to all others; leave --algorithm out, or use mesh": (
+                pccl.WireFormat.SPARSE in quantized and not {"auto", "mesh"} >= {*self.algorithms}
+            ),
             f"a format of --quantize is not shorter than {self.dtype}; leave it out": (
                 any(wire.bits >= 8 * item_bytes for wire in quantized)
             ),

@@ -14,6 +14,7 @@
 * ``symmetric``: steps about zero, up to each block's largest magnitude: int8 and companded8.
 * ``octaves``: powers of two below each block's largest magnitude: e3m0.
 * ``halves``: float16 and bfloat16, scaled by a power of two per block.
+* ``sparse``: the largest values of each block.
 
 Encoding may differ in the last bit between machines. Decoding does not. It uses multiplications and
 additions, one by one, that IEEE 754 defines exactly, and each product of a code and a step is
@@ -33,6 +34,7 @@ from pccl.collectives.quantization.codec import Codec, EncodeError
 from pccl.collectives.quantization.halves import HalfCodec
 from pccl.collectives.quantization.noise import Noise, noise_source
 from pccl.collectives.quantization.octaves import OctaveCodec
+from pccl.collectives.quantization.sparse import SparseCodec
 from pccl.collectives.quantization.symmetric import SymmetricCodec
 from pccl.collectives.reductions import Scratch
 from pccl.protocol.data_type import DataType
@@ -50,6 +52,7 @@ _CODECS: dict[WireFormat, type[Codec]] = {
     WireFormat.BFLOAT16: HalfCodec,
     WireFormat.E3M0: OctaveCodec,
     WireFormat.INT2: AffineCodec,
+    WireFormat.SPARSE: SparseCodec,
 }
 
 

@@ -12,6 +12,7 @@
 * ``chain_transfer``: a collective in which each peer sends to the next one: ring and broadcast.
 * ``direct_transfer``: a collective in which each segment has an owner that receives contributions
   and sends the result: mesh and star.
+* ``gather_transfer``: a collective in which each peer adds up all contributions: sparse formats.
 * ``coding``: encodes sent values and decodes received ones with ``collectives.quantization``, and
   keeps the rounding errors.
 * ``data_plane``: gives every received frame its sink, and owns the running transfers.

@@ -18,6 +18,7 @@ from functools import partial
 
 from pccl.collectives.bitmap import to_bitmap
 from pccl.collectives.direct import DirectSchedule
+from pccl.collectives.gather import GatherSchedule
 from pccl.collectives.residual import Residual
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
@@ -30,6 +31,7 @@ from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.chain_transfer import ChainTransfer
 from pccl.runtime.collective.coding import Coding
 from pccl.runtime.collective.direct_transfer import DirectTransfer
+from pccl.runtime.collective.gather_transfer import GatherTransfer
 from pccl.runtime.collective.operand import Operand, nothing
 from pccl.runtime.collective.plans import Plan, Plans
 from pccl.runtime.collective.transfer import Transfer
@@ -144,6 +146,18 @@ class DataPlane:
                 buffers=self._buffers,
                 coding=coding,
                 memory=self._memory,
+            )
+        if isinstance(schedule, GatherSchedule):
+            assert coding is not None
+            return GatherTransfer(
+                operation,
+                plan,
+                operand,
+                schedule,
+                link_to=self._link_to,
+                on_done=self._on_done,
+                buffers=self._buffers,
+                coding=coding,
             )
         return ChainTransfer(
             operation,

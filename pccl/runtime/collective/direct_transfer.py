@@ -7,13 +7,12 @@ a contribution into a buffer and adds it to its result. Members read a result in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pccl.collectives.direct import CONTRIBUTE, PUBLISH, DirectSchedule
 from pccl.collectives.layout import Segment
-from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.buffers import Buffers
 from pccl.runtime.collective.coding import Coding
@@ -65,6 +64,7 @@ class DirectTransfer(Transfer):
             )
             for rank, route in schedule.outgoing_to.items()
         }
+        self._flows = [p for p in ring if p in self.inlets or p in self.outlets]
         self._to_rank = {rank: self.outlets[ring[rank]] for rank in schedule.outgoing_to}
         self._sums: dict[int, _Sum] = {}
         """Results of own segments that lack contributions, by position."""
@@ -76,20 +76,6 @@ class DirectTransfer(Transfer):
     def phase(self) -> str:
         """``reduce-scatter`` until all own segments are reduced, then ``gather``."""
         return "reduce-scatter" if self._unfinished else "gather"
-
-    @property
-    def progress(self) -> Progress:
-        """Progress of this peer, with one flow for each partner."""
-        flows = tuple(
-            Flow(
-                peer,
-                self.inlets[peer].received_count if peer in self.inlets else 0,
-                self.outlets[peer].ready_count if peer in self.outlets else 0,
-            )
-            for peer in self._ranks
-            if peer in self.inlets or peer in self.outlets
-        )
-        return replace(super().progress, flows=flows)
 
     def begin(
         self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()

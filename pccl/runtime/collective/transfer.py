@@ -1,7 +1,7 @@
 """``Transfer``: one running collective on this peer: its buffers, received segments and outlets.
 
-This class is the part that all schedules share. :mod:`~pccl.runtime.collective.chain_transfer` and
-:mod:`~pccl.runtime.collective.direct_transfer` implement what an arrival causes.
+This class is the part that all schedules share. ``chain_transfer``, ``direct_transfer`` and
+``gather_transfer`` implement what an arrival causes.
 
 Placement: a segment is read straight into its place in the result. It is read into a reusable
 buffer if it must be decoded first, or added to other values. If the collective works in place, each
@@ -37,7 +37,7 @@ from pccl.collectives.weighting import weigh
 from pccl.protocol.checksum import bytes_hash
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.messages import Progress
+from pccl.protocol.messages import Flow, Progress
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.collective.announcer import Announcer
 from pccl.runtime.collective.buffers import Buffers
@@ -169,6 +169,8 @@ class Transfer(ABC):
         self.result = operand.target
         self.inlets: dict[PeerId, Inlet] = {}
         self.outlets: dict[PeerId, Outlet] = {}
+        self._flows: list[PeerId] = []
+        """Peers whose flows ``progress`` tells one by one; none in a chain."""
         self._layout = layout = plan.schedule.layout
         self._reduction = plan.reduction
         self._operand = operand
@@ -198,10 +200,12 @@ class Transfer(ABC):
     @property
     def progress(self) -> Progress:
         """Progress of this peer in the operation."""
-        received = sum(inlet.received_count for inlet in self.inlets.values())
-        ready = sum(outlet.ready_count for outlet in self.outlets.values())
-        arriving = sum(inlet.arriving_bytes for inlet in self.inlets.values())
-        return Progress(self.operation, received, ready, self.rx_bytes + arriving)
+        received = {peer: inlet.received_count for peer, inlet in self.inlets.items()}
+        ready = {peer: outlet.ready_count for peer, outlet in self.outlets.items()}
+        flows = tuple(Flow(peer, received.get(peer, 0), ready.get(peer, 0)) for peer in self._flows)
+        nbytes = self.rx_bytes + sum(inlet.arriving_bytes for inlet in self.inlets.values())
+        total = sum(received.values()), sum(ready.values())
+        return Progress(self.operation, *total, nbytes, flows)
 
     @property
     def quantization_error(self) -> float:
@@ -417,10 +421,8 @@ class Transfer(ABC):
         """Report the digest of the result if it has begun and no segment is missing."""
         if not self.begun or self.weighted.is_refused:
             return
-        for inlet in self.inlets.values():
-            if inlet.missing:
-                return
-        self._on_done(self.operation, self._digest.value())
+        if not self.lacking:
+            self._on_done(self.operation, self._digest.value())
 
     def _contribution(self, segment: Segment) -> Memory:
         """Return the memory that holds the own contribution to a segment."""

@@ -26,7 +26,14 @@ from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
 from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.in_run import InRun
-from pccl.stress.sim.fold import differences, fold, implausible, inaccurate, weighed
+from pccl.stress.sim.fold import (
+    differences,
+    fold,
+    implausible,
+    inaccurate,
+    inaccurate_sparse,
+    weighed,
+)
 from pccl.stress.sim.scenarios.scenario import Scenario, Slot
 from pccl.transports.base import Address
 
@@ -203,6 +210,7 @@ class Checkers:
         if known is None:
             self.done[outcome.algorithm.label] += 1
             self.done["quantized"] += slot.quantization.active
+            self.done["sparse"] += slot.quantization.is_gathered
             inputs = [self._inputs[operation, peer] for peer in contributors]
             weights: list[float] = []
             if slot.weighted:
@@ -238,6 +246,8 @@ class Checkers:
         whole = [np.zeros_like(result) if part is None else part for part in summands]
         if slot.quantization.active and not all(_is_finite(part) for part in whole):
             return []  # the other values of a block need not be accurate
+        if slot.quantization.is_gathered:
+            return inaccurate_sparse(result, whole, slot.op, divisor)
         if slot.quantization.active:
             return inaccurate(result, whole, slot.op, algorithm, divisor)
         if algorithm is Algorithm.MESH:

@@ -232,6 +232,8 @@ def draw(seed: int) -> Scenario:
     slots = tuple(_draw_way(ways, slot) for slot in slots)
     weights = Random(f"{seed}/weights")
     slots = tuple(_draw_weighted(weights, slot) for slot in slots)
+    sparse = Random(f"{seed}/sparse")
+    slots = tuple(_draw_sparse(sparse, slot) for slot in slots)
     guards = Random(f"{seed}/guards")
     slots = tuple(_draw_guarded(guards, slot) for slot in slots)
     latency_ns = rng.choice((MS // 20, MS // 2, 5 * MS, 40 * MS))
@@ -433,6 +435,15 @@ def _draw_weighted(rng: Random, slot: Slot) -> Slot:
     if slot.data_type not in _FLOATS or slot.op is _PROD or rng.random() < 0.6:
         return slot
     return replace(slot, op=ReduceOp.AVG, weighted=True)
+
+
+def _draw_sparse(rng: Random, slot: Slot) -> Slot:
+    """Let some sums travel as sparse contributions."""
+    may_be_sparse = slot.data_type in _FLOATS and slot.op in (ReduceOp.SUM, ReduceOp.AVG)
+    if not may_be_sparse or rng.random() < 0.85:
+        return slot
+    quantization = Quantization(WireFormat.SPARSE, rng.choice((32, 128)))
+    return replace(slot, algorithm=Algorithm.AUTO, quantization=quantization)
 
 
 def _draw_guarded(rng: Random, slot: Slot) -> Slot:

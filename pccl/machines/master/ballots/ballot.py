@@ -258,9 +258,9 @@ class Ballot(ABC):
         return False
 
     @property
-    def is_forced(self) -> bool:
-        """Whether the callers have named the algorithm."""
-        return False
+    def way_out(self) -> str:
+        """What callers can do if a link is down that the only algorithm needs; empty: nothing."""
+        return ""
 
     def cannot_talk(self, reason: str) -> Decision:
         """Abort, because members lack a link that the named algorithm needs."""

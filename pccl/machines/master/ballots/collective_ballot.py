@@ -242,9 +242,13 @@ class CollectiveBallot(Ballot):
         return sorted(apart, key=sorted)
 
     @property
-    def is_forced(self) -> bool:
-        """Whether the callers have named the algorithm."""
-        return any(asked.forced for asked in self._descriptors.values())
+    def way_out(self) -> str:
+        """What callers can do if a link is down, unless another algorithm would help."""
+        if any(asked.quantization.is_gathered for asked in self._descriptors.values()):
+            return "a sparse reduce needs links between all members, so use another format"
+        if any(asked.forced for asked in self._descriptors.values()):
+            return 'omit algorithm, or use "ring"'
+        return ""
 
     def stall(self, since_ns: int) -> Stall | None:
         """Return where the data is stuck: at a receiver that lacks what a member could send to it.

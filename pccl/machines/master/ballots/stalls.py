@@ -84,9 +84,9 @@ class StallWatch:
             self._links.demand(pairs)
             if any(map(self._links.may_meet, pairs)):
                 return
-            if pairs and ballot.is_forced and not ballot.follows_ring:
-                # Another view would not help, because the callers have named the algorithm.
-                reason = f'{apart(pairs[0], broken)}; omit algorithm, or use "ring"'
+            if pairs and ballot.way_out and not ballot.follows_ring:
+                # Another view would not help, because the request allows one algorithm only.
+                reason = f"{apart(pairs[0], broken)}; {ballot.way_out}"
                 ballots.decide(ballot, ballot.cannot_talk(reason))
         started = [ballot for ballot in started if ballot.operation in ballots.open]
         pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []

@@ -184,12 +184,18 @@ def test_how_far_off_a_sum_of_four_may_be(carrier: str, roundings: float) -> Non
         assert (values.check_sum((exact + off).astype(np.float32), 1, carrier) == "") is is_right
 
 
+def is_large(blocks: Any) -> Any:
+    """The 64 largest of each block."""
+    return np.abs(blocks) >= np.sort(np.abs(blocks), axis=1)[:, -64, None]
+
+
 # Of a value by its block's largest and range; as docs/algorithms.md has the formats.
 STEPS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "uint8": (96, lambda b: np.ptp(b, axis=1, keepdims=True) / 255 + 0 * b),
     "int4": (32, lambda b: np.ptp(b, axis=1, keepdims=True) / 15 + 0 * b),
     "int2": (64, lambda b: np.ptp(b, axis=1, keepdims=True) / 3 + 0 * b),
     "e3m0": (64, lambda b: 2 * np.maximum(np.abs(b) / 3, np.abs(b).max(1, keepdims=True) / 128)),
+    "sparse": (3200, lambda b: np.where(is_large(b), 0, b) * 2**0.5),
     "int8": (32, lambda b: np.abs(b).max(axis=1, keepdims=True) / 127 + 0 * b),
     "uint16": (96, lambda b: np.ptp(b, axis=1, keepdims=True) / 65535 + 0 * b),
     "float16": (256, lambda b: np.abs(b) * 2.0**-10),

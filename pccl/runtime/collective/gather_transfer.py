@@ -1,0 +1,160 @@
+"""``GatherTransfer``: every rank gets all contributions, and adds them up.
+
+:mod:`pccl.collectives.gather` describes the schedule. A rank encodes each segment of its
+contribution once, and keeps the bytes for all ranks, itself among them: what it adds is what the
+others decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pccl.collectives.gather import GatherSchedule
+from pccl.collectives.layout import Segment
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.collective.buffers import Buffers
+from pccl.runtime.collective.coding import Coding
+from pccl.runtime.collective.operand import Operand
+from pccl.runtime.collective.outlet import Outlet
+from pccl.runtime.collective.plans import Plan
+from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
+from pccl.transports.link import Link
+
+
+class GatherTransfer(Transfer):
+    """One operation of a gather.
+
+    Args:
+        operation: see ``Transfer``.
+        plan: see ``Transfer``.
+        operand: see ``Transfer``.
+        schedule: schedule of the plan.
+        link_to: returns the link to a peer.
+        on_done: see ``Transfer``.
+        buffers: see ``Transfer``; contributions are read into them.
+        coding: quantizes the contributions.
+    """
+
+    def __init__(
+        self,
+        operation: OperationId,
+        plan: Plan,
+        operand: Operand,
+        schedule: GatherSchedule,
+        link_to: Callable[[PeerId], Link],
+        on_done: OnDone,
+        buffers: Buffers,
+        coding: Coding,
+    ) -> None:
+        super().__init__(operation, plan, operand, on_done, buffers, coding)
+        self.schedule, ring = schedule, plan.ring
+        self._buffered_steps = self._coded_steps = 1
+        self._ranks = {peer: rank for rank, peer in enumerate(ring)}
+        self._flows = others = [ring[rank] for rank in schedule.others]
+        self.inlets = {peer: Inlet(schedule.route) for peer in others}
+        self.outlets = {
+            peer: Outlet(operation, link_to(peer), schedule.route, self._payload) for peer in others
+        }
+        self._own: dict[int, memoryview] = {}
+        """The own contribution as it was encoded first, by position."""
+        self._sums: dict[int, _GatheredSum] = {}
+        """Segments of the result that lack contributions, by position."""
+
+    @property
+    def phase(self) -> str:
+        """``gather``."""
+        return "gather"
+
+    def begin(
+        self, *, weights: tuple[float, ...] = (), infinite: frozenset[int] = frozenset()
+    ) -> None:
+        """Send the own contribution to all ranks."""
+        self.begun = True
+        if weights:
+            self._weigh(weights, self.schedule.rank, infinite)
+        for hop in self.schedule.route.hops:
+            for outlet in self.outlets.values():
+                outlet.offer(hop)
+        if self.unweighed is not None:
+            self._take_unweighed()
+        self.report_if_done()
+
+    def detach(self) -> None:
+        """Release the caller's memory; what others lack is in the encoded contribution."""
+        outlets, self.outlets = self.outlets, {}
+        super().detach()
+        self.outlets = outlets
+
+    def _encoded(self, coding: Coding, step: int, segment: Segment) -> memoryview:
+        own = self._own.get(segment.position)
+        if own is None:
+            values = self._contribution(segment).elements(*segment.span)
+            own = self._own[segment.position] = coding.contribute(segment, values)
+        return own
+
+    def arrived(self, placement: Placement) -> None:
+        """Add a contribution to the result, and those that waited for it."""
+        segment, buffer = placement.hop.segment, placement.buffer
+        assert buffer is not None
+        known = self._sums.get(segment.position)
+        if known is None:
+            if self._saved:
+                self._save(segment)
+            known = self._sums[segment.position] = _GatheredSum()
+        known.waiting[self._ranks[placement.peer]] = buffer
+        coding = self._coding
+        assert coding is not None
+        while known.folded < self.schedule.world_size:
+            if known.folded == self.schedule.rank:
+                self._fold(segment, coding, known, self._encoded(coding, 0, segment))
+            elif known.folded in known.waiting:
+                given = known.waiting.pop(known.folded)
+                self._fold(segment, coding, known, given)
+                self._buffers.give(given)
+            else:
+                return
+        del self._sums[segment.position]
+        self._settle(segment)
+
+    def _fold(
+        self, segment: Segment, coding: Coding, known: _GatheredSum, encoded: memoryview
+    ) -> None:
+        rank = known.folded
+        known.folded += 1
+        finish = known.folded == self.schedule.world_size
+        if rank in self.weighted.muted:
+            if finish:
+                self._take_alone(segment, self.result if known.has_values else None, finish=True)
+            return
+        values = coding.decode(segment, encoded)
+        if self.weighted.must_be_finite(rank):
+            # A refused result is never reported, so nobody gets it.
+            self.weighted.refuses(self.operation, rank, values)
+        if known.has_values:
+            self._combine(segment, self.result, values, finish=finish)
+        else:
+            self._take_alone(segment, values, finish=finish)
+        known.has_values = True
+
+    def _settle(self, segment: Segment) -> None:
+        """Make all NaN of a finished segment the same, and hash it."""
+        for values in self.result.arrays(*segment.span):
+            is_nan = np.isnan(values)
+            if is_nan.any():
+                values[is_nan] = np.nan
+        self._digest.add(segment.position, *self.result.views(*segment.span))
+
+
+@dataclass(slots=True, eq=False)
+class _GatheredSum:
+    """A segment of the result that lacks contributions."""
+
+    folded: int = 0
+    """Number of ranks, from rank 0, whose contributions are in the sum, or muted."""
+    has_values: bool = False
+    """Whether a contribution is in the sum; else all were muted."""
+    waiting: dict[int, memoryview] = field(default_factory=dict[int, memoryview])
+    """Contributions that are not yet in the sum, by rank."""
