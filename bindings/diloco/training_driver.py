@@ -117,6 +117,13 @@ class TrainingDriver:
         Raises:
             PCCLError: the run cannot continue; the message says why.
         """
+        try:
+            self._carry_out(steps)
+        finally:  # Ctrl-C may have interrupted a wait, and the program may train on
+            with interrupts.deferred():
+                self._model.hold()
+
+    def _carry_out(self, steps: Steps) -> None:
         waited_s = 0.0
         while True:
             with interrupts.deferred():
@@ -130,7 +137,6 @@ class TrainingDriver:
                         self._unsent.append(action)
                 else:
                     self.send_all()
-                    self._model.hold()
                     return
                 self._send(self.trainer.awaited)
             self._events.deliver()  # may take long; if Ctrl-C interrupts it, the merge stays due

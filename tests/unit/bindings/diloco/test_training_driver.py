@@ -85,13 +85,17 @@ class Trained:
         self.heard_before_waiting: list[Event] = []
         self.contributors: tuple[int, ...] = (MINE,)
         self.caller = ScriptedCaller(self.commit)
-        kept = {"parts": (WholeModel(),), "buffers": None, "hold": lambda: None}
-        model = cast("LocalModel", type("OneModel", (), kept))
+        self.held = 0
+        kept = {"parts": (WholeModel(),), "buffers": None, "hold": lambda _: self.hold()}
+        model = cast("LocalModel", type("OneModel", (), kept)())
         self.events = EventQueue(self.heard.append)
         caller = cast("JointCaller", self.caller)
         self.driver = TrainingDriver(Schedule(1, 1, 0.0, delay), model, 0.0, caller, self.events)
         self.caller.tell(Entered(1, 0, is_open=False, applied=()))
         self.driver.enter()
+
+    def hold(self) -> None:
+        self.held += 1
 
     def commit(self) -> RoundCommitted:
         self.heard_before_waiting = list(self.heard)
@@ -210,8 +214,10 @@ def test_ctrl_c_in_a_wait_loses_no_contribution() -> None:
         raise KeyboardInterrupt
 
     one.caller.on_wait = interrupt
+    held = one.held
     with pytest.raises(KeyboardInterrupt):
         one.step()
+    assert one.held == held + 1, "the program may train on, and that work must count"
     assert [given.number for given in one.caller.contributions] == [0]
     one.driver.send_all()
     assert [given.number for given in one.caller.contributions] == [0, 1]
