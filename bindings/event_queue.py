@@ -46,13 +46,19 @@ class EventQueue:
         """Add an event."""
         self._events.append(event)
 
-    def deliver(self) -> None:
-        """Call the listeners. After an interruption, the next call delivers the rest."""
+    def deliver(self) -> bool:
+        """Call the listeners. After an interruption, the next call delivers the rest.
+
+        Returns:
+            Whether there was an event.
+        """
+        has_any = bool(self._events)
         while self._events:
             event = self._events.popleft()
             if (line := _line(event)) is not None:
                 self._log.log(*line)
             self._listeners(event)
+        return has_any
 
     def listen_to(self, comm: pccl.Communicator) -> Callable[[], None]:
         """Add the events of a peer, too; return the function that ends that.

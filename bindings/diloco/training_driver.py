@@ -139,7 +139,9 @@ class TrainingDriver:
                     self.send_all()
                     return
                 self._send(self.trainer.awaited)
-            self._events.deliver()  # may take long; if Ctrl-C interrupts it, the merge stays due
+            # May take long; if Ctrl-C interrupts it, the merge stays due.
+            if self._events.deliver():
+                continue  # a listener may have heard the news: ``state_dict`` does
             began_s = time.monotonic()
             self._caller.wait()
             self.hear(after_failure=True)

@@ -29,6 +29,7 @@ from pccl.bindings.diloco.training_driver import (  # noqa: E402
 from pccl.bindings.event_queue import EventQueue  # noqa: E402
 from pccl.bindings.events import (  # noqa: E402
     Event,
+    InnerStep,
     MembersChanged,
     OuterStep,
     RoundsMissed,
@@ -49,6 +50,19 @@ class WholeModel:
 
     def anchor(self, common: Any, lost: Any) -> bool:
         return False
+
+
+class OneModel:
+    """A model of one fragment."""
+
+    buffers = None
+
+    def __init__(self) -> None:
+        self.parts = (WholeModel(),)
+        self.held = 0
+
+    def hold(self) -> None:
+        self.held += 1
 
 
 class ScriptedCaller:
@@ -85,17 +99,14 @@ class Trained:
         self.heard_before_waiting: list[Event] = []
         self.contributors: tuple[int, ...] = (MINE,)
         self.caller = ScriptedCaller(self.commit)
-        self.held = 0
-        kept = {"parts": (WholeModel(),), "buffers": None, "hold": lambda _: self.hold()}
-        model = cast("LocalModel", type("OneModel", (), kept)())
-        self.events = EventQueue(self.heard.append)
+        self.model = OneModel()
+        model = cast("LocalModel", self.model)
+        self.listen: Callable[[Event], None] = self.heard.append
+        self.events = EventQueue(lambda event: self.listen(event))
         caller = cast("JointCaller", self.caller)
         self.driver = TrainingDriver(Schedule(1, 1, 0.0, delay), model, 0.0, caller, self.events)
         self.caller.tell(Entered(1, 0, is_open=False, applied=()))
         self.driver.enter()
-
-    def hold(self) -> None:
-        self.held += 1
 
     def commit(self) -> RoundCommitted:
         self.heard_before_waiting = list(self.heard)
@@ -119,6 +130,24 @@ def test_listeners_hear_what_is_known_before_a_round_is_waited_for() -> None:
     one.driver.stepped(1.0)
     joined = MembersChanged(step=0, peer_id=MINE, members=(MINE, 9), joined=(MINE, 9), lost=())
     assert joined in one.heard_before_waiting
+
+
+def test_a_listener_may_hear_the_news_that_a_merge_waits_for() -> None:
+    """``state_dict`` does so, to checkpoint between two rounds; no more news would come."""
+    one = Trained()
+
+    def listen(event: Event) -> None:
+        one.heard.append(event)
+        if isinstance(event, InnerStep):
+            one.caller.tell(one.commit())
+            one.driver.hear()
+
+    def nothing_comes() -> Notice:
+        raise AssertionError("it waits in vain")
+
+    one.caller.on_wait = nothing_comes
+    one.listen = listen
+    assert [event for event in one.step() if isinstance(event, OuterStep)]
 
 
 def test_a_newcomer_that_adds_nothing_yet_is_company() -> None:
@@ -214,10 +243,10 @@ def test_ctrl_c_in_a_wait_loses_no_contribution() -> None:
         raise KeyboardInterrupt
 
     one.caller.on_wait = interrupt
-    held = one.held
+    held = one.model.held
     with pytest.raises(KeyboardInterrupt):
         one.step()
-    assert one.held == held + 1, "the program may train on, and that work must count"
+    assert one.model.held == held + 1, "the program may train on, and that work must count"
     assert [given.number for given in one.caller.contributions] == [0]
     one.driver.send_all()
     assert [given.number for given in one.caller.contributions] == [0, 1]
