@@ -60,18 +60,18 @@ class OctaveCodec(Codec):
         grid, bits, infinity = rows[0], self._steps.bits, self._steps.infinity
         sizes = np.bitwise_and(wide.view(bits), ~self._sign, out=grid.view(bits))
         largest = blocks.fold(np.maximum, sizes)
-        tops: Array | int = _TOP
         marked = largest >= bits.type(infinity)
         special = ~np.isfinite(wide) if marked.any() else None
         if special is not None:
             sizes[special] = 0
             largest = blocks.fold(np.maximum, sizes)
-            tops = blocks.spread(np.where(marked, _TOP - 1, _TOP))
         largest_out[:] = np.where(marked, largest | self._sign, largest)
         scale = np.where(largest, largest, bits.type(1)).view(self._work)
         np.divide(grid, blocks.spread(scale, rows[3]), out=grid)
-        codes = self._rounded(grid, tops, noise)
-        np.bitwise_or(codes, _NEGATIVE, out=codes, where=np.signbit(wide) & (codes > 0))
+        if special is not None:
+            grid[blocks.spread(marked)] /= 2
+        codes = self._rounded(grid, noise)
+        codes |= (np.signbit(wide) & (codes > 0)) * np.uint8(_NEGATIVE)
         if special is not None:
             odd = wide[special]
             infinite = np.where(odd > 0, _TOP, _TOP | _NEGATIVE)
@@ -79,24 +79,26 @@ class OctaveCodec(Codec):
         pack(codes, 4, codes_out)
         return Written(special, None)
 
-    def _rounded(self, shares: Array, tops: Array | int, noise: Array | None) -> Array:
+    def _rounded(self, shares: Array, noise: Array | None) -> Array:
         """Return the codes of magnitudes, uint8.
 
         Args:
-            shares: magnitudes as shares of the largest one of their block, from 0 to 1.
-            tops: the code of the largest magnitude.
+            shares: magnitudes as shares of that of the largest code, from 0 to 1.
             noise: see ``Codec.encode``.
         """
-        fraction, exponent = np.frexp(shares)  # a share lies between two powers of two
-        below = exponent - 1 + tops  # the code of the lower one
-        between = 2 * fraction - 1
-        near_zero = (below <= 0) | (shares == 0)
-        if near_zero.any():
-            floor = np.ldexp(shares, tops - 1)  # as a share of the smallest magnitude with a code
-            between = np.where(near_zero, floor, between)
-            below = np.where(near_zero, 0, below)
-        raised = between >= 0.5 if noise is None else between + noise >= 1
-        return np.minimum(below + raised, tops).astype(np.uint8)
+        # As an integer, a float is its exponent, and how far it is on the way to the next one.
+        bits, digits = np.dtype(f"i{self._work.itemsize}"), int(np.finfo(self._work).nmant)
+        none, least = self._shares[1] / 2, self._shares[1]
+        if noise is None:
+            raised = shares >= none
+            codes = shares.view(bits) + bits.type(1 << (digits - 1))
+        else:
+            raised = shares / least + noise >= 1
+            codes = np.multiply(noise, 1 << digits, dtype=self._work).astype(bits)
+            codes += shares.view(bits)
+        codes -= none.view(bits)
+        codes >>= bits.type(digits)
+        return np.maximum(codes, raised).astype(np.uint8)  # below ``least`` it is 0 or 1
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
         largest_in, packed = self._parts(encoded, len(wide))
