@@ -109,12 +109,11 @@ class DirectTransfer(Transfer):
             return
         if buffer is not None:
             self._put(segment, buffer)
-        rank = self._ranks[placement.peer]
-        if self.weighted.refuses_final(self.operation, rank, segment, self.result, self._coding):
-            return
         self._take_final(placement)
         if self._coding is not None:
             self._coding.decode_in_place(segment)
+        rank = self._ranks[placement.peer]
+        self.weighted.refuses_final(self.operation, rank, segment, self.result)
 
     def _contributed(self, segment: Segment, rank: int, buffer: memoryview) -> None:
         known = self._sums.get(segment.position)

@@ -84,11 +84,18 @@ class WeightedRanks:
         rank: int,
         segment: Segment,
         result: Memory,
-        coding: Coding | None,
+        coding: Coding | None = None,
     ) -> bool:
         """Whether a final segment that ``rank`` computed must be finite, and is not.
 
         Nobody else has received the contribution of ``rank`` to these values.
+
+        Args:
+            operation: id of the operation.
+            rank: the rank that computed the segment.
+            segment: the segment.
+            result: memory of the result.
+            coding: decodes the segment, if its place still holds encoded bytes.
         """
         if not self.must_all_be_finite:
             return False
