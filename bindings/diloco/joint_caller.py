@@ -322,6 +322,7 @@ class JointCaller:
         if lent is not None and lent[1] is average:
             work = lent[0]
         else:  # this replica contributes nothing; zeros that are never written take no memory
+            assert not contribution.weight, "work counts as it was taken"
             work = torch.as_tensor(np.zeros(len(average), average.numpy().dtype))
         try:
             info = self._comm.all_reduce(

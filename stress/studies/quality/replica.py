@@ -87,7 +87,7 @@ class DiLoCoReplica:
                 pass
 
     def take(self) -> Contribution:
-        """Return the next contribution, with a copy of its values, as ``JointCaller`` does."""
+        """Return the next contribution, with a copy of its values, which an average replaces."""
         contribution = self.queue.popleft()
         room = self.outer.fragments[contribution.fragment].empty()
         return replace(contribution, values=room.copy_(contribution.values))
