@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
-from pccl.topology.segment_limit import LaneFacts, StuckLane, stuck_among
+from pccl.topology.segment_limit import LaneFacts, Proof, StuckLane, stuck_among
 
 
 class LaneStep(enum.Enum):
@@ -62,20 +62,20 @@ class LaneWatch:
         *,
         owes: bool,
         may_judge: bool,
-        suspects: bool = False,
+        suspects: Proof | None = None,
         dials: bool = True,
     ) -> list[LaneStep]:
         """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
 
         ``owes``: whether the lane owes progress, as seen while this process was awake;
-        ``may_judge``: whether this process has read all that arrived; ``suspects``: whether other
-        lanes of the link were stuck; ``dials``: whether this side dials them.
+        ``may_judge``: whether this process has read all that arrived; ``suspects``: see
+        ``SegmentLimit.suspects``; ``dials``: whether this side dials the lanes of the link.
         """
         steps: list[LaneStep] = []
         still_ns, stall_ns = now_ns - self.since_ns, self.stall_ns
-        if suspects and not dials:
+        if suspects is not None and not dials:
             stall_ns += stall_ns // 2  # the other side shall find out, because it can do something
-        elif suspects and self.stuck is not None and self.stuck.is_proven:
+        elif suspects is not None and self.stuck is not None and self.stuck.proof >= suspects:
             stall_ns = 0
         if not owes or moved_bytes != self.moved_bytes:
             self.moved_bytes, self.since_ns, self.pinged = moved_bytes, now_ns, False
@@ -109,9 +109,9 @@ class LaneWatch:
         self.stuck = stuck_among(number, self._asked, facts, self.asked_ns, is_heard=is_heard)
 
 
-def needs_facts(watches: Iterable[LaneWatch], *, suspects: bool) -> bool:
+def needs_facts(watches: Iterable[LaneWatch], *, suspects: Proof | None) -> bool:
     """Whether to ask the kernel about the lanes of a link, which costs time.
 
-    ``suspects``: whether lanes of the link were stuck lately.
+    ``suspects``: see ``SegmentLimit.suspects``.
     """
-    return suspects or any(watch.pinged for watch in watches)
+    return suspects is not None or any(watch.pinged for watch in watches)

@@ -37,7 +37,7 @@ from pccl.topology.link_steps import (
     NarrowLink,
     TellLink,
 )
-from pccl.topology.segment_limit import LaneFacts, SegmentLimit, StuckLane
+from pccl.topology.segment_limit import LaneFacts, Proof, SegmentLimit, StuckLane
 from pccl.topology.wanted_link import KnownLink, LaneDial, WantedLink, lanes_of, path_of
 
 _UNMET_FACTOR = 4
@@ -417,10 +417,10 @@ class LinkUpkeep:
         link = self._links.get(peer)
         return link is not None and link.relay is None and not link.near
 
-    def is_suspect(self, peer: PeerId, now_ns: int) -> bool:
-        """Whether lanes of a link were stuck, and no large packet has passed since."""
+    def suspects(self, peer: PeerId, now_ns: int) -> Proof | None:
+        """Return with what proof a stuck lane of a link is replaced before the usual time."""
         link = self._links.get(peer)
-        return link is not None and link.segments.is_open(now_ns)
+        return None if link is None else link.segments.suspects(now_ns)
 
     def carried(self, peer: PeerId, facts: LaneFacts, opened_ns: int) -> list[LinkStep]:
         """Record what a lane of a suspect link has carried."""

@@ -7,7 +7,8 @@ lanes in a row, the next ones are opened with smaller segments, which the link k
 cannot switch on the kernel's own search for the right size (RFC 4821).
 
 An outage stops lanes, too, but small packets as well. Nothing can show that small packets pass on
-an old lane with a full send window. So the first of the two lanes needs no such proof.
+an old lane with a full send window. So the first of the two lanes needs no such proof. But then the
+second one is replaced as late as in an outage, unless small packets pass on it right now.
 
 Either side of a lane may notice it: the sender, because nothing of a large write is acknowledged;
 the receiver, because nothing arrives although small packets are acknowledged. The side that dials
@@ -52,6 +53,17 @@ class Way(enum.Enum):
     IN = enum.auto()
 
 
+class Proof(enum.IntEnum):
+    """When small packets have passed on a stuck lane; the more recent, the better."""
+
+    NONE = 0
+    """Not for a long time: it may be an outage."""
+    OPENED = 1
+    """When it was opened, and it has carried little since: an outage is unlikely."""
+    STUCK = 2
+    """Since it is stuck: it is no outage."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaneFacts:
     """What the kernel knows of the connection of a lane.
@@ -90,13 +102,13 @@ class StuckLane:
         way: the direction in which they vanish.
         segment_bytes: the largest segment of the lane.
         asked_ns: when the lane was asked for a sign of life, which has not come.
-        is_proven: whether small packets have passed; otherwise, it may be an outage.
+        proof: when small packets have passed.
     """
 
     way: Way
     segment_bytes: int
     asked_ns: int
-    is_proven: bool = True
+    proof: Proof = Proof.STUCK
 
 
 def stuck_among(
@@ -117,15 +129,18 @@ def stuck_among(
         before: what was known of each lane when this one was asked for a sign of life.
         now: what is known now.
         asked_ns: when it was asked.
-        is_heard: see :func:`small_passes`.
+        is_heard: whether an acknowledgement has arrived since the lane moved something.
     """
     way, own = stuck_way(before[number], now[number]), now[number]
     others = [one.passed(before.get(n)) for n, one in now.items() if n != number]
     if way is None or any(passed[way] >= LARGE_BYTES for passed in others):
         return None
-    is_alive = any(any(passed.values()) for passed in others)
-    is_proven = is_alive or small_passes(own, way, is_heard=is_heard)
-    return StuckLane(way, own.segment_bytes, asked_ns, is_proven)
+    is_new = (own.acked_bytes if way is Way.OUT else own.arrived_bytes) <= SMALL_BYTES
+    proof = Proof.OPENED if is_new else Proof.NONE
+    # The system of a stopped process acknowledges what arrives, but no such process opens a lane.
+    if any(any(passed.values()) for passed in others) or (is_heard and (way is Way.OUT or is_new)):
+        proof = Proof.STUCK
+    return StuckLane(way, own.segment_bytes, asked_ns, proof)
 
 
 def stuck_way(before: LaneFacts, now: LaneFacts) -> Way | None:
@@ -139,21 +154,6 @@ def stuck_way(before: LaneFacts, now: LaneFacts) -> Way | None:
         is_stuck = now.retransmits > 0 and now.acked_bytes - before.acked_bytes <= STILL_BYTES
         return Way.OUT if is_stuck else None
     return Way.IN if now.arrived_bytes - before.arrived_bytes <= STILL_BYTES else None
-
-
-def small_passes(now: LaneFacts, way: Way, *, is_heard: bool) -> bool:
-    """Whether small packets have passed on a stuck lane: now, or when it was opened, if it is new.
-
-    In an outage nothing passes, and a stopped process answers nothing.
-
-    Args:
-        now: what is known of the lane.
-        way: the direction in which it is stuck.
-        is_heard: whether an acknowledgement has arrived since the lane moved something.
-    """
-    if way is Way.OUT:
-        return is_heard or now.acked_bytes <= SMALL_BYTES
-    return now.arrived_bytes <= SMALL_BYTES
 
 
 class SegmentLimit:
@@ -172,14 +172,19 @@ class SegmentLimit:
         self._sizes = list(SEGMENTS_BYTES)
         self._way = Way.OUT
         self._in_a_row = 0
+        self._needs = Proof.OPENED
+        """What a lane must have, to be replaced before the usual time."""
         self._struck_ns: int | None = None
         self._is_told = True
 
-    def is_open(self, now_ns: int) -> bool:
-        """Whether lanes were stuck lately, and no large packet has passed since."""
+    def suspects(self, now_ns: int) -> Proof | None:
+        """Return with what proof a lane that is stuck is replaced before the usual time.
+
+        None: no lane was stuck lately, or a large packet has passed since.
+        """
         if self._struck_ns is None or now_ns - self._struck_ns > self._memory_ns:
-            return False
-        return self._in_a_row > 0 or not self._is_told
+            return None
+        return self._needs if self._in_a_row > 0 or not self._is_told else None
 
     def stuck(self, lane: StuckLane, now_ns: int) -> bool:
         """Record a stuck lane that has ended; return whether the segments get smaller.
@@ -193,8 +198,10 @@ class SegmentLimit:
                 return False  # the same event: all lanes with data are stuck at the same time
             if now_ns - self._struck_ns > self._memory_ns:
                 self._in_a_row = 0
-        if not lane.is_proven and (self._in_a_row or not self._is_told):
-            return False  # it may be the first one in a row, but no other
+        is_first = not self._in_a_row and self._is_told
+        if not (lane.proof or is_first):
+            return False
+        self._needs = Proof.OPENED if lane.proof else Proof.STUCK
         self._struck_ns, self._way = now_ns, lane.way
         self._in_a_row += 1
         is_next = not self._is_told and bool(self._sizes)  # the size that is tried does not fit

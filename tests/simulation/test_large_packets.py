@@ -5,6 +5,8 @@ No call fails meanwhile, and none is repeated. Connections to the master have sm
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,30 @@ def test_a_link_gets_smaller_segments(
     slow = [seconds for seconds in took_s if seconds > 1]
     assert slow == [pytest.approx(expected_s[count], abs=2 * TIMING.tick_s)]
     assert slow[0] < TIMING.progress_s
+
+
+@pytest.mark.parametrize(("bytes_per_s", "pause_s"), [(30_000, 0.3), (125_000, 0.2)])
+def test_two_outages_in_a_row_are_no_black_hole(bytes_per_s: int, pause_s: float) -> None:
+    """The second one stops a lane that is just new; it ends before the lane would be replaced."""
+    wire = {"latency_ns": 20_000_000, "bytes_per_s": bytes_per_s}
+    run = VirtualRun([0, 0], wire, lanes=1)
+
+    async def main() -> None:
+        await run.start()
+        for outage in (False, False, True):
+            began_ns = run.loop.now_ns()
+            if outage:
+                run.network.stall("p0", "p1", 10_600_000_000)
+                again = partial(run.network.stall, "p0", "p1", 7 * NS_PER_S)
+                run.loop.call_later(10.6 + pause_s, again)
+            works = [reduce(engine, 50_000) for engine in run.engines]
+            assert await run.all(works) == [(3, 1)] * 2
+        assert run.loop.now_ns() - began_ns > 17.6 * NS_PER_S
+        await run.close()
+
+    run.run_test(main())
+    for engine in run.engines:
+        assert not [one for one in engine.events.kept if isinstance(one.event, LargePacketsLost)]
 
 
 def test_large_packets_vanish_between_the_master_and_a_peer() -> None:

@@ -98,7 +98,8 @@ class OctaveCodec(Codec):
             codes += shares.view(bits)
         codes -= none.view(bits)
         codes >>= bits.type(digits)
-        return np.maximum(codes, raised).astype(np.uint8)  # below ``least`` it is 0 or 1
+        rounded: Array = np.maximum(codes, raised)
+        return rounded.astype(np.uint8)  # below ``least`` it is 0 or 1
 
     def _read(self, encoded: Array, wide: Array, spare: Array) -> None:
         largest_in, packed = self._parts(encoded, len(wide))

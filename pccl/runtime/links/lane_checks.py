@@ -13,7 +13,7 @@ from pccl.runtime.links.meter import facts_of
 from pccl.topology.lane_watch import LaneStep, LaneWatch, needs_facts
 from pccl.topology.link_steps import LinkStep
 from pccl.topology.link_upkeep import LinkUpkeep
-from pccl.topology.segment_limit import StuckLane
+from pccl.topology.segment_limit import Proof, StuckLane
 from pccl.transports.link import Lane, Link, Links
 
 _log = logging.getLogger("pccl.link")
@@ -84,7 +84,7 @@ class LaneChecks:
             busy = working.union(lane.number for lane in link.lanes if lane.carried)
             intact_bytes = max((lane.intact_bytes for lane in link.lanes), default=0)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
-            suspects = self._upkeep.is_suspect(link.peer, now_ns)
+            suspects = self._upkeep.suspects(link.peer, now_ns)
             dials = self._upkeep.redials(link.peer)
             steps = list[tuple[Lane, LaneStep]]()
             for lane in link.lanes:
@@ -111,7 +111,7 @@ class LaneChecks:
             case LaneStep.PONG:
                 lane.pong()
 
-    def _look_at_path(self, link: Link, now_ns: int, *, suspects: bool) -> None:
+    def _look_at_path(self, link: Link, now_ns: int, *, suspects: Proof | None) -> None:
         """Find out whether only large packets vanish on the way to a peer."""
         watches = {lane.number: self._watches[lane] for lane in link.lanes}
         if not self._upkeep.may_narrow(link.peer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +51,11 @@ def test_the_result_is_bit_for_bit_the_sum_in_rank_order(
         for rank, own in enumerate(values):
             if not used[rank]:
                 continue
-            whole = own * np.float32(factors[rank]) + residuals[rank] * np.float32(mean_factor)
+            whole: Any = own * np.float32(factors[rank]) + residuals[rank] * np.float32(mean_factor)
             blocks = [np.abs(whole[first : first + 100]) for first in range(0, count, 100)]
             assume(all(len(np.unique(block)) == len(block) for block in blocks))
             sent = np.array(plain_sparse.sent(whole.tolist(), 100), np.float32)
-            residuals[rank] = (whole - sent) * np.float32(1 / mean_factor)
+            residuals[rank] = np.asarray(whole - sent) * np.float32(1 / mean_factor)
             total = sent if total is None else total + sent
         wanted = np.zeros(count, np.float32) if total is None else total
         if op is ReduceOp.AVG:

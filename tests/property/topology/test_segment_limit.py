@@ -11,6 +11,7 @@ from pccl.topology.segment_limit import (
     SMALL_BYTES,
     STILL_BYTES,
     LaneFacts,
+    Proof,
     SegmentLimit,
     StuckLane,
     Way,
@@ -28,28 +29,28 @@ FACTS = st.builds(
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 30), st.integers(0, 30), FACTS, st.sampled_from(Way), st.booleans(),
-        st.booleans(),
+        st.sampled_from(Proof),
     )
 )  # fmt: skip
 
 
 @given(STEPS)
 def test_segments_get_smaller_for_a_reason_only(
-    steps: list[tuple[int, int, LaneFacts, Way, bool, bool]],
+    steps: list[tuple[int, int, LaneFacts, Way, bool, Proof]],
 ) -> None:
     limit, now_ns, struck = SegmentLimit(MEMORY_NS), 0, 0
-    for pause_ns, age_ns, facts, way, ends, is_proven in steps:
+    for pause_ns, age_ns, facts, way, ends, proof in steps:
         now_ns += pause_ns
         before = limit.segment_bytes
         if ends:
             struck += 1
-            lane = StuckLane(way, facts.segment_bytes, now_ns - age_ns, is_proven)
+            lane = StuckLane(way, facts.segment_bytes, now_ns - age_ns, proof)
             changed = limit.stuck(lane, now_ns)
             gives_up = (before, limit.segment_bytes) == (SEGMENTS_BYTES[-1], 0)
             assert changed == (limit.segment_bytes != before and not gives_up)
             if changed:
                 assert struck >= 2
-                assert is_proven
+                assert proof
                 assert before == 0 or limit.segment_bytes < before
         elif limit.carried(facts, now_ns - age_ns):
             assert limit.segment_bytes == before

@@ -9,7 +9,7 @@ import pytest
 
 from pccl.protocol.types import NS_PER_S
 from pccl.topology.lane_watch import LaneStep, LaneWatch, needs_facts
-from pccl.topology.segment_limit import LARGE_BYTES, LaneFacts, StuckLane, Way
+from pccl.topology.segment_limit import LARGE_BYTES, LaneFacts, Proof, StuckLane, Way
 
 STALL_NS, TICK_NS = 10 * NS_PER_S, NS_PER_S // 4
 
@@ -63,7 +63,12 @@ WAITS = LaneFacts(FULL, 400, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
 
 
 def judged(
-    facts: LaneFacts, *, heard_s: float, other: int, suspects: bool = False, dials: bool = True
+    facts: LaneFacts,
+    *,
+    heard_s: float,
+    other: int,
+    suspects: Proof | None = None,
+    dials: bool = True,
 ) -> tuple[StuckLane | None, float]:
     """What a lane is that moves nothing, and when it is replaced.
 
@@ -87,29 +92,31 @@ def judged(
 
 
 @pytest.mark.parametrize(
-    ("facts", "heard_s", "other", "way", "is_proven"),
+    ("facts", "heard_s", "other", "way", "proof"),
     [
-        (SENT, 0.0, 0, Way.OUT, True),  # the handshake has passed, and nothing since
-        (replace(SENT, acked_bytes=1 << 20), 5.0, 0, Way.OUT, True),  # packets come, no more
-        (replace(SENT, acked_bytes=1 << 20), 0.0, 56, Way.OUT, True),  # others do, on other lanes
-        (replace(SENT, acked_bytes=1 << 20), 0.9, 0, Way.OUT, False),  # perhaps an outage
-        (replace(SENT, retransmits=0), 5.0, 56, None, False),  # it was sent just now
-        (SENT, 5.0, LARGE_BYTES - 1, Way.OUT, True),
-        (SENT, 5.0, LARGE_BYTES, None, False),  # full segments pass on another lane
-        (WAITS, 5.0, 0, Way.IN, True),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 56, Way.IN, True),
-        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 0, Way.IN, False),  # perhaps it is stopped
-        (WAITS, 5.0, LARGE_BYTES, None, False),
+        (SENT, 0.0, 0, Way.OUT, Proof.OPENED),  # the handshake has passed, and nothing since
+        (replace(SENT, acked_bytes=1 << 20), 5.0, 0, Way.OUT, Proof.STUCK),  # packets come, no more
+        (replace(SENT, acked_bytes=1 << 20), 0.0, 56, Way.OUT, Proof.STUCK),  # on other lanes
+        (replace(SENT, acked_bytes=1 << 20), 0.9, 0, Way.OUT, Proof.NONE),  # perhaps an outage
+        (replace(SENT, retransmits=0), 5.0, 56, None, Proof.NONE),  # it was sent just now
+        (SENT, 5.0, LARGE_BYTES - 1, Way.OUT, Proof.STUCK),
+        (SENT, 5.0, LARGE_BYTES, None, Proof.NONE),  # full segments pass on another lane
+        (WAITS, 0.9, 0, Way.IN, Proof.OPENED),
+        (WAITS, 5.0, 0, Way.IN, Proof.STUCK),  # its question was acknowledged
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 56, Way.IN, Proof.STUCK),
+        (replace(WAITS, arrived_bytes=1 << 20), 5.0, 0, Way.IN, Proof.NONE),  # perhaps stopped
+        (WAITS, 5.0, LARGE_BYTES, None, Proof.NONE),
     ],
 )
 def test_a_lane_on_which_only_large_packets_vanish(
-    facts: LaneFacts, heard_s: float, other: int, way: Way | None, is_proven: bool
+    facts: LaneFacts, heard_s: float, other: int, way: Way | None, proof: Proof
 ) -> None:
-    stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S, is_proven)
+    stuck = None if way is None else StuckLane(way, FULL, 5 * NS_PER_S, proof)
     judge = partial(judged, facts, heard_s=heard_s, other=other)
     assert judge() == judge(dials=False) == (stuck, 10.0)
-    assert judge(suspects=True) == (stuck, 5.5 if is_proven else 10.0)
-    assert judge(suspects=True, dials=False) == (stuck, 15.0)
+    for least in (Proof.OPENED, Proof.STUCK):
+        assert judge(suspects=least) == (stuck, 5.5 if proof >= least else 10.0)
+        assert judge(suspects=least, dials=False) == (stuck, 15.0)
 
 
 def test_what_moves_is_not_stuck() -> None:
@@ -138,7 +145,7 @@ def test_a_lane_of_which_the_kernel_says_nothing_is_not_stuck() -> None:
 
 def test_the_kernel_is_asked_while_a_lane_is_silent_or_others_were_stuck() -> None:
     watch = LaneWatch(STALL_NS, 0, 0)
-    assert not needs_facts([watch], suspects=False)
-    assert needs_facts([watch], suspects=True)
+    assert not needs_facts([watch], suspects=None)
+    assert needs_facts([watch], suspects=Proof.OPENED)
     watch.look(0, 0, STALL_NS // 2, owes=True, may_judge=True)
-    assert needs_facts([LaneWatch(STALL_NS, 0, 0), watch], suspects=False)
+    assert needs_facts([LaneWatch(STALL_NS, 0, 0), watch], suspects=None)

@@ -21,7 +21,7 @@ from pccl.topology.link_steps import (
     TellLink,
 )
 from pccl.topology.link_upkeep import LinkUpkeep
-from pccl.topology.segment_limit import LaneFacts, StuckLane, Way
+from pccl.topology.segment_limit import LaneFacts, Proof, StuckLane, Way
 from pccl.topology.wanted_link import KnownLink, lanes_of
 
 MS = 1_000_000
@@ -477,7 +477,7 @@ def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
         lane = StuckLane(Way.OUT, 1448, (now_s - 5) * NS_PER_S)
         now_ns = now_s * NS_PER_S
         steps = links.lost(peer, 0, "stuck", now_ns, up=False, damaged=None, stuck=lane)
-        assert links.is_suspect(peer, now_ns)
+        assert links.suspects(peer, now_ns) is Proof.OPENED
     assert steps == [
         DialLane(ELDER, 0, segment_bytes=1200),
         TellLink(peer, "stuck"),
@@ -487,7 +487,7 @@ def test_a_link_on_which_large_packets_vanish_gets_smaller_segments() -> None:
     passed = LaneFacts(1188, 1 << 20, 300, unacknowledged=0, retransmits=0, ack_ago_ns=0)
     proof = links.carried(peer, passed, 20 * NS_PER_S)
     assert proof == [NarrowLink(peer, 1200, is_proven=True)]
-    assert not links.is_suspect(peer, 20 * NS_PER_S)
+    assert links.suspects(peer, 20 * NS_PER_S) is None
     assert links.segment_bytes(peer) == 1200
     lose(links, ELDER, 0, 90 * NS_PER_S, up=False)
     assert links.segment_bytes(peer) == 1200
@@ -520,7 +520,7 @@ def test_a_link_that_is_not_wanted_has_no_segments_of_its_own() -> None:
     facts = LaneFacts(1448, 0, 0, unacknowledged=0, retransmits=0, ack_ago_ns=0)
     assert links.carried(STRANGER, facts, 0) == []
     assert links.segment_bytes(STRANGER) == 0
-    assert not links.is_suspect(STRANGER, 0)
+    assert links.suspects(STRANGER, 0) is None
     assert not links.redials(STRANGER)
 
 
