@@ -44,6 +44,7 @@ from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import LifePhase
+from pccl.stress.sim.faults.between import BlackHole
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.parts import RunParts
 from pccl.telemetry.events import LargePacketsLost
@@ -283,7 +284,8 @@ class PeerProcess:
             loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
         )
         self.engine.inputs = {}
-        self._events = ToldEvents(self.name, self.engine)
+        may_lose = any(isinstance(fault, BlackHole) for fault in parts.scenario.faults)
+        self._events = ToldEvents(self.name, self.engine, may_lose_packets=may_lose)
         self.engine.events.listen(self._hear)
 
     @property

@@ -21,10 +21,11 @@ class ToldEvents:
     Args:
         who: name of the process.
         engine: its peer.
+        may_lose_packets: whether large packets may vanish in the run.
     """
 
-    def __init__(self, who: str, engine: PeerEngine) -> None:
-        self._who, self._engine = who, engine
+    def __init__(self, who: str, engine: PeerEngine, *, may_lose_packets: bool) -> None:
+        self._who, self._engine, self._may_lose_packets = who, engine, may_lose_packets
         self._new: list[tell.PeerReport] = []
         self._newest: Roster | None = None
         """The newest roster at the last check, if the process was a member."""
@@ -98,7 +99,9 @@ class ToldEvents:
                 self._waiting.add(call)
             case tell.WaitingEnded(call=call) if call in self._waiting:
                 self._waiting.remove(call)
-            case tell.CallEnded() | tell.AddressUnreachable() | tell.LargePacketsLost():
+            case tell.CallEnded() | tell.AddressUnreachable():
+                pass
+            case tell.LargePacketsLost() if self._may_lose_packets:
                 pass
             case tell.ContributionFlagged() if present is not None:
                 pass

@@ -39,6 +39,15 @@ def test_a_preview_is_clipped_too() -> None:
     assert values.tolist() == [0.0, -1.0]
 
 
+@pytest.mark.parametrize("limits", [(1.0, 5.0), (5.0, 1.0)])
+def test_of_two_limits_the_lower_one_holds(limits: tuple[float, float]) -> None:
+    outer = clipped(clipped(plain, max_norm=limits[0]), max_norm=limits[1])
+    fragment = OuterFragment(("a",), [torch.zeros(2)], outer)
+    values = torch.zeros(2)
+    fragment.preview(values, fragment.copy_state(), torch.tensor([3.0, 4.0]))
+    assert values.tolist() == pytest.approx([-0.6, -0.8])
+
+
 def test_the_optimizer_of_the_paper_is_clipped_by_default() -> None:
     make: Any = clipped(max_norm=1.0)
     made = make([torch.nn.Parameter(torch.zeros(1))])
