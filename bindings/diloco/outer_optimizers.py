@@ -96,9 +96,8 @@ def clipped(outer: OuterFactory | None = None, *, max_norm: float) -> OuterFacto
     def made(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = make(*arguments, **options)
         for group in optimizer.param_groups:
-            group["max_norm"] = min(
-                limit, group.get("max_norm", limit)
-            )  # members with another one are told when they join
+            # Members with another limit are told when they join.
+            group["max_norm"] = min(limit, group.get("max_norm", limit))
         optimizer.register_step_pre_hook(_clip)
         return optimizer
 
