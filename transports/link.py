@@ -98,6 +98,8 @@ class Lane:
         self.moved_bytes = 0
         """Bytes of segments sent, and of payload and PONGs received. PINGs of the other side do not
         count, because they prove nothing about the path to it."""
+        self.asks = 0
+        """PINGs of the other side."""
         self._handler = handler
         self._note = (deque[Moved](maxlen=0) if moved is None else moved).append
         self._now_ns = now_ns
@@ -249,6 +251,7 @@ class Lane:
             self._received = 0
             header = decode_header(self._head)
             if header.kind is FrameKind.PING:
+                self.asks += 1
                 self.pong()
                 return
             if header.kind is FrameKind.PONG:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pccl.protocol.types import NS_PER_S
-from pccl.topology.segment_limit import LaneFacts, Proof, StuckLane, stuck_among
+from pccl.topology.segment_limit import STILL_BYTES, LaneFacts, Proof, StuckLane, Way, stuck_among
 
 
 class LaneStep(enum.Enum):
@@ -30,6 +30,9 @@ class LaneWatch:
     connection. So it first asks the other side for a sign of life. On a slow line this question
     waits behind a long queue in the kernel, so a receiver also sends signs of life unasked.
 
+    If the other side asks, perhaps what was sent on the lane does not arrive. Then the other side
+    decides whether to replace the lane, but this side finds out whether it is stuck.
+
     Attributes:
         stall_ns: how long the lane may make no progress.
         since_ns: when the lane last moved data.
@@ -42,6 +45,10 @@ class LaneWatch:
     moved_bytes: int = 0
     pinged: bool = False
     """Whether this side has asked for a sign of life since ``since_ns``."""
+    asks: int = 0
+    """How often the other side has asked for one."""
+    is_asked: bool = False
+    """Whether it has, and what was sent is not acknowledged yet."""
     told_bytes: int = 0
     """Payload bytes that the other side knows to have arrived."""
     opened_ns: int = 0
@@ -62,14 +69,16 @@ class LaneWatch:
         *,
         owes: bool,
         may_judge: bool,
+        asks: int = 0,
         suspects: Proof | None = None,
         dials: bool = True,
     ) -> list[LaneStep]:
         """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
 
         ``owes``: whether the lane owes progress, as seen while this process was awake;
-        ``may_judge``: whether this process has read all that arrived; ``suspects``: see
-        ``SegmentLimit.suspects``; ``dials``: whether this side dials the lanes of the link.
+        ``may_judge``: whether this process has read all that arrived; ``asks``: how often the other
+        side has asked for a sign of life; ``suspects``: see ``SegmentLimit.suspects``; ``dials``:
+        whether this side dials the lanes of the link.
         """
         steps: list[LaneStep] = []
         still_ns, stall_ns = now_ns - self.since_ns, self.stall_ns
@@ -77,9 +86,12 @@ class LaneWatch:
             stall_ns += stall_ns // 2  # the other side shall find out, because it can do something
         elif suspects is not None and self.stuck is not None and self.stuck.proof >= suspects:
             stall_ns = 0
+        if asks != self.asks:
+            self.asks, self.is_asked = asks, True
         if not owes or moved_bytes != self.moved_bytes:
             self.moved_bytes, self.since_ns, self.pinged = moved_bytes, now_ns, False
-            self.stuck = self._asked = None
+            if not self.is_asked:
+                self.stuck = self._asked = None
         elif may_judge and still_ns >= stall_ns:
             steps.append(LaneStep.REPLACE)
         elif still_ns >= self.stall_ns // 2 and not self.pinged:
@@ -97,16 +109,21 @@ class LaneWatch:
 
         ``number``: its number; ``facts``: what is known of all lanes of its link, by number.
         """
-        if not self.pinged or number not in facts:
+        if number not in facts or not (self.pinged or self.is_asked):
             return
+        own = facts[number]
+        self.is_asked &= own.unacknowledged > 0
         if self._asked is None:
             self.asked_ns, self._asked = now_ns, facts
             return
         if number not in self._asked:
             return
-        heard_ns, pause_ns = now_ns - facts[number].ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
+        self.is_asked &= own.acked_bytes - self._asked[number].acked_bytes <= STILL_BYTES
+        heard_ns, pause_ns = now_ns - own.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
         is_heard = heard_ns >= self.since_ns + pause_ns
-        self.stuck = stuck_among(number, self._asked, facts, self.asked_ns, is_heard=is_heard)
+        found = stuck_among(number, self._asked, facts, self.asked_ns, is_heard=is_heard)
+        is_expected = self.pinged or found is None or found.way is Way.OUT
+        self.stuck = found if is_expected else None
 
 
 def needs_facts(watches: Iterable[LaneWatch], *, suspects: Proof | None) -> bool:
@@ -114,4 +131,4 @@ def needs_facts(watches: Iterable[LaneWatch], *, suspects: Proof | None) -> bool
 
     ``suspects``: see ``SegmentLimit.suspects``.
     """
-    return suspects is not None or any(watch.pinged for watch in watches)
+    return suspects is not None or any(watch.pinged or watch.is_asked for watch in watches)

@@ -35,16 +35,16 @@ async def reduce(engine: PeerEngine, count: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("largest_bytes", "passes", "sends", "expected_s"),
     [
-        (1400, 1200, True, {10_000: 18.8, 50_000: 16.0}),
-        (1200, 1200, True, {10_000: 18.8, 50_000: 16.0}),
-        (1199, 536, True, {10_000: 24.5, 50_000: 24.5}),
-        (1400, 1200, False, {10_000: 16.0, 50_000: 16.0}),
-        (1199, 536, False, {10_000: 21.8, 50_000: 21.8}),
+        (1400, 1200, True, 16.0),
+        (1200, 1200, True, 16.0),
+        (1199, 536, True, 21.8),
+        (1400, 1200, False, 16.0),
+        (1199, 536, False, 21.8),
     ],
 )
 @pytest.mark.parametrize("count", [10_000, 50_000])
 def test_a_link_gets_smaller_segments(
-    largest_bytes: int, passes: int, sends: bool, expected_s: dict[int, float], count: int
+    largest_bytes: int, passes: int, sends: bool, expected_s: float, count: int
 ) -> None:
     """A stuck lane costs ``lane_stall_s``, or from half of it on if lanes are under suspicion.
 
@@ -72,7 +72,7 @@ def test_a_link_gets_smaller_segments(
     told = [one.event for one in younger.events.kept if isinstance(one.event, LargePacketsLost)]
     assert [(one.peer_id, one.segment_bytes) for one in told] == [(1, passes)]
     slow = [seconds for seconds in took_s if seconds > 1]
-    assert slow == [pytest.approx(expected_s[count], abs=2 * TIMING.tick_s)]
+    assert slow == [pytest.approx(expected_s, abs=2 * TIMING.tick_s)]
     assert slow[0] < TIMING.progress_s
 
 
@@ -116,9 +116,12 @@ def test_large_packets_vanish_between_the_master_and_a_peer() -> None:
     run.run_test(main())
 
 
-@pytest.mark.parametrize("seed", [52, 54])
+@pytest.mark.parametrize("seed", [52, 54, 1196])
 def test_what_the_seeds_have_found(seed: int) -> None:
-    """A request for shared state that was sent again and again made its lane look alive."""
+    """A request for shared state that was sent again and again made its lane look alive.
+
+    1196: the sender, who dials, had handed its answer to the kernel, and did not look any more.
+    """
     verdict = run_seed(seed)
     assert verdict.violation is None
     assert verdict.done["lane stuck"] > 0

@@ -91,7 +91,8 @@ class LaneChecks:
                 owes = not tick.slept_ns and (used or lane.number in working)
                 found = self._watches[lane].look(
                     lane.moved_bytes, lane.payload_bytes, now_ns,
-                    owes=owes, may_judge=tick.may_judge, suspects=suspects, dials=dials,
+                    owes=owes, may_judge=tick.may_judge, asks=lane.asks, suspects=suspects,
+                    dials=dials,
                 )  # fmt: skip
                 steps += [(lane, step) for step in found]
             self._look_at_path(link, now_ns, suspects=suspects)

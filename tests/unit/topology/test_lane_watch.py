@@ -119,6 +119,29 @@ def test_a_lane_on_which_only_large_packets_vanish(
         assert judge(suspects=least, dials=False) == (stuck, 15.0)
 
 
+def test_whoever_has_sent_all_finds_out_when_the_other_side_asks() -> None:
+    """It owes nothing, so it replaces nothing; but the lane is stuck, whoever ends it."""
+    watch = LaneWatch(STALL_NS, 0, 0)
+
+    def look(seconds: int, asks: int, facts: LaneFacts) -> StuckLane | None:
+        now_ns = seconds * NS_PER_S
+        # A small question came just now.
+        steps = watch.look(seconds, 0, now_ns, owes=False, may_judge=True, asks=asks)
+        assert steps == []
+        watch.judge(0, {0: facts}, now_ns)
+        return watch.stuck
+
+    assert look(1, 0, SENT) is None
+    assert look(2, 1, SENT) is None
+    stuck = StuckLane(Way.OUT, FULL, 2 * NS_PER_S, Proof.OPENED)
+    assert [look(seconds, 1, SENT) for seconds in range(3, 20)] == [stuck] * 17
+    more = replace(SENT, acked_bytes=SENT.acked_bytes + 5000)
+    assert [look(seconds, 1, more) for seconds in (20, 21)] == [None, None]
+    assert look(22, 2, WAITS) is None, "all was acknowledged, and nothing is expected"
+    assert look(23, 2, WAITS) is None
+    assert not needs_facts([watch], suspects=None)
+
+
 def test_what_moves_is_not_stuck() -> None:
     watch = LaneWatch(STALL_NS, 0, 0)
     for seconds in range(8):
