@@ -183,7 +183,8 @@ def inaccurate_sparse(
     reach = np.sign(wide) * np.abs(wide).max(axis=1, keepdims=True)
     share = (divisor or len(contributions)) if op is ReduceOp.AVG else 1
     found = result.astype(np.float64) * share
-    slack = np.abs(reach).sum(axis=0) * 1e-5
+    rounding = 2.0**-8 if result.dtype.itemsize == 2 else 1e-6  # of each sum and quotient
+    slack = np.abs(reach).sum(axis=0) * rounding * (len(wide) + 2)
     lowest, highest = np.minimum(reach, 0).sum(axis=0), np.maximum(reach, 0).sum(axis=0)
     is_right = (lowest - slack <= found) & (found <= highest + slack)
     return [int(index) for index in np.flatnonzero(~is_right)]
