@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from gpt.model import Shape, digest
-from gpt.optimizers import make_inner
 from gpt.text import Text, load
-from pccl.bindings.diloco import DiLoCo
-from pccl.bindings.gradient_averager import GradientAverager
 from pccl.stress.studies.quality.batch import GPTBatch
 from pccl.stress.studies.quality.command import quality
-from pccl.stress.studies.quality.trainer import RunLength, excerpts, prepare, set_rate, train
-from pccl.stress.studies.quality.variants import MODES, TrainingVariant
+from pccl.stress.studies.quality.trainer import excerpts, train
+from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.diloco_peers import Peers
+from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
-
-TINY = Shape(width=16, layers=1, heads=2, context=16)
-LENGTH = RunLength(steps=14, excerpts=2, warm_up=3, held_out=8)
-SEED, EVERY = 5, 4
-
-
-def short(mode: str, **changes: Any) -> TrainingVariant:
-    """Some rounds in a few steps; a delay of a whole round stays one."""
-    variant = MODES[mode]
-    if not variant.sync_every:
-        return variant
-    delay = {0: 0, variant.sync_every: EVERY}.get(variant.delay, 1)
-    return replace(variant, sync_every=EVERY, delay=delay, **changes)
-
-
-VARIANTS = {
-    "data-parallel": short("data-parallel"),
-    "sync": short("sync"),
-    "streaming": short("streaming", outer_lr=0.7, outer_momentum=0.9),
-    "delayed": short("delayed", outer_momentum=0.5),
-    "late": short("late"),
-    "eager": short("eager", outer_lr=0.7, outer_momentum=0.9),
-    "int8": short("sync", compression="int8"),
-    "int4": short("streaming", compression="int4"),
-    "muon": short("muon"),
-}
+from tests.support.quality_run import LENGTH, SEED, TINY, VARIANTS, real
 
 
 @pytest.fixture(autouse=True)
@@ -71,54 +43,29 @@ def text() -> Text:
     return load(None, TINY.context + 1)
 
 
-def real(peers: Peers, variant: TrainingVariant, rank: int, text: Text) -> str:
-    """One replica of a run over sockets; gradients are those of a batch with one row."""
-    torch.set_num_threads(1)
-    batch = GPTBatch([SEED], TINY)
-    (model,) = batch.models
-    inner = prepare(make_inner(model, variant.inner, variant.lr))
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-
-    def backward(step: int) -> None:
-        batch.backward(excerpts(text, LENGTH, TINY, SEED, rank, step)[None])
-        for parameter, gradient in gradients:  # an averager replaces them by its own
-            parameter.grad = gradient
-        set_rate(inner, step, variant.lr, LENGTH)
-
-    if not variant.sync_every:
-        with GradientAverager(
-            model, inner, comm=peers.comm(), min_peers=variant.replicas
-        ) as averager:
-            for step in range(LENGTH.steps):
-                averager.update()
-                backward(step)
-                averager.step()
-        return digest(model.parameters())
-    with DiLoCo(model, inner=inner, comm=peers.comm(), **variant.options()) as opt:
-        opt.join()
-        for step in range(LENGTH.steps):
-            backward(step)
-            opt.step()
-        opt.finish()
-    return digest(model.parameters())
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_real_run_ends_with_the_bits_of_the_batched_trainer(
-    peers: Peers, text: Text, name: str
-) -> None:
-    variant = VARIANTS[name]
-    if variant.inner == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("this torch has no Muon")
-    calls: list[Future[str]] = []
-    for rank in range(variant.replicas):
-        calls.append(peers.start(real, peers, variant, rank, text))
-        peers.until_registered(len(calls))
+def test_four_replicas_end_with_the_bits_of_the_batched_trainer(peers: Peers, text: Text) -> None:
+    """Sparse contributions are always added in the same order; others as the network is."""
+    variant = replace(VARIANTS["sparse"], replicas=4)
+    calls = [
+        peers.start(lambda: real(peers.comm(), variant, text)) for _ in range(variant.replicas)
+    ]
     ends = {call.result(LIMIT_S) for call in calls}
-
-    other = replace(MODES["sync"], sync_every=EVERY)  # a second run in the batch changes nothing
-    run, _ = train([(variant, SEED), (other, SEED + 1)], LENGTH, text, TINY)
+    (run,) = train([(variant, SEED)], LENGTH, text, TINY)
     assert ends == {run.digest}
+
+
+def test_launched_processes_end_with_the_bits_of_the_batched_trainer(text: Text) -> None:
+    program = (sys.executable, "-m", "tests.support.quality_run")
+    environment = environment_with(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "examples")]))
+    ended = run_to_end(*PCCL, "launch", "-n", "2", "--", *program, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    ends: dict[str, list[str]] = {}
+    for line in ended.stdout.splitlines():
+        *_, name, digest = line.split()
+        ends.setdefault(name, []).append(digest)
+    jobs = [(variant, SEED) for variant in VARIANTS.values()]
+    runs = train(jobs, LENGTH, text, TINY)
+    assert ends == {name: [run.digest] * 2 for name, run in zip(VARIANTS, runs, strict=True)}
 
 
 def test_the_variants_end_with_different_models(text: Text) -> None:
