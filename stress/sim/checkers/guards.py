@@ -104,6 +104,8 @@ class GuardCheckers:
             return
         if guarded.starts and not self._has_new_master:
             raise Violation(f"{who}: {operation} started as {start}, before as {guarded.starts}")
+        if guarded.starts and len(start.weights) < len(guarded.ring):
+            return  # a new master has not heard of all requests; members ignore such a start
         guarded.starts.append(start)
         parts = [guarded.declared[peer] for peer in guarded.ring]
         found = [_untrusted(guarded.guard, parts, past) for past in self._pasts(operation, guarded)]

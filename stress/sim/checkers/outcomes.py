@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
@@ -65,6 +66,10 @@ class _Returned:
     what: str
     buffer: Array
     content: bytes
+
+
+_NAMED = re.compile(r"linked to peer (\d+)")
+"""The member to which a newcomer could not be linked."""
 
 
 class Checkers:
@@ -337,11 +342,20 @@ class Checkers:
         waits = self.waits(address) or self._excuses.masters_divided
         if cause is RemovalCause.SILENT and "awaited" in why and not waits:
             raise Violation(f"peer {peer} ({address.host}) was removed, but no peer waited: {why}")
+        if cause is RemovalCause.UNREACHABLE and self._names_gone(run, why):
+            return  # the master cannot know that the member is dead, if nothing has told it
         if not self._excuses.removal(address.host, cause, why, partial(self._host_of, run)):
             raise Violation(f"peer {peer} ({address.host}) was removed without a cause: {why}")
         self.done["removed alive"] += 1
         if "did not come back" in why and not self._scenario.standby:
             self._left_behind.add((run, peer))
+
+    def _names_gone(self, run: bytes, why: str) -> bool:
+        """Whether ``why`` names a member whose process was killed, or has left."""
+        named = [(run, PeerId(int(number))) for number in _NAMED.findall(why)]
+        return any(
+            one in self._addresses and self.believes(self._addresses[one]) != one for one in named
+        )
 
     def undialable(self, run: bytes, peer: PeerId, why: str) -> None:
         """Check that faults explain why the master of a run calls ``peer`` undialable."""
