@@ -10,6 +10,7 @@ import math
 import numbers
 import operator
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import SupportsIndex, TypeVar, cast
 
@@ -17,6 +18,7 @@ from pccl.protocol import limits
 from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import PEERS_MAX, Timing
 from pccl.protocol.limits import SECONDS_MAX as SECONDS_MAX
+from pccl.protocol.status_report import FIGURE_NAME_BYTES_MAX, FIGURES_MAX, Figure
 from pccl.protocol.types import LOSS_MAX, WEIGHT_MAX
 
 _E = TypeVar("_E", bound=enum.IntEnum)
@@ -128,6 +130,32 @@ def check_loss(loss: object) -> float | None:
     """
     number = _real("loss must be a number or None (loss.item() of a tensor)", loss)
     return number if -LOSS_MAX <= number <= LOSS_MAX else None
+
+
+def check_figures(figures: object) -> tuple[Figure, ...]:
+    """Check the figures of a program and return those that are finite.
+
+    Raises:
+        TypeError: ``figures`` is no mapping of names to numbers.
+        ValueError: there are too many, or a name is too long.
+    """
+    if not isinstance(figures, Mapping):
+        raise TypeError(f"figures must map names to numbers, not {shown(figures)}")
+    given = cast("Mapping[object, object]", figures)
+    if len(given) > FIGURES_MAX:
+        raise ValueError(f"figures has {len(given)} numbers; report at most {FIGURES_MAX}")
+    found: list[Figure] = []
+    for name, value in given.items():
+        text = check_text("the name of a figure", name)
+        if len(text.encode()) > FIGURE_NAME_BYTES_MAX:
+            raise ValueError(
+                f"the name {text!r} of a figure has more than {FIGURE_NAME_BYTES_MAX} bytes; "
+                "shorten it"
+            )
+        number = _real(f"the figure {text!r} must be a number", value)
+        if -LOSS_MAX <= number <= LOSS_MAX:
+            found.append(Figure(text, number))
+    return tuple(found)
 
 
 def _real(rule: str, value: object) -> float:

@@ -338,7 +338,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._driver.stepped(weight)
         if trainer.entry != entry:  # the program's scheduler.step() comes next
             self._bring_schedulers(self.steps - 1)
-        self._comm.report_step(self.steps)
+        self._comm.report_step(self.steps, figures=self._driver.figures)
         self._events.deliver()
         return loss
 

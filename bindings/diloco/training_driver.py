@@ -53,6 +53,7 @@ class TrainingDriver:
         trainer: decides on the actions.
         resumed: outer parameters of a loaded checkpoint, until the replica has joined the run.
         known: number of outer steps of the run that this replica knows; None: it never joined.
+        figures: what the last outer step of this replica tells, by name, for the page.
         on_reset: called when the guard has excluded work of this replica.
     """
 
@@ -72,6 +73,7 @@ class TrainingDriver:
         )
         self.resumed: Sequence[torch.Tensor] | None = None
         self.known: int | None = None
+        self.figures: dict[str, float] = {}
         self.on_reset: Callable[[], None] = lambda: None
         self._model = model
         self._caller = caller
@@ -172,26 +174,32 @@ class TrainingDriver:
         if is_alone and not self._is_alone:
             self._events.put(TrainsAlone(step=step))
         self._is_alone = is_alone
-        self._events.put(
-            OuterStep(
-                step=step,
-                number=contribution.number + 1,
-                fragment=contribution.fragment,
-                contributors=tuple(sorted(average.contributors)),
-                own_weight=contribution.weight,
-                total_weight=average.total_weight,
-                tx_bytes=average.tx_bytes,
-                rx_bytes=average.rx_bytes,
-                reduce_s=own.took_s,
-                hidden_s=max(own.took_s - exposed_s, 0.0),
-                exposed_s=exposed_s,
-                pseudo_gradient_norm=contribution.norm,
-                mean_norm=mean_norm,
-                step_norm=step_norm,
-                cosine=cosine(average.product, contribution.norm, mean_norm),
-                noise_scale=noise_scale(contribution.norm, mean_norm, average.replicas),
-            )
+        made = OuterStep(
+            step=step,
+            number=contribution.number + 1,
+            fragment=contribution.fragment,
+            contributors=tuple(sorted(average.contributors)),
+            own_weight=contribution.weight,
+            total_weight=average.total_weight,
+            tx_bytes=average.tx_bytes,
+            rx_bytes=average.rx_bytes,
+            reduce_s=own.took_s,
+            hidden_s=max(own.took_s - exposed_s, 0.0),
+            exposed_s=exposed_s,
+            pseudo_gradient_norm=contribution.norm,
+            mean_norm=mean_norm,
+            step_norm=step_norm,
+            cosine=cosine(average.product, contribution.norm, mean_norm),
+            noise_scale=noise_scale(contribution.norm, mean_norm, average.replicas),
         )
+        self._events.put(made)
+        self.figures = {
+            "own norm": made.pseudo_gradient_norm,
+            "mean norm": made.mean_norm,
+            "outer step": made.step_norm,
+            "cosine": made.cosine,
+            "noise scale": made.noise_scale,
+        }
 
     # -- news of the joint calls -------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pccl._api.draining import drain
@@ -11,6 +11,7 @@ from pccl._api.reports import Attribute, MemberInfo, Status, members_of
 from pccl._api.session import Session
 from pccl.checks import (
     STEP_MAX,
+    check_figures,
     check_listener,
     check_loss,
     check_member,
@@ -191,7 +192,13 @@ class CommunicatorBase:
         """
         return members_of(self._session.roster("members"))
 
-    def report_step(self, step: int, *, loss: float | None = None) -> None:
+    def report_step(
+        self,
+        step: int,
+        *,
+        loss: float | None = None,
+        figures: Mapping[str, float] | None = None,
+    ) -> None:
         """Tell the run at which step this program is, for status, logs and metrics. Local.
 
         The next heartbeat carries it, within a second. ``DiLoCo`` and ``GradientAverager`` call it
@@ -201,14 +208,18 @@ class CommunicatorBase:
             step: number of steps that are done.
             loss: loss of the model, for the curves of the page. One that is not finite counts as
                 unknown. None: as reported before.
+            figures: at most 8 other numbers for the page, by names of at most 64 bytes. Those that
+                are not finite are left out. None: as reported before.
 
         Raises:
             TypeError, ValueError: ``step`` is no int, or not from 0 to 2**62; ``loss`` is
-                no number.
+                no number; ``figures`` has too many, or another type.
         """
         self._engine.step = check_range("step", step, 0, STEP_MAX)
         if loss is not None:
             self._engine.loss = check_loss(loss)
+        if figures is not None:
+            self._engine.figures = check_figures(figures)
 
     def on_event(self, consumer: Callable[[PeerReport], object]) -> Callable[[], None]:
         """Call ``consumer`` with each later event of this peer (:mod:`pccl.observe.events`). Local.

@@ -50,7 +50,7 @@ from pccl.protocol.run_messages import MemberProof as MemberProof
 from pccl.protocol.run_messages import RunIs as RunIs
 from pccl.protocol.run_messages import RunQuery as RunQuery
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Difference, Elected, Expected, Offer
-from pccl.protocol.status_report import StatusReport
+from pccl.protocol.status_report import Figures, StatusReport
 from pccl.protocol.types import (
     AbortCause,
     AtMost,
@@ -218,6 +218,8 @@ class Heartbeat:
     """Step that its program reports, otherwise 0."""
     loss: Loss | None = field(default=None, compare=False)
     """Loss that its program reports."""
+    figures: Figures = field(default=(), compare=False)
+    """Other numbers that its program reports."""
     sent_ns: int = field(default=0, compare=False)
     """Time by its clock, which the master returns."""
 

@@ -7,7 +7,9 @@ It describes one instant. Durations are whole milliseconds up to that instant. L
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from pccl.protocol.guards.bounds import AtMost
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.types import (
     AbortCause,
@@ -18,6 +20,19 @@ from pccl.protocol.types import (
     RemovalCause,
     RoundId,
 )
+
+FIGURES_MAX, FIGURE_NAME_BYTES_MAX = 8, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number that a program reports for the page, such as a gradient norm."""
+
+    name: Annotated[str, AtMost(FIGURE_NAME_BYTES_MAX)]
+    value: Loss
+
+
+Figures = Annotated[tuple[Figure, ...], AtMost(FIGURES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,7 @@ class MemberStatus:
         step: step of its program, as it reports; 0: unknown.
         step_us: time of one step of its program in microseconds; 0: unknown.
         loss: loss of its program, as it reports; None: unknown.
+        figures: other numbers that its program reports; of the first 32 members only.
         token: number of the token with which it joined; 0: a plain secret, or none.
         fingerprint: hash of its key, 16 bytes.
     """
@@ -59,6 +75,7 @@ class MemberStatus:
     step: int
     step_us: int
     loss: Loss | None = None
+    figures: Figures = ()
     token: int = 0
     fingerprint: bytes = b""
 

@@ -34,7 +34,7 @@ Weight = Annotated[float, UpTo(WEIGHT_MAX)]
 """The weight of a contribution to an average."""
 LOSS_MAX = 1e300
 Loss = Annotated[float, UpTo(LOSS_MAX, -LOSS_MAX)]
-"""The loss of a program's model."""
+"""The loss of a program's model, or another number that it reports."""
 
 
 class ReduceOp(enum.IntEnum):

@@ -56,7 +56,16 @@ from pccl.machines.peer.reporter import PeerReporter
 from pccl.machines.reachability import MeetPeer, TryAddress
 from pccl.protocol import errors
 from pccl.protocol.run_messages import EvidenceReply
-from pccl.protocol.types import HOSTS_MAX, SYNC_TAG, Member, OperationId, PeerId, Roster, RoundKind
+from pccl.protocol.status_report import Figures
+from pccl.protocol.types import (
+    HOSTS_MAX,
+    SYNC_TAG,
+    Member,
+    OperationId,
+    PeerId,
+    Roster,
+    RoundKind,
+)
 from pccl.runtime.calls import Calls
 from pccl.runtime.clock import ThreadClock, Ticker
 from pccl.runtime.collective.data_plane import DataPlane
@@ -131,6 +140,7 @@ class PeerEngine:
         self.group = group
         self.step = 0
         self.loss: float | None = None
+        self.figures: Figures = ()
         """Step and loss of the program, if it reports them; any thread may set them."""
         self.revision = 0
         """Revision of the shared state that this peer synchronized or compared last."""
@@ -681,7 +691,8 @@ class PeerEngine:
             self.feed(LinkMeasurements(measured))
         self._state.tick()
         progress = (*self.data_plane.progress(), *self.exchange.progress())
-        self.feed(Tick(progress, self._callers_blocked(), busy_ns, self.step, self.loss))
+        reports = self.step, self.loss, self.figures
+        self.feed(Tick(progress, self._callers_blocked(), busy_ns, *reports))
 
     def _on_link_change(self, link: TellLink) -> None:
         if link.reason is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import Heartbeat, OperationRequest, RoundRequest, SyncRequest
+from pccl.protocol.status_report import Figures
 
 NS_PER_US = 1000
 
@@ -16,6 +17,7 @@ class Pace:
         called_ns: when its latest call arrived.
         step: the last step that it has reported; 0: none.
         loss: the last loss that it has reported; None: none.
+        figures: the last other numbers that it has reported.
         step_us: time of a step between its last two reports, in microseconds; 0: unknown.
     """
 
@@ -25,6 +27,7 @@ class Pace:
         "_sent_ns",
         "_stepped_ns",
         "called_ns",
+        "figures",
         "loss",
         "step",
         "step_us",
@@ -37,6 +40,7 @@ class Pace:
         self.step = 0
         self.step_us = 0
         self.loss: float | None = None
+        self.figures: Figures = ()
 
     def called(self, request: Request, now_ns: int) -> None:
         """Record the request of a call."""
@@ -46,7 +50,7 @@ class Pace:
         """Record a heartbeat. A lower step than before begins a new measurement."""
         if heartbeat.sent_ns:  # a long heartbeat has several parts, of which one has the time
             self._sent_ns, self._beat_ns = heartbeat.sent_ns, now_ns
-        step, self.loss = heartbeat.step, heartbeat.loss
+        step, self.loss, self.figures = heartbeat.step, heartbeat.loss, heartbeat.figures
         if step == self.step:
             return
         passed_ns = now_ns - self._stepped_ns

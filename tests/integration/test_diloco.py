@@ -30,6 +30,7 @@ from pccl.bindings.events import (
     StateSynced,
 )
 from pccl.errors import Evicted, PCCLError, StateMismatch
+from pccl.inquiry import master_status
 from pccl.observe.events import Joined
 from tests.support.diloco_peers import (
     Batch,
@@ -115,6 +116,32 @@ def test_what_the_outer_steps_tell(peers: Peers) -> None:
             signal = (3 * mean_norm**2 - square) / 2
             noise = 1.5 * (square - mean_norm**2)
             assert one.noise_scale == pytest.approx(max(0.0, noise) / signal, rel=1e-6)
+
+
+def test_the_run_sees_what_the_outer_steps_tell(peers: Peers) -> None:
+    def seen() -> list[dict[str, float]]:
+        members = master_status(peers.master.address).members
+        return [{one.name: one.value for one in member.figures} for member in members]
+
+    def run(rank: int) -> None:
+        model = make_model()
+        with peers.make(rank, model, min_peers=2, sync_every=2) as optimizer:
+            for step in range(4):
+                optimizer.zero_grad()
+                backward(model, batch(rank, step))
+                optimizer.step()
+            last = peers.outer_steps(rank)[-1]
+            figures = {
+                "own norm": last.pseudo_gradient_norm,
+                "mean norm": last.mean_norm,
+                "outer step": last.step_norm,
+                "cosine": last.cosine,
+                "noise scale": last.noise_scale,
+            }
+            until(lambda: figures in seen())
+
+    for call in [peers.start(run, rank) for rank in range(2)]:
+        call.result(LIMIT_S)
 
 
 SETTINGS = {

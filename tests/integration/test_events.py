@@ -188,6 +188,32 @@ def test_reported_losses_are_in_the_status(new_run: Callable[..., Run]) -> None:
         comm.report_step(5, loss=wrong)
 
 
+def test_reported_figures_are_in_the_status(new_run: Callable[..., Run]) -> None:
+    run = new_run(1)
+    (comm,) = run.members
+
+    def told(*figures: tuple[str, float]) -> bool:
+        found = master_status(run.master.address).members[0].figures
+        return [(one.name, one.value) for one in found] == [*figures]
+
+    numpys: Any = np.float32(2)
+    comm.report_step(1, figures={"cosine": 0.5, "noise scale": math.nan, "step": numpys})
+    comm.report_step(2)
+    until(lambda: told(("cosine", 0.5), ("step", 2.0)))
+    comm.report_step(3, figures={})
+    until(told)
+    wrong: Any = [("cosine", 1.0)]
+    with pytest.raises(TypeError, match="figures must map names to numbers"):
+        comm.report_step(4, figures=wrong)
+    with pytest.raises(ValueError, match="figures has 9 numbers; report at most 8"):
+        comm.report_step(4, figures=dict.fromkeys("abcdefghi", 1.0))
+    with pytest.raises(ValueError, match="of a figure has more than 64 bytes; shorten it"):
+        comm.report_step(4, figures={"é" * 33: 1.0})
+    wrong = {"cosine": "1"}
+    with pytest.raises(TypeError, match="the figure 'cosine' must be a number"):
+        comm.report_step(4, figures=wrong)
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "n" * 65])
 def test_a_wrong_name_is_an_error_of_the_caller(new_run: Callable[..., Run], name: str) -> None:
     with pytest.raises(ValueError, match=r"^name: a name must"):

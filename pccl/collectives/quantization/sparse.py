@@ -26,11 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.collectives.quantization.codec import Codec, Written
+from pccl.protocol.types import BLOCK_MAX
 
 Array = npt.NDArray[Any]
 
 KEPT = 64
 """Values of a whole block that are kept."""
+
+_INDEX_BITS = (BLOCK_MAX - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,20 @@ class _Rows:
         sizes = encoded[:end].view(self.sizes.newbyteorder("<")).reshape(self.count, 2)
         return sizes, encoded[end:].reshape(self.count, self.row_bytes)
 
+    def _largest(self, sizes: Array) -> Array:
+        """Return the indices of the largest magnitudes of each block; NaN is larger than infinity.
+
+        As integers, floats above 0 have the same order. With the index in the low bits no two of
+        them are equal; partitioning a block of zeros would take ten times as long. Of a float64,
+        this drops 16 of 52 bits.
+        """
+        bits = sizes.view(np.dtype(f"i{sizes.itemsize}")).astype(np.int64)
+        keys = bits >> _INDEX_BITS if sizes.itemsize == 8 else bits
+        keys = keys << _INDEX_BITS | np.arange(self.length)
+        first = self.length - self.kept
+        found: Array = np.partition(keys, first, axis=1)[:, first:] & ((1 << _INDEX_BITS) - 1)
+        return found
+
     def _sizes_of(self, blocks: Array, where: Array) -> Array:
         """Return the magnitudes at these places of each block, float64; NaN counts as infinity."""
         sizes: Array = np.abs(np.take_along_axis(blocks, where, axis=1)).astype(np.float64)
@@ -87,8 +104,7 @@ class _Rows:
     def write(self, values: Array, out: Array) -> None:
         """Encode ``values``, floats, shape (count * length,), into ``out``, uint8, (nbytes,)."""
         blocks = values.reshape(self.count, self.length)
-        first = self.length - self.kept
-        where = np.argpartition(np.abs(blocks), first, axis=1)[:, first:]  # NaN is the largest
+        where = self._largest(np.abs(blocks))
         sizes = self._sizes_of(blocks, where)
         is_zero = sizes == 0
         mean = sizes.sum(axis=1) / np.maximum(np.sum(~is_zero, axis=1), 1)

@@ -36,6 +36,7 @@ from pccl.telemetry.pace import NS_PER_US
 from pccl.topology.link_measures import LinkMatrix
 
 MEMBERS_SHOWN_MAX = 1024
+FIGURES_SHOWN_MAX = 32  # members whose figures are told
 NEWCOMERS_SHOWN_MAX = 256
 GROUPS_SHOWN_MAX = 256
 VIEWS_SHOWN_MAX = 8
@@ -157,6 +158,7 @@ def _members(
                 peer.pace.step,
                 peer.pace.step_us,
                 peer.pace.loss,
+                peer.pace.figures if len(found) < FIGURES_SHOWN_MAX else (),
                 peer.token,
                 fingerprint_of(peer.member.key),
             )

@@ -13,6 +13,7 @@ from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.operation import Eager
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
+from pccl.protocol.status_report import Figures
 from pccl.protocol.types import (
     NOBODY,
     Descriptor,
@@ -254,6 +255,8 @@ class Tick:
     """Step of the program, if it reports steps."""
     loss: float | None = None
     """Loss of the program, if it reports one."""
+    figures: Figures = ()
+    """Other numbers that it reports."""
 
 
 PeerEvent = (

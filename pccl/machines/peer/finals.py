@@ -15,6 +15,7 @@ from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import ACKNOWLEDGED_BATCH_MAX, PROGRESS_BATCH_MAX, Timing
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
+from pccl.protocol.status_report import Figures
 from pccl.protocol.types import OperationId, RoundId
 
 
@@ -52,10 +53,8 @@ class Heartbeats:
         self._rounds: list[RoundId] = []
         self._blocked: bool = False
         """``blocked`` of the last heartbeat."""
-        self.step = 0
-        """Step of the program, if it reports steps."""
-        self.loss: float | None = None
-        """Loss of the program, if it reports one."""
+        self.reports: tuple[int, float | None, Figures] = 0, None, ()
+        """What the program reports: its step, the loss, and other numbers."""
         self._stored_place = 0
         """Place up to which this peer has stored the proposals of its master."""
 
@@ -86,8 +85,7 @@ class Heartbeats:
                 self._membership.version,
                 self._own.term,
                 self._stored_place,
-                self.step,
-                self.loss,
+                *self.reports,
                 sent_ns if i == 0 else 0,
             )
             self._out.send(beat)

@@ -234,8 +234,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 # The other members would wait for a member that makes no calls.
                 if self.standing is Standing.MEMBER:
                     self._lose(words.left_join("the caller left"), goodbye=True)
-            case ev.Tick(progress, blocked, busy_ns, step, loss):
-                self.heartbeats.step, self.heartbeats.loss = step, loss
+            case ev.Tick(progress, blocked, busy_ns, step, loss, figures):
+                self.heartbeats.reports = step, loss, figures
                 self._tick(progress, self._is_blocked(blocked), busy_ns)
 
     def _hear(self, message: msg.Message) -> None:

@@ -57,6 +57,7 @@ function peerCard(member) {
     made("b", member.who),
     made("span", member.awaited ? `${member.state} ${member.awaited}` : member.state),
     made("span", member.progress, "faint"),
+    made("span", member.figures, "faint"),
     made("span", member.call || `last: ${member.last_call || "no call"}`, "faint"),
   );
   return card;

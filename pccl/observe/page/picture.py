@@ -81,6 +81,7 @@ def _member(member: MemberStatus, names: Names) -> dict[str, Any]:
         "state": summary.state(member),
         "awaited": "" if member.awaited_ms is None else duration(member.awaited_ms * US_PER_MS),
         "progress": summary.progress(member),
+        "figures": ", ".join(f"{one.name} {one.value:.3g}" for one in member.figures),
         "call": member.calls,
         "last_call": member.last_call,
     }

@@ -3,6 +3,10 @@
 :mod:`pccl.collectives.gather` describes the schedule. A rank encodes each segment of its
 contribution once, and keeps the bytes for all ranks, itself among them: what it adds is what the
 others decode.
+
+Encoded segments are so short that the network would take all of them at once, and the I/O thread
+would encode for seconds. So a rank sends at most ``WINDOW`` segments more than it has added. This
+also bounds the contributions that wait for those of a late rank.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from pccl.runtime.collective.outlet import Outlet
 from pccl.runtime.collective.plans import Plan
 from pccl.runtime.collective.transfer import Inlet, OnDone, Placement, Transfer
 from pccl.transports.link import Link
+
+WINDOW = 16
+"""Segments that a rank sends ahead of its own sums: 14 MiB of the tensor in a round trip."""
 
 
 class GatherTransfer(Transfer):
@@ -62,6 +69,8 @@ class GatherTransfer(Transfer):
         """The own contribution as it was encoded first, by position."""
         self._sums: dict[int, _GatheredSum] = {}
         """Segments of the result that lack contributions, by position."""
+        self._sent = self._settled = 0
+        """How many segments were offered to all ranks, and how many are complete."""
 
     @property
     def phase(self) -> str:
@@ -75,12 +84,17 @@ class GatherTransfer(Transfer):
         self.begun = True
         if weights:
             self._weigh(weights, self.schedule.rank, infinite)
-        for hop in self.schedule.route.hops:
-            for outlet in self.outlets.values():
-                outlet.offer(hop)
+        self._send()
         if self.unweighed is not None:
             self._take_unweighed()
         self.report_if_done()
+
+    def _send(self) -> None:
+        hops, last = self.schedule.route.hops, self._settled + WINDOW
+        while self.begun and self._sent < min(last, len(hops)):
+            self._sent += 1
+            for outlet in self.outlets.values():
+                outlet.offer(hops[self._sent - 1])
 
     def detach(self) -> None:
         """Release the caller's memory; what others lack is in the encoded contribution."""
@@ -146,6 +160,8 @@ class GatherTransfer(Transfer):
             if is_nan.any():
                 values[is_nan] = np.nan
         self._digest.add(segment.position, *self.result.views(*segment.span))
+        self._settled += 1
+        self._send()
 
 
 @dataclass(slots=True, eq=False)

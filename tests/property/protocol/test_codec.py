@@ -235,7 +235,7 @@ def _fill_samples() -> None:
     registration = [0, "h", 9, 2, 1, True, 5, "alice", ["10.0.0.7"]]
     outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
     lineage = [b"run", op]
-    later = ("", 4, 3, 250, 2.5, 1, b"fingerprint")
+    later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
         msg.Register: [1, *registration],
         msg.Resume: [2, 1, 0, b"m", ["10.0.0.7"]],
@@ -251,6 +251,7 @@ def _fill_samples() -> None:
             5,
             6,
             -0.5,
+            [["cosine", 0.25]],
             8,
         ],
         msg.RoundRequest: [5, [1, 0]],
@@ -401,9 +402,21 @@ def asked(
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),
         (pack(22, [[1, [1, 1]]] * 65), "list has 65 items, over 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0, 0, 0, 0), "list has 65 items, over 64"),
-        (pack(4, [], [], [], False, 0, 0, 0, 0, -1.1e300, 0), r"float from -1e\+300 to 1e\+300"),
-        (pack(4, [], [], [], False, 0, 0, 0, 0, math.nan, 0), "nan is not a float"),
+        (pack(4, [], [], [[1, 0]] * 65, *(False, 0, 0, 0, 0, 0, [], 0)), "list has 65 items, over"),
+        (pack(4, [], [], [], *(False, 0, 0, 0, 0, -1.1e300, [], 0)), r"from -1e\+300 to 1e\+300"),
+        (pack(4, [], [], [], *(False, 0, 0, 0, 0, math.nan, [], 0)), "nan is not a float"),
+        (
+            pack(4, [], [], [], *(False, 0, 0, 0, 0, None, [["a", 1.0]] * 9, 0)),
+            "list has 9 items, over 8",
+        ),
+        (
+            pack(4, [], [], [], *(False, 0, 0, 0, 0, None, [["a", math.nan]], 0)),
+            "nan is not a float",
+        ),
+        (
+            pack(4, [], [], [], *(False, 0, 0, 0, 0, None, [["a" * 65, 1.0]], 0)),
+            "text has 65 bytes",
+        ),
         (pack(0), "unknown message code 0"),
         (pack(63), "unknown message code 63"),
         (pack(255), "unknown message code 255"),

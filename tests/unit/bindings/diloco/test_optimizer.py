@@ -52,7 +52,8 @@ class Alone:
     steps: list[int] = field(default_factory=lambda: [])
     consumers: list[Callable[[Any], object]] = field(default_factory=lambda: [])
 
-    def report_step(self, step: int) -> None:
+    def report_step(self, step: int, *, figures: dict[str, float]) -> None:
+        assert set(figures) <= {"own norm", "mean norm", "outer step", "cosine", "noise scale"}
         self.steps.append(step)
 
     def on_event(self, consumer: Callable[[Any], object]) -> Callable[[], None]:

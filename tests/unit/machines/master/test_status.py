@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -20,7 +21,10 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.status_report import (
+    FIGURE_NAME_BYTES_MAX,
+    FIGURES_MAX,
     EndedStatus,
+    Figure,
     GroupStatus,
     LinkSpeed,
     MemberStatus,
@@ -385,10 +389,12 @@ def _largest_bytes() -> int:
     host, u32 = "h" * HOST_CHARACTERS_MAX, (1 << 32) - 1
     missing = (peer,) * status.MISSING_SHOWN_MAX
     operation = OperationId(u32, u32, most, most, most)
-    name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most, LOSS_MAX)
+    figures = (Figure("f" * FIGURE_NAME_BYTES_MAX, LOSS_MAX),) * FIGURES_MAX
+    name, paces = "n" * NAME_BYTES_MAX, (text, most, most, most, LOSS_MAX, figures)
     members = MemberStatus(
         peer, name, u32, u32, host, 65535, False, most, most, text, *paces, most, b"f" * 16
     )
+    plain, rest = replace(members, figures=()), status.MEMBERS_SHOWN_MAX - status.FIGURES_SHOWN_MAX
     newcomers = NewcomerStatus(
         peer, name, u32, host, 65535, False, most, most, text, most, b"f" * 16
     )
@@ -402,7 +408,7 @@ def _largest_bytes() -> int:
     removals = RemovalStatus(peer, name, u32, RemovalCause.SILENT, reason, most)
     largest = StatusReport(
         *(b"r" * 16, u32, most, most),
-        *(u32, (members,) * status.MEMBERS_SHOWN_MAX),
+        *(u32, (members,) * status.FIGURES_SHOWN_MAX + (plain,) * rest),
         *(u32, (newcomers,) * status.NEWCOMERS_SHOWN_MAX),
         *(u32, (groups,) * status.GROUPS_SHOWN_MAX),
         (rounds,) * len(RoundKind),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pccl.inquiry import LinkSpeed
 from pccl.observe.page.picture import ROWS_MAX, picture, point
+from pccl.protocol.status_report import Figure
 from pccl.protocol.types import AbortCause, PeerId
 from tests.support.statuses import REDUCE, SAMPLE, SPEEDS, ended, with_long_ids
 
@@ -37,6 +38,13 @@ def test_members_waits_calls_and_links() -> None:
     assert path == "relayed by peer 3 (carol)"
     assert why.startswith("neither peer 1 (alice) nor peer 2 (bob) can be dialled, and ")
     assert remedy.startswith("open a port of one of them")
+
+
+def test_figures_of_a_member_are_shown_in_one_line() -> None:
+    figures = (Figure("cosine", 0.98765), Figure("own norm", 1e9))
+    first = replace(SAMPLE.members[0], figures=figures)
+    shown = picture(replace(SAMPLE, members=(first,)))
+    assert shown["members"][0]["figures"] == "cosine 0.988, own norm 1e+09"
 
 
 def test_a_peer_with_a_long_id_is_shown_by_its_name() -> None:
