@@ -113,7 +113,7 @@ def sweep(
     multiple=True,
     default=("int8", "int4"),
     show_default=True,
-    help="Wire format, which each DiLoCo mode is trained with too; may be repeated.",
+    help="Wire format, which each DiLoCo mode is trained with too; may be repeated; none: without.",
 )
 @click.option("--seeds", type=SeedRange(), default="0:10", show_default=True,
               help="Seeds; all variants use the same.")  # fmt: skip

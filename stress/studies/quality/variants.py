@@ -126,7 +126,7 @@ def variants(
 
     Args:
         modes: names in ``MODES``.
-        formats: wire formats.
+        formats: wire formats; ``"none"`` adds none.
         replicas: numbers of replicas.
 
     Raises:
@@ -139,6 +139,6 @@ def variants(
         replace(variant, compression=format)
         for variant in plain
         for format in formats
-        if variant.sync_every
+        if variant.sync_every and format != "none"
     ]
     return plain + coded
