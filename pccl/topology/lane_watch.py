@@ -109,7 +109,10 @@ class LaneWatch:
 
         ``number``: its number; ``facts``: what is known of all lanes of its link, by number.
         """
-        if number not in facts or not (self.pinged or self.is_asked):
+        if not (self.pinged or self.is_asked):
+            return
+        if number not in facts:
+            self.is_asked = False  # the kernel says nothing, and need not be asked again
             return
         own = facts[number]
         self.is_asked &= own.unacknowledged > 0

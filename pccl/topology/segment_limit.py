@@ -42,6 +42,10 @@ encrypted records, which are short."""
 STILL_BYTES = 4096
 """Bytes that pass on a stuck lane since it was asked for a sign of life, at most."""
 
+RETRANSMITS_MIN = 3
+"""How often the oldest packet of a stuck lane was sent again, at least: in 2 s on most paths, so
+before the other side is asked. A healthy path loses a packet once, and it may be a small one."""
+
 LARGE_BYTES = 64 << 10
 """Bytes that pass only if full segments do."""
 
@@ -151,8 +155,8 @@ def stuck_way(before: LaneFacts, now: LaneFacts) -> Way | None:
         now: what is known now.
     """
     if now.unacknowledged:
-        is_stuck = now.retransmits > 0 and now.acked_bytes - before.acked_bytes <= STILL_BYTES
-        return Way.OUT if is_stuck else None
+        is_still = now.acked_bytes - before.acked_bytes <= STILL_BYTES
+        return Way.OUT if is_still and now.retransmits >= RETRANSMITS_MIN else None
     return Way.IN if now.arrived_bytes - before.arrived_bytes <= STILL_BYTES else None
 
 

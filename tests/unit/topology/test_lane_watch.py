@@ -166,6 +166,26 @@ def test_a_lane_of_which_the_kernel_says_nothing_is_not_stuck() -> None:
         assert watch.stuck is None
 
 
+def test_a_kernel_that_says_nothing_is_asked_once() -> None:
+    watch = LaneWatch(STALL_NS, 0, 0)
+    watch.look(0, 0, 1, owes=False, may_judge=True, asks=1)
+    assert needs_facts([watch], suspects=None)
+    watch.judge(0, {}, 1)
+    assert not needs_facts([watch], suspects=None)
+
+
+@pytest.mark.parametrize("suspects", Proof)
+def test_a_small_packet_that_is_lost_once_proves_nothing(suspects: Proof) -> None:
+    """The answer to a question, on a healthy lane that is idle after another one was stuck."""
+    watch = LaneWatch(STALL_NS, 0, 0)
+    for tick in range(1, 8):
+        now_ns = tick * TICK_NS
+        assert not watch.look(0, 0, now_ns, owes=True, may_judge=True, asks=1, suspects=suspects)
+        lost = replace(SENT, unacknowledged=1, retransmits=min(tick // 2, 2))
+        watch.judge(0, {0: lost}, now_ns)
+        assert watch.stuck is None
+
+
 def test_the_kernel_is_asked_while_a_lane_is_silent_or_others_were_stuck() -> None:
     watch = LaneWatch(STALL_NS, 0, 0)
     assert not needs_facts([watch], suspects=None)
