@@ -248,8 +248,8 @@ class Coding:
         else:
             self._errors[segment.position] = codec.encode(values, encoded, noise)
             self._codec.decode(encoded, decoded)
-        lost = np.subtract(values, decoded, dtype=residual.staged.dtype)
         with np.errstate(all="ignore"):
+            lost = np.subtract(values, decoded, dtype=residual.staged.dtype)
             np.multiply(lost, shares, out=lost)
             staged = residual.staged[self._range(segment)]
             np.add(staged, lost, out=staged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -122,3 +123,16 @@ def test_all_nan_of_a_result_are_the_same() -> None:
     result = Ring(3, 400, random.Random(0)).reduce(what, values)
     assert result.view(np.uint32)[[7, 8]].tolist() == [0x7FC00000] * 2
     assert np.isfinite(np.delete(result, [7, 8])).all()
+
+
+@pytest.mark.parametrize("wire", [WireFormat.SPARSE, WireFormat.INT8])
+def test_values_that_are_not_finite_leave_no_warning(wire: WireFormat) -> None:
+    """Neither what is sent of them, nor what error feedback keeps."""
+    values = np.ones(200, np.float32)
+    values.view(np.uint32)[:3] = 0x7F800000, 0xFF800000, 0x7FA00001  # the last NaN signals
+    what = all_reduce(DataType.FLOAT, ReduceOp.SUM, 200, Algorithm.MESH, Quantization(wire, 100))
+    owed = [ErrorFeedback(), ErrorFeedback()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Ring(2, 400, random.Random(0)).reduce(what, [values, values], owed)
+    assert all(np.isfinite(one.state_dict()["w"]).all() for one in owed)
