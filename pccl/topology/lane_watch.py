@@ -124,7 +124,10 @@ class LaneWatch:
         self.is_asked &= own.acked_bytes - self._asked[number].acked_bytes <= STILL_BYTES
         heard_ns, pause_ns = now_ns - own.ack_ago_ns, min(NS_PER_S, self.stall_ns // 8)
         is_heard = heard_ns >= self.since_ns + pause_ns
-        found = stuck_among(number, self._asked, facts, self.asked_ns, is_heard=is_heard)
+        is_young = self.asked_ns - self.opened_ns <= self.stall_ns
+        found = stuck_among(
+            number, self._asked, facts, self.asked_ns, is_heard=is_heard, is_young=is_young
+        )
         is_expected = self.pinged or found is None or found.way is Way.OUT
         self.stuck = found if is_expected else None
 

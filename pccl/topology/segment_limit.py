@@ -122,6 +122,7 @@ def stuck_among(
     asked_ns: int,
     *,
     is_heard: bool,
+    is_young: bool,
 ) -> StuckLane | None:
     """Return one of the lanes of a link if large packets vanish on it.
 
@@ -134,12 +135,14 @@ def stuck_among(
         now: what is known now.
         asked_ns: when it was asked.
         is_heard: whether an acknowledgement has arrived since the lane moved something.
+        is_young: whether it was asked soon after it was opened. An idle lane carries little, too.
     """
     way, own = stuck_way(before[number], now[number]), now[number]
     others = [one.passed(before.get(n)) for n, one in now.items() if n != number]
     if way is None or any(passed[way] >= LARGE_BYTES for passed in others):
         return None
-    is_new = (own.acked_bytes if way is Way.OUT else own.arrived_bytes) <= SMALL_BYTES
+    nbytes = own.acked_bytes if way is Way.OUT else own.arrived_bytes
+    is_new = is_young and nbytes <= SMALL_BYTES
     proof = Proof.OPENED if is_new else Proof.NONE
     # The system of a stopped process acknowledges what arrives, but no such process opens a lane.
     if any(any(passed.values()) for passed in others) or (is_heard and (way is Way.OUT or is_new)):

@@ -186,6 +186,18 @@ def test_a_small_packet_that_is_lost_once_proves_nothing(suspects: Proof) -> Non
         assert watch.stuck is None
 
 
+@pytest.mark.parametrize("facts", [SENT, WAITS])
+@pytest.mark.parametrize("age_s", [9, 11])
+def test_an_old_lane_that_has_carried_little_was_idle(facts: LaneFacts, age_s: int) -> None:
+    """So it shows nothing: it may be an outage, or a process that stands still."""
+    watch = LaneWatch(STALL_NS, age_s * NS_PER_S, 0)  # it has moved a sign of life
+    watch.pinged, watch.moved_bytes = True, 1
+    for seconds in (age_s, age_s + 5):
+        watch.judge(0, {0: replace(facts, ack_ago_ns=seconds * NS_PER_S)}, seconds * NS_PER_S)
+    assert watch.stuck is not None
+    assert watch.stuck.proof is (Proof.OPENED if age_s < 10 else Proof.NONE)
+
+
 def test_the_kernel_is_asked_while_a_lane_is_silent_or_others_were_stuck() -> None:
     watch = LaneWatch(STALL_NS, 0, 0)
     assert not needs_facts([watch], suspects=None)
