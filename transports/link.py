@@ -57,6 +57,10 @@ class FrameHandler(Protocol):
         ...
 
 
+LONG_FRAME_NS = 1_000_000
+"""A lane that worked so long on one frame sends the next one in another turn of the loop. A sparse
+segment is 1/150 of what is encoded for it, so the network would take seconds of work at once."""
+
 _NO_MEMORY = memoryview(b"")
 """Replaces memory of an operation that has ended, so that the lane does not keep it alive."""
 
@@ -70,7 +74,7 @@ class Lane:
         link: supplies the segments to send.
         handler: interprets incoming frames, and handles the end of the lane.
         moved: takes every segment that the lane sends or receives; None: they are not recorded.
-        now_ns: gives the time for ``moved``.
+        now_ns: gives the time.
     """
 
     def __init__(
@@ -159,6 +163,10 @@ class Lane:
                 if header.kind in SEGMENT_KINDS:  # a call for each segment would cost more
                     times = self._sending_ns, self._now_ns()
                     self._note((*times, self.link.peer, self.number, True, header.length, header))
+                    if taken == frame.size and times[1] - times[0] >= LONG_FRAME_NS:
+                        self.ready = False
+                        self.connection.notify_writable()
+                        return
 
     def pulled(self, nbytes: int) -> None:
         """Count ``nbytes`` of a segment that was announced on this lane, and pulled."""

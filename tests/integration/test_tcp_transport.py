@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import sys
+import time
 from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -119,15 +120,20 @@ def no_descriptors_left() -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize("limit", ["READ_BUDGET_BYTES", "READ_TURN_S"])
 def test_a_busy_connection_leaves_room_for_others(
-    tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+    tcp: Tcp, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(tcp_module, "READ_BUDGET_BYTES", 3000)
+    """It has read much, or each read takes its receiver long."""
+    is_slow = limit == "READ_TURN_S"
+    monkeypatch.setattr(tcp_module, limit, 1e-6 if is_slow else 3000)
     per_turn: list[int] = [0]
 
     class Counting(Sink):
         def buffer_updated(self, nbytes: int) -> None:
             per_turn[-1] += nbytes
+            if is_slow:
+                time.sleep(1e-4)
 
     def tick() -> None:
         per_turn.append(0)

@@ -27,7 +27,7 @@ from pccl.protocol.frame import (
 )
 from pccl.protocol.types import OperationId, PeerId
 from pccl.transports.base import Address, PathMeasure, Receiver
-from pccl.transports.link import Lane, Link
+from pccl.transports.link import LONG_FRAME_NS, Lane, Link
 from pccl.transports.outgoing import Frame
 from pccl.transports.sinks import Sink
 from tests.support.frames import encode_frame
@@ -291,6 +291,29 @@ def test_a_lane_that_is_full_holds_up_nobody() -> None:
     bench.send(9)
     bench.send(10)
     assert sorted(chain(*bench.offsets)) == list(range(11))
+
+
+def test_a_lane_that_worked_long_on_a_segment_sends_the_next_in_another_turn() -> None:
+    """A sparse segment takes long to encode, and the network takes many of them at once."""
+    now_ns, bench = [0], Bench()
+    lane = Lane(FakeConnection(PLENTY), 0, bench.link, bench.handler, None, lambda: now_ns[0])
+    bench.link.add(lane)
+
+    def encode() -> memoryview:
+        now_ns[0] += LONG_FRAME_NS
+        return memoryview(bytes(44))
+
+    connection = lane.connection
+    assert isinstance(connection, FakeConnection)
+    for number in range(3):
+        bench.link.send(segment(number), encode, number)
+    assert (connection.offsets, connection.wants_room) == ([0], True)
+    lane.ping()
+    assert len(connection.frames) == 1
+    connection.grant(0)  # the next turn
+    assert [header.kind for header, _ in connection.frames[1:]] == [FrameKind.PING, FrameKind.DATA]
+    connection.grant(0)
+    assert connection.offsets == [0, 1, 2]
 
 
 def test_a_slow_lane_gets_fewer() -> None:
