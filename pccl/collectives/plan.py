@@ -38,13 +38,13 @@ def schedule_of(
         ValueError: the rank or the root is outside the ring.
     """
     itemsize = descriptor.dtype.itemsize
+    star, mesh = (descriptor.algorithm is one for one in (Algorithm.STAR, Algorithm.MESH))
+    gathers = mesh and descriptor.quantization.is_gathered
     segment_bytes = segment_bytes or segment_bytes_for(
-        descriptor.count * itemsize, world_size, near=descriptor.near
+        descriptor.count * itemsize, 1 if gathers else world_size, near=descriptor.near
     )
     match descriptor.collective:
         case Collective.ALL_REDUCE:
-            star, mesh = (descriptor.algorithm is a for a in (Algorithm.STAR, Algorithm.MESH))
-            gathers = mesh and descriptor.quantization.is_gathered
             chunks = 1 if star or gathers else world_size
             layout = SegmentLayout(descriptor.count, itemsize, chunks, segment_bytes, wire_bytes)
             if star:
