@@ -210,7 +210,7 @@ STEPS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("wire", HALF_STEPS)
 def test_half_steps_of_each_format(wire: str) -> None:
     block, step = STEPS[wire]
-    blocks = np.random.default_rng(5).standard_normal((1 << 14, block))
+    blocks = np.random.default_rng(5).standard_normal(((1 << 20) // block, block))
     steps: np.ndarray[Any, Any] = step(blocks)
     half = float(np.sqrt(np.mean(np.square(steps / 2))))
     assert 0.9 * HALF_STEPS[wire] < half < HALF_STEPS[wire]  # steps are rounded up on the wire

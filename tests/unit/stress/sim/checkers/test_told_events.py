@@ -30,11 +30,11 @@ ENDED = tell.WaitingEnded(call="barrier", waited_s=2.0)
 class Judged:
     """Peer 2 of a run with peer 1, and its judge."""
 
-    def __init__(self, *members: int) -> None:
+    def __init__(self, *members: int, may_lose_packets: bool = False) -> None:
         machine = SimpleNamespace(standing=Standing.MEMBER, peer=PeerId(2), newest=None)
         parts: Any = SimpleNamespace(events=EventStream(), machine=machine, calls=[1])
         self.engine = parts
-        self.judge = ToldEvents("p2", self.engine)
+        self.judge = ToldEvents("p2", self.engine, may_lose_packets=may_lose_packets)
         self.has(*(members or (1, 2)))
 
     def has(self, *members: int) -> None:
@@ -74,6 +74,13 @@ def test_what_contradicts_earlier_events(second: tell.PeerReport) -> None:
 def test_what_is_said_of_others_before_it_joined(first: tell.PeerReport) -> None:
     with pytest.raises(Violation, match="p2: its events say none, and then"):
         Judged().hears(first)
+
+
+def test_large_packets_are_lost_only_where_they_vanish() -> None:
+    lost = tell.LargePacketsLost(peer_id=1, name="", segment_bytes=1200)
+    Judged(may_lose_packets=True).hears(JOINED, lost)
+    with pytest.raises(Violation, match=r"p2: its events say \[1\], and then LargePacketsLost"):
+        Judged().hears(JOINED, lost)
 
 
 def test_what_is_not_said() -> None:
