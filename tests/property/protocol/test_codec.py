@@ -402,9 +402,9 @@ def asked(
         (pack(7, [1, 2, 3, 4, 5], b"x" * 65), "byte string has 65 bytes, over 64"),
         (pack(22, [[1, [1, 1]]] * 65), "list has 65 items, over 64"),
         (pack(4, [], [], [[1, 0]] * (SEQUENCE_ITEMS_MAX + 1), False, 0), "not valid MessagePack"),
-        (pack(4, [], [], [[1, 0]] * 65, *(False, 0, 0, 0, 0, 0, [], 0)), "list has 65 items, over"),
-        (pack(4, [], [], [], *(False, 0, 0, 0, 0, -1.1e300, [], 0)), r"from -1e\+300 to 1e\+300"),
-        (pack(4, [], [], [], *(False, 0, 0, 0, 0, math.nan, [], 0)), "nan is not a float"),
+        (pack(4, [], [], [[1, 0]] * 65, False, 0, 0, 0, 0, 0, [], 0), "list has 65 items, over"),
+        (pack(4, [], [], [], False, 0, 0, 0, 0, -1.1e300, [], 0), r"from -1e\+300 to 1e\+300"),
+        (pack(4, [], [], [], False, 0, 0, 0, 0, math.nan, [], 0), "nan is not a float"),
         (
             pack(4, [], [], [], *(False, 0, 0, 0, 0, None, [["a", 1.0]] * 9, 0)),
             "list has 9 items, over 8",
