@@ -230,6 +230,9 @@ class Excuses:
             case RemovalCause.TOO_SLOW:
                 narrow_s = self._narrow_ns.get(host, 0) / NS_PER_S
                 long = narrow_s >= timing.hold_s / 3
+                # A hole is left after up to 2.2 times the stall; usually that is less than hold_s.
+                stuck = any(host in (one.a, one.b) for one in self._stuck)
+                long |= stuck and 2.2 * timing.lane_stall_s >= timing.hold_s
                 return long or self._stood_still(host, None, timing.hold_s / 3)
             case RemovalCause.NO_PROGRESS:
                 return self._stood_still(host, None, timing.progress_s / 3)
