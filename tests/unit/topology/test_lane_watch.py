@@ -120,7 +120,7 @@ def test_a_lane_on_which_only_large_packets_vanish(
 
 
 def test_whoever_has_sent_all_finds_out_when_the_other_side_asks() -> None:
-    """It owes nothing, so it replaces nothing; but the lane is stuck, whoever ends it."""
+    """This side owes nothing, so it does not replace the lane. But the lane is stuck."""
     watch = LaneWatch(STALL_NS, 0, 0)
 
     def look(seconds: int, asks: int, facts: LaneFacts) -> StuckLane | None:
