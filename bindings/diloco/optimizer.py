@@ -75,9 +75,8 @@ class DiLoCo(torch.optim.Optimizer):
             ``"30s"``, so that slow and fast machines synchronize together.
         outer: function that makes the outer optimizer of a fragment from its parameters, which are
             on the host in float32, and from their ``names``, if it has such a parameter; such as
-            ``clipped(max_norm=1.0)``. None: SGD with lr 0.7 and Nesterov momentum 0.9.
-        outer_lr_lambda: factor of the outer learning rates, by the number of outer steps that the
-            run has made of a fragment, the same for all peers.
+            ``clipped(max_norm=1.0)``. None: SGD, see :func:`~.outer_optimizers.default_outer`.
+        outer_lr_lambda: factor of the outer rates, by the run's outer steps of a fragment, from 0.
         delay: inner steps between taking a pseudo-gradient and merging its average; 0: the step
             waits for the average; ``sync_every``: the update is delayed by one round.
         mixing: share of the local parameters that a merge keeps; None: 0.5 with a delay between 0
@@ -99,8 +98,8 @@ class DiLoCo(torch.optim.Optimizer):
             module; otherwise, and with ``()``, none.
         warm_up: None: a peer that joins late fetches what ``inner`` keeps, which must have the same
             names, shapes and dtypes on all peers; without usable values it logs that, and uses 100.
-            A number: it fetches nothing, and its learning rate rises over so many steps: for slow
-            lines, because members wait for the fetch. All peers must use None, or all a number.
+            A number: it fetches nothing, for which members would wait, and its learning rate rises
+            over so many steps. All peers must use None, or all a number.
         guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
             same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
             are logged. An excluded replica takes the outer parameters, and drops its local work.
@@ -144,7 +143,8 @@ class DiLoCo(torch.optim.Optimizer):
         self._parts = partition(sizes, fragments, fragment_order, names)
         self.inner = inner
         parts = [[named[index] for index in part] for part in self._parts]
-        self._model = LocalModel(parts, outer_factory(outer), named_buffers(buffers, params))
+        make_outer = outer_factory(outer, sum(sizes), self._schedule)  # the same on all peers
+        self._model = LocalModel(parts, make_outer, named_buffers(buffers, params))
         if warm_up is not None:
             check_count("warm_up", warm_up, lowest=0)
         self._inner_state = InnerState(inner, named, warm_up)

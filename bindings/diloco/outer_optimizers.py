@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from pccl.bindings.arguments import check_amount
+from pccl.bindings.diloco.schedule import Schedule
 from pccl.checks import shown
 
 PlainFactory = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -22,6 +25,10 @@ OuterFactor = Callable[[int], float]
 
 FACTOR_MAX = 1e6
 
+SMALL_BELOW = 10_000_000
+"""A model with fewer parameters is small. The papers' smallest ones have 20 million (2401.09135)
+and 35 million (2503.09799); the sweep of docs/benchmarks.md had 35 thousand."""
+
 _LANES = 1 << 16
 """Sums of squares that ``exact_norm`` adds to side by side."""
 
@@ -29,19 +36,41 @@ SHOWN_STEPS = (0, 1, 10, 100, 1000, 10_000)
 """Outer steps whose factors members compare when they join."""
 
 
-def nesterov(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Make the outer optimizer of DiLoCo (arXiv:2311.08105, section 3): lr 0.7, momentum 0.9."""
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+def nesterov(
+    parameters: list[torch.Tensor], lr: float = 0.7, momentum: float = 0.9
+) -> torch.optim.Optimizer:
+    """Make SGD with Nesterov momentum, as DiLoCo (arXiv:2311.08105, section 3) has it outside."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
-def outer_factory(outer: object) -> OuterFactory:
-    """Return the function that makes the outer optimizer; for None, that of the paper.
+def default_outer(size: int, timing: Schedule) -> PlainFactory:
+    """Return the maker of the outer optimizer for a program that names none.
+
+    For a large model that of the paper; for a small one what the sweep of docs/benchmarks.md found.
+    With small models, momentum from before a delay costs more than it brings.
+
+    Args:
+        size: number of parameters of the whole model.
+        timing: the schedule; its delay counts.
+    """
+    if size >= SMALL_BELOW:
+        return nesterov
+    lr, momentum = (1.0, 0.0) if timing.delay else (0.7, 0.6)
+    return partial(nesterov, lr=lr, momentum=momentum)
+
+
+def outer_factory(
+    outer: object, size: int = SMALL_BELOW, timing: Schedule | None = None
+) -> OuterFactory:
+    """Return the function that makes the outer optimizer; for None, that of ``default_outer``.
 
     Raises:
         TypeError: ``outer`` is not callable.
     """
     if outer is None:
-        return nesterov
+        return default_outer(size, timing or Schedule())
+    if isinstance(outer, _ClippedDefault):
+        return _clipping(outer_factory(None, size, timing), outer.max_norm)
     if not callable(outer):
         raise TypeError(
             "outer must be a function that makes an optimizer for a list of tensors, as in "
@@ -81,17 +110,33 @@ def clipped(outer: OuterFactory | None = None, *, max_norm: float) -> OuterFacto
         DiLoCo(model, inner=inner, comm=comm, outer=clipped(max_norm=1.0))
 
     Args:
-        outer: makes the optimizer; None: that of the paper.
+        outer: makes the optimizer; None: the default of ``DiLoCo``.
         max_norm: the largest norm; equal on all members.
 
     Raises:
         TypeError, ValueError: ``outer`` is not callable, or ``max_norm`` is no positive number.
     """
-    make: Any = outer_factory(outer)
     limit = check_amount("max_norm", max_norm, math.inf)
     if not limit:
         raise ValueError("max_norm must be above 0")
+    if isinstance(outer, _ClippedDefault):
+        return _ClippedDefault(min(limit, outer.max_norm))
+    return _ClippedDefault(limit) if outer is None else _clipping(outer_factory(outer), limit)
 
+
+@dataclass(frozen=True, slots=True)
+class _ClippedDefault:
+    """What ``clipped`` returns without ``outer``: ``DiLoCo`` knows its default."""
+
+    max_norm: float
+
+    def __call__(self, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+        make: Any = outer_factory(self)
+        optimizer: torch.optim.Optimizer = make(parameters)
+        return optimizer
+
+
+def _clipping(make: Any, limit: float) -> OuterFactory:
     @functools.wraps(make)
     def made(*arguments: Any, **options: Any) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = make(*arguments, **options)

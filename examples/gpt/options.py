@@ -20,9 +20,6 @@ FORMATS = tuple(wire.label for wire in pccl.WireFormat)
 FRAGMENTS, MIXING = 4, 0.5
 """Defaults of the mode ``streaming``."""
 
-OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
-"""Defaults of the outer optimizer. ``delayed`` has no momentum, because late averages overshoot."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -34,8 +31,7 @@ class Options:
     delay: int
     fragments: int
     mixing: float
-    outer_lr: float
-    outer_momentum: float
+    outer: tuple[float, float] | None
     compression: str | None
     min_peers: int
     shape: Shape
@@ -97,8 +93,6 @@ def complete(given: argparse.Namespace, peers: int, index: str | None, *, in_run
     known["fragments"] = given.fragments or (FRAGMENTS if given.mode == "streaming" else 1)
     if given.mixing is None:
         known["mixing"] = MIXING if given.mode == "streaming" else 0.0
-    if given.outer_momentum is None:
-        known["outer_momentum"] = 0.0 if given.mode in ("delayed", "eager") else OUTER_MOMENTUM
     if given.delay is None:
         known["delay"] = usual_delay(given.mode, given.sync_every, known["fragments"])
     known["peer"] = int(index or 0) if index or not in_run else secrets.randbits(32)
@@ -172,12 +166,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--fragments", type=positive, metavar="N", help=f"parts (streaming: {FRAGMENTS}, else 1)")
     add("--mixing", type=float, metavar="A", help=f"local share (streaming: {MIXING}, else 0)")
-    add("--outer-lr", type=float, default=OUTER_LR, metavar="R", help="(%(default)s)")
     add(
-        "--outer-momentum",
+        "--outer",
         type=float,
-        metavar="M",
-        help=f"Nesterov momentum of the outer optimizer (delayed, eager: 0, else {OUTER_MOMENTUM})",
+        nargs=2,
+        metavar=("LR", "MOMENTUM"),
+        help="rate and Nesterov momentum of the outer optimizer (the default of DiLoCo)",
     )
     add("--compression", choices=FORMATS, metavar="FORMAT", help=f"{', '.join(FORMATS)}")
     add("--min-peers", type=positive, metavar="N", help="begin with so many (all in the launch)")

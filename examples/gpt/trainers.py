@@ -89,7 +89,7 @@ def make_trainer(
         inner=inner,
         comm=comm,
         sync_every=given.sync_every,
-        outer=functools.partial(outer, lr=given.outer_lr, momentum=given.outer_momentum),
+        outer=None if given.outer is None else functools.partial(outer, *given.outer),
         delay=given.delay,
         fragments=given.fragments,
         mixing=given.mixing,
@@ -101,7 +101,7 @@ def make_trainer(
     return stack.enter_context(opt)
 
 
-def outer(parameters: list[torch.Tensor], *, lr: float, momentum: float) -> torch.optim.Optimizer:
+def outer(lr: float, momentum: float, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     """Return the outer optimizer: SGD, with Nesterov momentum unless ``momentum`` is 0."""
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
 

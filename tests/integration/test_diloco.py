@@ -59,18 +59,19 @@ def peers() -> Iterator[Peers]:
 # -- the algorithm -------------------------------------------------------------------------------
 
 
-def textbook(ranks: tuple[int, ...], inner_steps: int) -> list[torch.Tensor]:
+def textbook(ranks: tuple[int, ...], inner_steps: int, momentum: float = 0.9) -> list[torch.Tensor]:
     """Algorithm 1 of DiLoCo (arXiv:2311.08105), all replicas in one process.
 
     Args:
         ranks: of the peers, in the order in which their pseudo-gradients are added.
         inner_steps: H.
+        momentum: of the outer optimizer.
 
     Returns:
         The parameters after OUTER_STEPS outer steps.
     """
     common = [torch.nn.Parameter(value) for value in parameters(make_model())]
-    outer: Any = torch.optim.SGD(common, lr=0.7, momentum=0.9, nesterov=True)
+    outer: Any = torch.optim.SGD(common, lr=0.7, momentum=momentum, nesterov=True)
     models = {rank: make_model() for rank in ranks}
     inners = {rank: make_inner(model) for rank, model in models.items()}
     for outer_step in range(OUTER_STEPS):
@@ -99,6 +100,11 @@ def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: i
     wanted = textbook(tuple(range(count)), inner_steps)
     assert all(equal(one, wanted) for one in ended)
     assert [event.number for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
+
+
+def test_a_small_model_has_less_momentum_by_default(peers: Peers) -> None:
+    ended = peers.train_all(2, OUTER_STEPS * 4, sync_every=4, outer=None)
+    assert all(equal(one, textbook((0, 1), 4, momentum=0.6)) for one in ended)
 
 
 def test_what_the_outer_steps_tell(peers: Peers) -> None:

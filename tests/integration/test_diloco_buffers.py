@@ -86,7 +86,7 @@ def weighted_sum(values: list[torch.Tensor]) -> torch.Tensor:
 def textbook(count: int, sync_every: int) -> torch.nn.Module:
     """All replicas in one process; buffers are averaged by weight, counters are the first one's."""
     common, models = make_model(), [make_model() for _ in range(count)]
-    outer: Any = torch.optim.SGD(common.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    outer: Any = torch.optim.SGD(common.parameters(), lr=0.7, momentum=0.6, nesterov=True)
     inners = [make_inner(model) for model in models]
     for number in range(ROUNDS * sync_every):
         for rank, (model, inner) in enumerate(zip(models, inners, strict=True)):

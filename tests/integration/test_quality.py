@@ -20,7 +20,7 @@ from tests.support.commands import PCCL, environment_with, run_to_end
 from tests.support.diloco_peers import Peers
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
-from tests.support.quality_run import LENGTH, SEED, TINY, VARIANTS, real
+from tests.support.quality_run import LENGTH, SEED, TINY, VARIANTS, real, short
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +66,16 @@ def test_launched_processes_end_with_the_bits_of_the_batched_trainer(text: Text)
     jobs = [(variant, SEED) for variant in VARIANTS.values()]
     runs = train(jobs, LENGTH, text, TINY)
     assert ends == {name: [run.digest] * 2 for name, run in zip(VARIANTS, runs, strict=True)}
+
+
+def test_replicas_of_unequal_speed_end_with_one_model(text: Text) -> None:
+    """Three make 8 steps, and one makes 4 of them: each round has 4, 4, 4 and 2."""
+    equal = replace(short("sync"), replicas=4, sync_every=4)
+    unequal = replace(equal, slowest=2)
+    length = replace(LENGTH, steps=7)
+    runs = train([(unequal, SEED), (equal, SEED)], length, text, TINY)
+    assert unequal.longest(length.steps) == 8
+    assert len({run.digest for run in runs}) == 2
 
 
 def test_the_variants_end_with_different_models(text: Text) -> None:

@@ -51,6 +51,11 @@ def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, left, right))
 
 
+def paper_outer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """Make the outer optimizer of the papers, which have larger models than those of tests."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
 class Peers:
     """A run, and peers that train in threads."""
 
@@ -73,6 +78,7 @@ class Peers:
 
     def make(self, rank: int, model: torch.nn.Module, **options: Any) -> DiLoCo:
         self.events[rank] = []
+        options.setdefault("outer", paper_outer)
         return DiLoCo(
             model.named_parameters(),
             inner=make_inner(model),

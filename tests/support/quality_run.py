@@ -67,7 +67,7 @@ def real(comm: pccl.Communicator, variant: TrainingVariant, text: Text) -> str:
         batch.backward(excerpts(text, LENGTH, TINY, SEED, rank, step)[None])
         for parameter, gradient in gradients:  # an averager replaces them by its own
             parameter.grad = gradient
-        set_rate(inner, step, variant.lr, LENGTH)
+        set_rate(inner, step, variant, LENGTH)
 
     if not variant.sync_every:
         with GradientAverager(model, inner, comm=comm, min_peers=variant.replicas) as averager:

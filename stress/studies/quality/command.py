@@ -128,14 +128,15 @@ def grid(
 ) -> None:
     """Train each mode with its best settings, and print the differences seed by seed.
 
-    A compressed variant has the settings of its mode without compression.
+    A compressed variant has the settings of its mode without compression, ``unequal`` those of
+    ``sync``.
     """
-    from pccl.stress.studies.quality.variants import uncompressed, variants
+    from pccl.stress.studies.quality.variants import tuned_as, variants
 
     swept = by_settings(_read(tuned))
     jobs: list[tuple[TrainingVariant, int]] = []
     for variant in _checked(variants, modes, formats, replicas):
-        name = uncompressed(variant).name
+        name = tuned_as(variant).name
         if name not in swept:
             raise click.ClickException(f"{tuned} has no run of {name!r}; sweep it first")
         jobs += [(variant.tune(*best(swept[name])), seed) for seed in seeds]

@@ -47,8 +47,11 @@ class DiLoCoReplica:
     Args:
         model: the model, which this object changes at merges.
         variant: how to train.
+        rank: number of the replica in its run, from 0.
 
     Attributes:
+        pace: steps of the fastest replica that a step of this one takes, which are its seconds.
+        now_s: the time, in steps of the fastest replica.
         local: the local model.
         outer: the outer parameters.
         trainer: decides on launches and merges.
@@ -57,10 +60,11 @@ class DiLoCoReplica:
         compression: wire format and residuals of the averages.
     """
 
-    def __init__(self, model: GPT, variant: TrainingVariant) -> None:
+    def __init__(self, model: GPT, variant: TrainingVariant, rank: int) -> None:
         options = variant.options()
+        self.pace, self.now_s = variant.pace(rank), 0.0
         named = list(model.named_parameters())
-        timing = schedule(variant.sync_every, variant.fragments, variant.delay)
+        timing = schedule(options["sync_every"], variant.fragments, variant.delay)
         parts = partition([p.numel() for _, p in named], variant.fragments, "strided")
         self.local = LocalModel([[named[i] for i in part] for part in parts], options["outer"])
         self.outer = OuterParameters(
@@ -69,7 +73,7 @@ class DiLoCoReplica:
         mixing = timing.mixing(variant.mixing)
         timing.check_eager(variant.eager, mixing)
         self.trainer = LocalTrainer(
-            timing, self.local.parts, mixing, lambda: 0.0, eager=variant.eager
+            timing, self.local.parts, mixing, lambda: self.now_s, eager=variant.eager
         )
         self.compression = Compression(check_compression(variant.compression), pccl.ErrorFeedback())
         self.queue: deque[Contribution] = deque()
@@ -111,18 +115,24 @@ class MemoryRounds:
         self._advance()
 
     def stepped(self) -> None:
-        """Count an inner step of each replica, and make the launches and merges that are due."""
-        self._carry_out([one.trainer.step(1.0) for one in self._replicas])
+        """Count a step of the fastest replica; make the launches and merges that are due.
+
+        A slower one ends its step only in some of them.
+        """
+        for one in self._replicas:
+            one.now_s += 1
+        ended = [one for one in self._replicas if one.now_s % one.pace == 0]
+        self._carry_out(ended, [one.trainer.step(1.0) for one in ended])
 
     def finish(self) -> None:
         """Make the final rounds, and give all replicas the outer parameters."""
-        self._carry_out([one.trainer.finish() for one in self._replicas])
+        self._carry_out(self._replicas, [one.trainer.finish() for one in self._replicas])
         for one in self._replicas:
             one.local.take_over()
 
-    def _carry_out(self, steps: list[Steps]) -> None:
-        """Carry out the actions of all trainers; joint calls follow when no trainer can go on."""
-        pending = list(zip(self._replicas, steps, strict=True))
+    def _carry_out(self, replicas: list[DiLoCoReplica], steps: list[Steps]) -> None:
+        """Carry out the actions of trainers; joint calls follow when no trainer can go on."""
+        pending = list(zip(replicas, steps, strict=True))
         while pending:
             pending = [pair for pair in pending if not self._ends(*pair)]
             moved = self._advance()

@@ -25,7 +25,7 @@ class RunLength:
     """What all runs have alike.
 
     Attributes:
-        steps: inner steps of each replica.
+        steps: inner steps of each replica; of all on average, if they are unequally fast.
         excerpts: excerpts in a batch of one replica.
         warm_up: steps of the linear warm-up.
         held_out: excerpts for the evaluation, evenly spread over the held-out text.
@@ -49,9 +49,12 @@ def prepare(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner
 
 
-def set_rate(inner: torch.optim.Optimizer, step: int, peak: float, length: RunLength) -> None:
+def set_rate(
+    inner: torch.optim.Optimizer, step: int, variant: TrainingVariant, length: RunLength
+) -> None:
     """Set the rate of a step, the same on all replicas: warm-up, then half a cosine."""
-    rate = learning_rate(step, peak=peak, warm_up=length.warm_up, steps=length.steps)
+    steps = variant.longest(length.steps)
+    rate = learning_rate(step, peak=variant.lr, warm_up=length.warm_up, steps=steps)
     for group in inner.param_groups:
         group["lr"] = rate
 
@@ -82,15 +85,19 @@ class TrainedRun:
         self._gradients = GradientCalls(gradients) if not variant.sync_every else None
         self._rounds = None
         if variant.sync_every:
-            self._rounds = MemoryRounds([DiLoCoReplica(model, variant) for model in models])
+            replicas = [DiLoCoReplica(model, variant, rank) for rank, model in enumerate(models)]
+            self._rounds = MemoryRounds(replicas)
 
     def step(self, step: int, length: RunLength) -> None:
-        """Apply the gradients of a step, and make the joint calls that are due after it."""
+        """Apply the gradients of a step of the fastest replica; make the joint calls due then."""
+        if step >= self.variant.longest(length.steps):
+            return
         if self._gradients is not None:
             self._gradients.average()
-        for inner in self._inners:
-            set_rate(inner, step, self.variant.lr, length)
-            inner.step()
+        for rank, inner in enumerate(self._inners):
+            if (step + 1) % self.variant.pace(rank) == 0:
+                set_rate(inner, step, self.variant, length)
+                inner.step()
         if self._rounds is not None:
             self._rounds.stepped()
 
@@ -132,8 +139,11 @@ def train(
         own = slice(begin, begin + variant.replicas)
         runs.append(TrainedRun(variant, seed, batch.models[own], batch.gradients[own]))
         begin += variant.replicas
-    for step in range(length.steps):
-        drawn = [excerpts(text, length, shape, seed, rank, step) for _, seed, rank in rows]
+    for step in range(max(variant.longest(length.steps) for variant, _ in jobs)):
+        drawn = [
+            excerpts(text, length, shape, seed, rank, step // variant.pace(rank))
+            for variant, seed, rank in rows
+        ]
         batch.backward(torch.stack(drawn))
         for run in runs:
             run.step(step, length)

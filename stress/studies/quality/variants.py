@@ -31,6 +31,8 @@ class TrainingVariant:
         outer_momentum: its Nesterov momentum; 0: plain SGD.
         compression: wire format of the averages, with error feedback; None: none.
         inner: inner optimizer: ``"adamw"`` or ``"muon"``.
+        slowest: steps that the other replicas make while the last one makes one. Above 1,
+            ``sync_every`` is a time: a multiple of the time of its step.
     """
 
     mode: str
@@ -45,6 +47,7 @@ class TrainingVariant:
     outer_momentum: float = 0.0
     compression: str | None = None
     inner: str = "adamw"
+    slowest: int = 1
 
     @property
     def name(self) -> str:
@@ -55,8 +58,8 @@ class TrainingVariant:
     def options(self) -> dict[str, Any]:
         """Return the arguments of ``DiLoCo`` that this variant stands for."""
         return {
-            "sync_every": self.sync_every,
-            "outer": partial(outer, lr=self.outer_lr, momentum=self.outer_momentum),
+            "sync_every": self.sync_every if self.slowest == 1 else f"{self.sync_every}s",
+            "outer": partial(outer, self.outer_lr, self.outer_momentum),
             "delay": self.delay,
             "mixing": self.mixing,
             "eager": self.eager,
@@ -67,7 +70,18 @@ class TrainingVariant:
 
     def settings(self) -> dict[str, Any]:
         """Return all settings in plain values, for a line of JSON."""
-        return asdict(self)
+        settings = asdict(self)
+        if self.slowest == 1:
+            del settings["slowest"]  # as in lines that are older than this setting
+        return settings
+
+    def pace(self, rank: int) -> int:
+        """Return how many steps of the fastest replica a step of a replica takes."""
+        return self.slowest if rank == self.replicas - 1 else 1
+
+    def longest(self, steps: int) -> int:
+        """Return the steps of the fastest replica if all replicas make ``steps`` on average."""
+        return round(steps * self.replicas / (self.replicas - 1 + 1 / self.slowest))
 
     @property
     def tuned(self) -> tuple[float, float, float]:
@@ -91,9 +105,11 @@ MODES: Mapping[str, TrainingVariant] = {
         TrainingVariant(mode="late", delay=EVERY, outer_lr=0.7),
         TrainingVariant(mode="eager", delay=EVERY, eager=True),
         TrainingVariant(mode="muon", sync_every=30, inner="muon"),
+        TrainingVariant(mode="unequal", slowest=4),
     )
 }
-"""The modes, with settings to begin a sweep from. ``late`` and ``eager`` merge one round late."""
+"""The modes, with settings to begin a sweep from. ``late`` and ``eager`` merge one round late.
+In ``unequal`` the last replica is four times slower than the others, and averages are weighted."""
 
 BASELINES: Mapping[str, str] = {
     "sync": "data-parallel",
@@ -102,6 +118,7 @@ BASELINES: Mapping[str, str] = {
     "late": "sync",
     "eager": "sync",
     "muon": "sync",
+    "unequal": "sync",
 }
 """The mode that each mode is compared with. A compressed variant is compared with its own mode."""
 
@@ -109,6 +126,12 @@ BASELINES: Mapping[str, str] = {
 def uncompressed(variant: TrainingVariant) -> TrainingVariant:
     """Return the variant without compression."""
     return replace(variant, compression=None)
+
+
+def tuned_as(variant: TrainingVariant) -> TrainingVariant:
+    """Return the variant whose tuned settings a variant has: without compression, equally fast."""
+    mode = variant.mode if variant.slowest == 1 else BASELINES[variant.mode]
+    return replace(uncompressed(variant), mode=mode, slowest=1)
 
 
 def baseline(variant: TrainingVariant) -> str | None:

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from pccl.bindings.diloco import clipped  # noqa: E402
 from pccl.bindings.diloco.outer import OuterFragment  # noqa: E402
-from pccl.bindings.diloco.outer_optimizers import exact_norm  # noqa: E402
+from pccl.bindings.diloco.outer_optimizers import exact_norm, outer_factory  # noqa: E402
+from pccl.bindings.diloco.schedule import Schedule  # noqa: E402
 
 
 def plain(parameters: list[Any]) -> Any:
@@ -48,7 +49,30 @@ def test_of_two_limits_the_lower_one_holds(limits: tuple[float, float]) -> None:
     assert values.tolist() == pytest.approx([-0.6, -0.8])
 
 
-def test_the_optimizer_of_the_paper_is_clipped_by_default() -> None:
+@pytest.mark.parametrize(
+    ("size", "delay", "lr", "momentum"),
+    [
+        (9_999_999, 0, 0.7, 0.6),
+        (9_999_999, 5, 1.0, 0.0),
+        (9_999_999, 100, 1.0, 0.0),
+        (10_000_000, 0, 0.7, 0.9),
+        (10_000_000, 5, 0.7, 0.9),
+    ],
+)
+@pytest.mark.parametrize("norms", [(), (1.0,), (2.0, 1.0)])
+def test_the_default_depends_on_size_and_delay(
+    size: int, delay: int, lr: float, momentum: float, norms: tuple[float, ...]
+) -> None:
+    outer = None
+    for norm in norms:
+        outer = clipped(outer, max_norm=norm)
+    make: Any = outer_factory(outer, size, Schedule(delay=delay))
+    (group,) = make([torch.nn.Parameter(torch.zeros(1))]).param_groups
+    assert (group["lr"], group["momentum"], group["nesterov"]) == (lr, momentum, momentum > 0)
+    assert group.get("max_norm") == (1.0 if norms else None)
+
+
+def test_alone_the_optimizer_of_the_paper_is_clipped_by_default() -> None:
     make: Any = clipped(max_norm=1.0)
     made = make([torch.nn.Parameter(torch.zeros(1))])
     assert (made.param_groups[0]["lr"], made.param_groups[0]["momentum"]) == (0.7, 0.9)
