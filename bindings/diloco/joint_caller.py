@@ -294,7 +294,8 @@ class JointCaller:
         self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
             self._notify(GroupSynced(info, time.monotonic() - began_s))
-        return Members(self._comm.peer_id, info.members)
+        assert state.lineage is not None
+        return Members(self._comm.peer_id, info.members, run=state.lineage.run)
 
     def _take(self) -> Contribution | None:
         with self._changed:

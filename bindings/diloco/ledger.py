@@ -14,18 +14,25 @@ import numpy.typing as npt
 ROUNDS_KEPT = 16
 """Number of rounds that the ledger keeps. A peer treats its work in older rounds as applied."""
 
-CONTRIBUTORS_MAX = 255
+CONTRIBUTORS_MAX = 254
 """Most contributors that a round can list; in a larger round, all peers count as contributors."""
 
-_COLUMNS = 2 + CONTRIBUTORS_MAX
+_RUN_BYTES = 8
+_COLUMNS = 3 + CONTRIBUTORS_MAX
 _HEAD = 2
 
 
 class Ledger:
     """The ledger of one replica: a view of an array in the shared state.
 
+    A row names its run, because another run gives the same ids to other peers.
+
     Args:
         values: the array, shape (``Ledger.SIZE``,); all zeros at the beginning of a run.
+
+    Attributes:
+        run: id of the replica's run; empty before its first synchronization. Rounds that it replays
+            until then count for the run of the previous round.
     """
 
     SIZE = _HEAD + ROUNDS_KEPT * _COLUMNS
@@ -33,7 +40,9 @@ class Ledger:
     def __init__(self, values: npt.NDArray[np.int64]) -> None:
         self._head = values[:_HEAD]
         self._rows = values[_HEAD:].reshape(ROUNDS_KEPT, _COLUMNS)
-        """One row per round: its number plus 1, the number of contributors plus 1, their ids."""
+        """One row per round: its number plus 1, the number of contributors plus 1, the first bytes
+        of the run's id, the contributors' ids."""
+        self.run = b""
 
     @property
     def number(self) -> int:
@@ -62,19 +71,23 @@ class Ledger:
         row = self._rows[number % ROUNDS_KEPT]
         row[:] = 0
         row[0] = number + 1
+        last = self._rows[(number - 1) % ROUNDS_KEPT]
+        row[2] = _short(self.run) if self.run else last[2]
         if len(contributors) <= CONTRIBUTORS_MAX:
             row[1] = len(contributors) + 1
-            row[2 : 2 + len(contributors)] = sorted(contributors)
+            row[3 : 3 + len(contributors)] = sorted(contributors)
         self._head[:] = number + 1, 0
 
-    def has_applied(self, number: int, peer: int) -> bool:
-        """Whether the outer parameters contain a peer's work in a round; True if unknown."""
+    def has_applied(self, number: int, peer: int, run: bytes) -> bool:
+        """Whether the outer parameters contain the work of a peer of ``run``; True if unknown."""
         if number >= self.number:
             return False
         row = self._rows[number % ROUNDS_KEPT]
-        if row[0] != number + 1 or not row[1]:
+        if row[0] != number + 1:
             return True
-        return peer in row[2 : 1 + row[1]].tolist()
+        if row[2] != _short(run):
+            return False  # the round with this number in another run
+        return not row[1] or peer in row[3 : 2 + row[1]].tolist()
 
 
 class Revisions:
@@ -104,3 +117,7 @@ class Revisions:
         if self._synced is None:
             return 2 * number + 1 if number else 0  # a round and a synchronization count one each
         return self._synced + 1 + number - self._number
+
+
+def _short(run: bytes) -> int:
+    return int.from_bytes(run[:_RUN_BYTES], "little", signed=True)

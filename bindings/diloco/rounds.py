@@ -111,11 +111,13 @@ class Members:
         peer: id of this replica.
         ids: ids of all members, in ring order.
         is_whole: whether all replicas that consist of several peers are complete.
+        run: id of the run, after a synchronization.
     """
 
     peer: int
     ids: tuple[int, ...]
     is_whole: bool = True
+    run: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,17 +276,16 @@ class Rounds:
         self._outer = outer
         self._notify = notify
         self._min_peers = min_peers
-        self._entry = 0
-        self._peer = 0
+        self._entry = self._peer = 0
         self._synced: frozenset[int] = frozenset()
         """Ids of the members whose states were equal after the last synchronization."""
         self._members: tuple[int, ...] = ()
         self._is_offered = False
         """Whether newcomers that have left may still come again for the last offer."""
-        self._doubt: tuple[int, int] | None = None
-        """Round that is being reduced with work of this replica, and the replica's id in it."""
-        self._committed: list[tuple[int, int]] = []
-        """The last rounds of this entry with this replica's work, and its id in each."""
+        self._doubt: tuple[int, int, bytes] | None = None
+        """Round that is being reduced with work of this replica, and the replica's id and run."""
+        self._committed: list[tuple[int, int, bytes]] = []
+        """Likewise the last rounds of this entry with this replica's work."""
         self._kept = 2 * schedule.fragments
         """Most rounds that may be unmerged: two of each fragment, because of final rounds."""
         self._losses = 0
@@ -344,11 +345,10 @@ class Rounds:
         # before it.
         ledger = self._outer.ledger
         asked = self._committed if self._doubt is None else [*self._committed, self._doubt]
-        applied = [number for number, peer in asked if ledger.has_applied(number, peer)]
-        believed = {number for number, _ in self._committed}
+        applied = [mine[0] for mine in asked if ledger.has_applied(*mine)]
+        believed = {number for number, *_ in self._committed}
         corrected = {self._schedule.fragment(n) for n in believed.symmetric_difference(applied)}
-        self._doubt = None
-        self._committed.clear()
+        self._doubt, self._committed = None, []
         self._is_offered = False
         self._entry += 1
         self._notify(
@@ -441,6 +441,7 @@ class Rounds:
             else:
                 break
         self._synced = frozenset(members.ids)
+        self._outer.ledger.run = members.run
         self._note(members)
         return True
 
@@ -451,8 +452,8 @@ class Rounds:
             self._notify(members)
 
     def _contribute(self, contribution: Contribution) -> Steps:
-        if contribution.weight:
-            self._doubt = contribution.number, self._peer
+        mine = contribution.number, self._peer, self._outer.ledger.run
+        self._doubt = mine if contribution.weight else None
         if contribution.buffers is not None:
             with suppress(TooFewPeers):  # alone: the sum is the own contribution
                 leads = self._peer == min(self._members)
@@ -473,8 +474,7 @@ class Rounds:
             self._tell_entry()
             return
         if contribution.weight:
-            kept = [*self._committed, (contribution.number, self._peer)]
-            self._committed = kept[-self._kept :]
+            self._committed = [*self._committed, mine][-self._kept :]
         self._notify(RoundCommitted(contribution, average, norms, state))
         yield from self._sync()  # newcomers can now fetch the new state
 

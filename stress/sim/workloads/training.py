@@ -388,7 +388,7 @@ class _Life:
             info.revision,
             outer.contents(),
         )
-        return Members(process.peer, result.members)
+        return Members(process.peer, result.members, run=operation.run)
 
     async def _take(self) -> Contribution | None:
         self._is_idle = not self._queue

@@ -17,20 +17,20 @@ def empty() -> Ledger:
 def test_a_run_begins_before_round_0() -> None:
     ledger = empty()
     assert (ledger.number, ledger.is_open) == (0, False)
-    assert not ledger.has_applied(0, 1)
+    assert not ledger.has_applied(0, 1, b"")
 
 
 def test_a_round_opens_and_closes() -> None:
     ledger = empty()
     ledger.open()
     assert (ledger.number, ledger.is_open) == (0, True)
-    assert not ledger.has_applied(0, 7)
+    assert not ledger.has_applied(0, 7, b"")
     ledger.close([9, 7])
     assert (ledger.number, ledger.is_open) == (1, False)
-    assert ledger.has_applied(0, 7)
-    assert ledger.has_applied(0, 9)
-    assert not ledger.has_applied(0, 8)
-    assert not ledger.has_applied(1, 7)
+    assert ledger.has_applied(0, 7, b"")
+    assert ledger.has_applied(0, 9, b"")
+    assert not ledger.has_applied(0, 8, b"")
+    assert not ledger.has_applied(1, 7, b"")
 
 
 def test_who_has_replayed_rounds_offers_more_than_who_has_nothing() -> None:
@@ -70,8 +70,8 @@ def test_each_synchronization_and_each_round_counts() -> None:
 def test_a_round_without_contributors_has_nobodys_work() -> None:
     ledger = empty()
     ledger.close([])
-    assert not ledger.has_applied(0, 0)
-    assert not ledger.has_applied(0, 1)
+    assert not ledger.has_applied(0, 0, b"")
+    assert not ledger.has_applied(0, 1, b"")
 
 
 def test_it_is_a_view_of_the_shared_array_and_follows_it() -> None:
@@ -80,7 +80,39 @@ def test_it_is_a_view_of_the_shared_array_and_follows_it() -> None:
     ledger = Ledger(mine)
     mine[:] = theirs
     assert ledger.number == 1
-    assert ledger.has_applied(0, 3)
+    assert ledger.has_applied(0, 3, b"")
+
+
+def test_a_peer_of_another_run_with_the_same_id_is_another_peer() -> None:
+    ledger = empty()
+    ledger.run = b"first run"
+    ledger.close([1])
+    ledger.run = b"second run"
+    ledger.close([1])
+    assert ledger.has_applied(0, 1, b"first run")
+    assert not ledger.has_applied(0, 1, b"second run")
+    assert ledger.has_applied(1, 1, b"second run")
+    assert not ledger.has_applied(1, 1, b"first run")
+
+
+def test_a_crowd_of_another_run_leaves_no_doubt() -> None:
+    ledger = empty()
+    ledger.run = b"second run"
+    ledger.close(range(1, CONTRIBUTORS_MAX + 2))
+    assert ledger.has_applied(0, 1, b"second run")
+    assert not ledger.has_applied(0, 1, b"first run")
+
+
+def test_a_newcomer_that_replays_a_round_writes_the_run_of_the_one_before() -> None:
+    mine, theirs = np.zeros(Ledger.SIZE, np.int64), np.zeros(Ledger.SIZE, np.int64)
+    member, newcomer = Ledger(theirs), Ledger(mine)
+    member.run = b"a run"
+    for _ in range(ROUNDS_KEPT + 1):
+        member.close([1])
+        mine[:] = theirs
+        newcomer.close([1, 2])
+        member.close([1, 2])
+        assert mine.tobytes() == theirs.tobytes()
 
 
 def test_the_order_of_contributors_does_not_show() -> None:
@@ -95,8 +127,8 @@ def test_a_shorter_row_leaves_nothing_of_the_one_before() -> None:
     for _ in range(ROUNDS_KEPT):
         ledger.close([1, 2, 3])
     ledger.close([4])  # in the row of round 0
-    assert ledger.has_applied(ROUNDS_KEPT, 4)
-    assert not any(ledger.has_applied(ROUNDS_KEPT, peer) for peer in (0, 1, 2, 3))
+    assert ledger.has_applied(ROUNDS_KEPT, 4, b"")
+    assert not any(ledger.has_applied(ROUNDS_KEPT, peer, b"") for peer in (0, 1, 2, 3))
 
 
 def test_who_is_in_doubt_too_long_takes_its_work_for_applied() -> None:
@@ -104,17 +136,17 @@ def test_who_is_in_doubt_too_long_takes_its_work_for_applied() -> None:
     ledger.close([1])
     for _ in range(ROUNDS_KEPT - 1):
         ledger.close([2])
-    assert not ledger.has_applied(0, 2)
+    assert not ledger.has_applied(0, 2, b"")
     ledger.close([2])
-    assert ledger.has_applied(0, 2)  # forgotten: at most once, rather than twice
+    assert ledger.has_applied(0, 2, b"")  # forgotten: at most once, rather than twice
 
 
 @pytest.mark.parametrize("count", [CONTRIBUTORS_MAX, CONTRIBUTORS_MAX + 1])
 def test_a_crowd_is_not_written_down(count: int) -> None:
     ledger = empty()
     ledger.close(range(1, count + 1))
-    assert ledger.has_applied(0, count)
-    assert ledger.has_applied(0, count + 1) == (count > CONTRIBUTORS_MAX)
+    assert ledger.has_applied(0, count, b"")
+    assert ledger.has_applied(0, count + 1, b"") == (count > CONTRIBUTORS_MAX)
 
 
 @given(
@@ -132,7 +164,7 @@ def test_it_answers_as_a_list_of_everything_would_or_with_doubt(
     for contributors in rounds:
         ledger.open()
         ledger.close(sorted(contributors))
-    answer = ledger.has_applied(asked, peer)
+    answer = ledger.has_applied(asked, peer, b"")
     if asked >= len(rounds):
         assert answer is False
     elif asked < len(rounds) - 16 or len(rounds[asked]) > 255:

@@ -16,6 +16,8 @@ import pccl
 from pccl.bindings.events import Event, InnerStep, MembersChanged
 from pccl.errors import DescriptorMismatch, Evicted, MasterLost, PCCLError, TooFewPeers
 from pccl.observe.events import MasterDisconnected
+from pccl.protocol.shared_state import Lineage
+from pccl.protocol.types import SYNC_TAG, OperationId
 from tests.support.patience import LIMIT_S
 
 torch: Any = pytest.importorskip("torch")
@@ -70,6 +72,7 @@ class Alone:
         assert resume == "advanced"
         if self.syncs:
             self.syncs.pop(0)()
+        state.synchronized(state.revision, Lineage(b"the run", OperationId(1, 0, 1, SYNC_TAG, 0)))
         return Info(state.revision)
 
     def all_reduce(self, values: Any, result: Any = None, **options: Any) -> Info:

@@ -186,7 +186,7 @@ def test_a_saved_state_goes_on_in_another(name: str) -> None:
     one.apply(0, second[:10].clone())  # what is saved is a copy
     two.load_state_dict(saved)
     assert two.state.revision == 7
-    assert (two.ledger.number, two.ledger.has_applied(0, 4)) == (1, True)
+    assert (two.ledger.number, two.ledger.has_applied(0, 4, b"")) == (1, True)
     assert [value.data_ptr() for *_, value in two.fragments[0].state_entries()] == pointers
     two.apply(0, second[:10].clone())
     for mine, theirs in zip(one.fragments, two.fragments, strict=True):

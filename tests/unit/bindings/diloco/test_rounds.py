@@ -133,8 +133,8 @@ def evicted(cause: RemovalCause) -> Evicted:
     return error
 
 
-def members(*ids: int, mine: int = MINE) -> Members:
-    return Members(mine, ids)
+def members(*ids: int, mine: int = MINE, run: bytes = b"") -> Members:
+    return Members(mine, ids, run=run)
 
 
 def state(script: Script, number: int, value: int, *, is_open: bool = False) -> None:
@@ -179,9 +179,9 @@ def test_a_round_is_update_reduce_apply_sync() -> None:
     assert script.send(members(MINE, 5)) == Take()
     ledger = script.outer.ledger
     assert (ledger.number, ledger.is_open) == (1, False)
-    assert ledger.has_applied(0, MINE)
-    assert ledger.has_applied(0, 5)
-    assert not ledger.has_applied(0, 4)
+    assert ledger.has_applied(0, MINE, b"")
+    assert ledger.has_applied(0, 5, b"")
+    assert not ledger.has_applied(0, 4, b"")
 
 
 def test_no_more_work_ends_it() -> None:
@@ -222,7 +222,7 @@ def test_alone_the_own_work_is_the_average() -> None:
     assert script.answer(mine, members(MINE), TooFewPeers()) == Sync()
     assert script.news() == [RoundCommitted(mine, Average((MINE,), 1.0), (8.0, 8.0))]
     assert script.outer.values == [92]
-    assert script.outer.ledger.has_applied(0, MINE)
+    assert script.outer.ledger.has_applied(0, MINE, b"")
 
 
 def test_a_round_in_which_nobody_has_worked_changes_nothing_but_its_number() -> None:
@@ -339,6 +339,19 @@ def test_cut_off_in_the_reduce_the_ledger_decides(
     applied = (0,) if MINE in contributors else ()
     entered = Entered(entry=2, number=1, is_open=False, applied=applied, corrected=applied)
     assert script.news() == [entered]
+
+
+@pytest.mark.parametrize("made_in", [b"old run", b"new run"])
+def test_the_id_of_this_replica_may_be_anothers_in_the_next_run(made_in: bytes) -> None:
+    """A new master has lost all data: its run counts ids and rounds from the beginning."""
+    script = Script()
+    old, new = members(MINE, 5, run=b"old run"), members(MINE, 5, 9, mine=9, run=b"new run")
+    script.answer(old, old, script.contribution(0, 8), old, MasterLost(), new)
+    script.outer.ledger.run = made_in  # as the sources of the synchronization have written
+    script.outer.ledger.close((MINE, 5))
+    assert script.send(new) == Take()
+    applied = (0,) if made_in == b"old run" else ()
+    assert script.news()[-1].applied == applied
 
 
 def test_cut_off_in_a_reduce_that_is_not_over_it_was_not_applied() -> None:
@@ -647,7 +660,7 @@ def test_a_replica_that_the_guard_excludes_enters_anew_without_its_work() -> Non
     assert script.answer(mine, members(MINE, 5)) == Reduce(mine)
     assert script.send(Average((5,), 3.0, is_excluded=True)) == Sync()
     assert script.outer.ledger.number == 1
-    assert not script.outer.ledger.has_applied(0, MINE)
+    assert not script.outer.ledger.has_applied(0, MINE, b"")
     assert script.news() == []
     assert script.send(members(MINE, 5)) == Take()
     anew = Entered(entry=2, number=1, is_open=False, applied=(), is_reset=True)
