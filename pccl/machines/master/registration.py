@@ -265,6 +265,10 @@ class Registration:
             if peer.connection is not None:
                 self._connections.bind(peer.connection, peer)
         self._links.begin_anew()
+        for report in recovered.returned:
+            if report.connection is not None:  # its address may have changed with the master away
+                hosts = report.header.registration.hosts
+                self._note_address(self.membership.peers[report.peer], report.connection, hosts)
         for peer in peers:
             if peer.connection is not None:
                 self._links.test_addresses(peer)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pccl.machines.master.events import (
+    Announce,
     CloseConnection,
     ConnectionOpened,
     MasterAnswered,
@@ -13,7 +16,7 @@ from pccl.machines.master.events import (
 from pccl.machines.master.succession.vouched import Vouched
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.allowance import Trust
-from pccl.protocol.limits import PENDING_MAX, TERM_GAP
+from pccl.protocol.limits import PENDING_MAX, TERM_GAP, Timing
 from pccl.protocol.types import PeerId, RemovalCause
 from tests.support.master_stage import MASTER, NEXT, RUN, MasterStage, closed, sent, told
 from tests.support.scenarios import key, roster
@@ -187,6 +190,22 @@ def test_a_roster_is_told_once_and_not_too_many(monkeypatch: pytest.MonkeyPatch)
         assert master.say(1, known=known) == [
             CloseConnection(1, "the peer reported too many rosters, or one twice")
         ]
+
+
+def test_a_member_that_returns_from_elsewhere_is_dialled_there() -> None:
+    """Its address has changed while there was no master, or the last one did not hear of it."""
+    usual = roster(7, 4, 1, 2, 3)
+    before = replace(usual.members[1], host="198.51.100.7")
+    known = (replace(usual, members=(usual.members[0], before, usual.members[2])),)
+    master = MasterStage().restarted()
+    effects = [effect for peer in (1, 2, 3) for effect in master.come(peer, known=known)]
+    assert Announce("moved", PeerId(2), "", 0, "to 10.0.0.2:4002") in effects
+    plans = {to: plan.elders for to, plan in told(effects, msg.LinkPlan)}
+    assert [one.host for one in plans[3]] == ["10.0.0.1", "10.0.0.2"]
+    news = told(master.wait(Timing().heartbeat_s, 1, 2, 3), msg.RosterChanged)
+    assert {to: one.roster.members[1].host for to, one in news} == dict.fromkeys(
+        (1, 2, 3), "10.0.0.2"
+    )
 
 
 def test_two_restarts_in_a_row_give_out_different_ids() -> None:
