@@ -106,7 +106,8 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         85,  # a run that had lost its last member waited for a majority, and a newcomer for it
         1564,  # one run had only begun, and its beginning won over what another run had trained
         993,  # the last member was killed while its control connection was half open
-        21531,  # a member returned to a new master from elsewhere, and was dialled where it had been
+        21133,  # a new master trusted the norm of a peer that the last one had flagged
+        21531,  # a member returned to a new master from elsewhere, and was dialled as before
         21595,  # in the next run another peer had its id, and its work was taken for applied
         821060,  # a frozen member read a dead master's words, and the checker minded
     ],

@@ -50,6 +50,8 @@ class CollectiveBallot(Ballot):
         """Member -> norm of its contribution, if it is guarded; None: not finite."""
         self._history = history
         self._flagged: tuple[FlaggedContribution, ...] = ()
+        self._is_judged = False
+        """Whether this master's guard has judged the contributions."""
         self._eager: dict[PeerId, Eager] = {}
         """The members that send before the start."""
         self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
@@ -80,7 +82,12 @@ class CollectiveBallot(Ballot):
 
     @property
     def trusted_norms(self) -> tuple[float, ...]:
-        """The norms of a guarded average that count for later rounds."""
+        """The norms of a guarded average that count for later rounds.
+
+        If an earlier master judged the contributions, this one does not know which it flagged.
+        """
+        if not self._is_judged:
+            return ()
         flagged = {self.members[one.rank] for one in self._flagged}
         return tuple(
             norm
@@ -309,6 +316,7 @@ class CollectiveBallot(Ballot):
             past = self._history.past(self.operation, asked) if self._history is not None else ()
             norms = [self._norms[peer] for peer in self.members]
             self._flagged = judge(asked.guard, self.weights, norms, past)
+            self._is_judged = True
         return Start(self.weights, self._flagged)
 
     def _is_ahead(self, peer: PeerId) -> bool:

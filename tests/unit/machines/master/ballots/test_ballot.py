@@ -254,6 +254,17 @@ def test_the_past_of_the_tag_decides_about_outliers() -> None:
     assert last[-1].trusted_norms == (1.0, 1.0)
 
 
+def test_a_master_trusts_no_norms_that_an_earlier_master_has_judged() -> None:
+    """Not all members have returned, and it does not know which of them were flagged."""
+    made = CollectiveBallot(OPERATION, (A, B, C), A, 0, NormHistory(), inherited=True)
+    for peer, norm in ((A, 1.0), (B, 70.0)):
+        assert made.request(peer, GUARDED, 0, weight=2.0, norm=norm) is None
+    assert isinstance(made.done(A, b"x", 0), Start)
+    assert made.done(B, b"x", 0) is None
+    assert isinstance(made.lose([C], "lost", 0), Commit)
+    assert made.trusted_norms == ()
+
+
 def test_a_guard_without_weights_is_ignored() -> None:
     odd = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, guard=GUARD)
     made = CollectiveBallot(OPERATION, (A, B), A, 0)
