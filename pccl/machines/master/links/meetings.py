@@ -14,7 +14,7 @@ Pure state: ``PeerLinks`` sends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 
@@ -50,6 +50,10 @@ class _Meeting:
     """The meetings of a pair of peers that has no link, or got one lately."""
 
     tries: int = 0
+    excused: int = 0
+    """How many of these named relays before the last relay was removed from the run."""
+    relay: PeerId = NOBODY
+    """The last relay."""
     due_ns: int = 0
     told_ns: int = 0
     named: set[PeerId] = field(default_factory=set[PeerId])
@@ -122,6 +126,12 @@ class Meetings:
                 newcomer.pending_ns = now_ns  # the deadline of its link begins anew
             yield from told
 
+    def forget(self, gone: Collection[PeerId]) -> None:
+        """Count tries anew where a relay is removed: the members need another one, and time."""
+        for meeting in self._meetings.values():
+            if meeting.relay in gone:
+                meeting.excused = meeting.tries
+
     def demand(self, pairs: Iterable[Pair]) -> None:
         """Give these members a link, because an operation has to move data between them."""
         self._demanded.update(pairs)
@@ -131,7 +141,8 @@ class Meetings:
         known = self._meetings.get(pair) or _Meeting()
         if known.tries and self._membership.links.are_linked(*pair):
             return now_ns < known.told_ns + (self._pause_ns << _DOUBLINGS_MAX)  # one end knows it
-        if known.tries > _OPEN_TRIES or (known.tries == _OPEN_TRIES and now_ns >= known.due_ns):
+        tries = known.tries - known.excused
+        if tries > _OPEN_TRIES or (tries == _OPEN_TRIES and now_ns >= known.due_ns):
             return False  # after fewer tries, a heartbeat brings the next one
         one, other = (self._membership.peers[peer] for peer in pair)
         return bool(self.relays(one, other)) and self._has_given_up(pair)
@@ -201,6 +212,7 @@ class Meetings:
                 meeting.named.clear()
             meeting.named.add(relay.peer)
             meeting.tries += 1
+            meeting.relay = relay.peer
             meeting.told_ns = now_ns
             yield one, msg.Meet(other.member, relay)
             yield other, msg.Meet(one.member, relay)

@@ -103,6 +103,7 @@ class PeerLinks:
     def forget(self, peers: list[RegisteredPeer]) -> None:
         """Forget peers before they are removed from the membership."""
         self._plans.remove(peers)
+        self._meetings.forget({peer.id for peer in peers})
         for peer in peers:
             self._moved.pop(peer.id, None)
         if self._reachability is not None:

@@ -503,6 +503,32 @@ def test_after_a_link_that_lasted_the_next_meeting_is_a_first_one() -> None:
     assert run.is_open(40 * S)
 
 
+def test_a_relay_that_is_removed_leaves_time_for_two_more_meetings() -> None:
+    run = MeetingRun(5)
+    run.down(0)
+    assert run.beat(PAUSE) == meet(1, 2, 3)
+    assert run.beat(2 * PAUSE) == meet(1, 2, 4)
+    run.up(2 * PAUSE, relay=4)
+    lost_ns = 2 * PAUSE + LASTING // 2
+    run.meetings.forget({FOUR})
+    run.membership.remove([run[FOUR]])
+    run.down(lost_ns)
+    assert run.is_open(lost_ns)
+    assert run.beat(lost_ns + PAUSE) == meet(1, 2, 5)
+    assert run.beat(lost_ns + 2 * PAUSE) == meet(1, 2, 3)
+    assert run.is_open(lost_ns + 3 * PAUSE - 1)
+    assert not run.is_open(lost_ns + 3 * PAUSE)
+
+
+def test_a_removed_peer_that_is_not_the_last_relay_changes_nothing() -> None:
+    run = MeetingRun(5)
+    run.down(0)
+    assert run.beat(PAUSE) == meet(1, 2, 3)
+    assert run.beat(2 * PAUSE) == meet(1, 2, 4)
+    run.meetings.forget({THREE})
+    assert not run.is_open(3 * PAUSE)
+
+
 # -- cost ----------------------------------------------------------------------------------------
 
 
