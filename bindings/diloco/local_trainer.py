@@ -151,6 +151,8 @@ class LocalTrainer:
             self._buffers.anchor(buffers)
         self._taken.clear()
         self.commits.clear()
+        if entered.is_reset:
+            self.pipeline.leave_out_work()
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
 
     def stay(self, entered: Entered) -> None:

@@ -48,6 +48,7 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["buffers"] > 100
     assert done["inner state fetched"] > 0
     assert done["training: Evicted"] > 0
+    assert done["halves contributed"] > 0
 
 
 def quiet(mode: Mode) -> Scenario:
@@ -96,6 +97,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
+        11,  # who dropped its work, as a guard had excluded some, counted it in the next weight
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
         125,  # without its majority a master went on with a newcomer, and the checker blamed it
         245,  # who was cut off was refused once, and gave up

@@ -13,10 +13,12 @@
   that the process merged, in its work in flight, or in the difference of base and parameters. Or
   the process dropped it by merging a round that was in flight during the step, as the mode allows,
   or because a guard had excluded some of its work.
+* The weight of a contribution is that of the inner steps in it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.bindings.diloco.ledger import Ledger
+from pccl.bindings.diloco.rounds import Contribution
 from pccl.protocol.types import PeerId
 from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.in_run import InRun
@@ -38,6 +41,7 @@ from pccl.stress.sim.workloads.toy_model import (
     Whole,
     digit,
     places_of,
+    steps_in,
     whole,
 )
 from pccl.stress.sim.workloads.training_plan import TrainingPlan
@@ -228,7 +232,8 @@ class TrainingCheckers:
     def _check_once(self, who: str, fragment: int, values: Whole) -> None:
         for axis, made in enumerate(self._made):
             applied = -values[places_of(axis)]
-            if np.any(applied & ~made):
+            halves = made >> 1 if self._training.mixing else 0
+            if np.any(applied & ~(made | halves)) or np.any(applied & applied >> 1 & halves):
                 raise Violation(
                     f"{who}: fragment {fragment} contains work of axis {axis} that was not done "
                     f"or is counted twice: {applied.tolist()} of {made.tolist()}"
@@ -245,8 +250,28 @@ class TrainingCheckers:
 
     def stepped(self, axis: int, number: int) -> None:
         """Record an inner step of a process."""
-        place, value = digit(number, self._training.digits)
+        place, value = digit(number, self._training.digits, self._training.unit)
         self._made[axis][place] += value
+
+    def weighs(self, who: str, contribution: Contribution, weight: float, steps: int) -> None:
+        """Check the weight of a contribution.
+
+        Args:
+            who: name of the process.
+            contribution: what it puts into a round.
+            weight: weight of each of its inner steps.
+            steps: number of its inner steps so far.
+        """
+        if steps > PLACES * self._training.digits:
+            return  # the last steps did nothing
+        made = steps_in(contribution.values, self._training.unit)
+        expected = weight * made
+        self._done["halves contributed"] += made % 1 > 0
+        if not math.isclose(contribution.weight, expected, abs_tol=1e-9):
+            raise Violation(
+                f"{who}: its work in round {contribution.number} weighs {contribution.weight:g} "
+                f"instead of {expected:g}"
+            )
 
     def reduces(self, axis: int, number: int) -> None:
         """Record that a process puts work into a round."""

@@ -5,6 +5,9 @@ place number ``k // 8``, in all fragments. Members add up their work, and the ou
 the sum from the outer parameters. So the digits of the outer parameters, in base 4, show how often
 they contain each inner step of each process.
 
+If merges mix, they keep half of the work that they discard otherwise. Then a step subtracts twice
+as much, so that half of it is a whole number, too.
+
 With extras, each process also has two buffers: a number, which members average, and its count of
 inner steps, which they take from one member. That count is its inner optimizer's state, too.
 """
@@ -45,10 +48,22 @@ _BUFFERS = 2
 _HEAD = 2
 
 
-def digit(step: int, digits: int) -> tuple[int, int]:
-    """Return place and value of an inner step; the value is 0 if no place is left."""
+def digit(step: int, digits: int, unit: int = 1) -> tuple[int, int]:
+    """Return place and value of an inner step; the value is 0 if no place is left.
+
+    Args:
+        step: number of the step.
+        digits: number of inner steps in one place.
+        unit: digit of a whole step.
+    """
     place = step // digits
-    return (place, 4 ** (step % digits)) if place < PLACES else (0, 0)
+    return (place, unit * 4 ** (step % digits)) if place < PLACES else (0, 0)
+
+
+def steps_in(work: Whole, unit: int = 1) -> float:
+    """Return the number of inner steps in some work; half a step counts as a half."""
+    halves = sum(int(value) >> shift & 3 for value in work if value for shift in range(0, 62, 2))
+    return halves / unit
 
 
 def places_of(axis: int) -> slice:
@@ -209,10 +224,12 @@ class ToyPart:
         return common - work.astype(np.float32)
 
     def merge(self, common: Floats, mixing: float) -> None:
-        """Replace the parameters by outer parameters, and drop the work; nothing is mixed."""
-        assert not mixing
-        self.given_up = self.work()
-        self.params, self.base = whole(common), whole(common)
+        """Replace the parameters by outer parameters; drop the work, except for its share."""
+        work = self.work()
+        kept = (work * mixing).astype(np.int64)
+        assert np.array_equal(kept, work * mixing), "a step was halved twice"
+        self.given_up, self.base = work - kept, whole(common)
+        self.params = self.base - kept
 
     def anchor(self, common: Any, lost: Iterable[Whole]) -> bool:
         """Take outer parameters as the base, and add the work since the old base and lost work."""
@@ -246,9 +263,9 @@ class ToyBuffers:
         self.merge(common, 0.0)
 
     def merge(self, common: Doubles, mixing: float) -> None:
-        """Replace both numbers; nothing is mixed."""
-        assert not mixing
-        self.values[:] = common
+        """Replace both numbers; keep a share of the one that is averaged."""
+        mixed = mixing * self.values[0] + (1 - mixing) * common[0]
+        self.values[:] = mixed, common[1]
 
 
 class ToyReplica:
@@ -259,6 +276,7 @@ class ToyReplica:
         axis: chooses the places of the process.
         axes: maximum number of processes.
         digits: number of inner steps in one place.
+        unit: digit of a whole step.
 
     Attributes:
         parts: by fragment.
@@ -266,16 +284,18 @@ class ToyReplica:
         taken: pseudo-gradients in flight, by number of the round.
     """
 
-    def __init__(self, fragments: int, axis: int, axes: int, digits: int = DIGITS) -> None:
+    def __init__(
+        self, fragments: int, axis: int, axes: int, digits: int = DIGITS, unit: int = 1
+    ) -> None:
         self.axis = axis
-        self._digits = digits
+        self._digits, self._unit = digits, unit
         self.parts = [ToyPart(axis, axes) for _ in range(fragments)]
         self.buffers = ToyBuffers(axis)
         self.taken: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
         """Make an inner step in all fragments."""
-        place, value = digit(number, self._digits)
+        place, value = digit(number, self._digits, self._unit)
         for part in self.parts:
             part.step(place, value)
         self.buffers.step()

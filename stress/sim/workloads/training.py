@@ -111,12 +111,12 @@ class _Life:
         self._outer = ToyOuter(
             schedule.fragments, axes, training.piece_bytes, extras=training.extras
         )
-        self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits)
+        self._replica = ToyReplica(schedule.fragments, axis, axes, training.digits, training.unit)
         self._reduces = TrainingReduces(parts, process, self._outer, self._replica)
         self._trainer = LocalTrainer(
             schedule,
             self._replica.parts,
-            0.0,
+            training.mixing,
             lambda: self._now_s,
             self._replica.buffers if training.extras else None,
             eager=training.eager,
@@ -167,12 +167,12 @@ class _Life:
         while not (self._time_is_up and self._is_at_end_of_period):
             await self._sleep(self._pace_ns)
             self._check()
+            self._hear()
             self._replica.step(self._steps)
             self._training_checkers.stepped(self._replica.axis, self._steps)
             self._steps += 1
             self._outer.inner_steps = self._steps
             self._training_checkers.may_be_offered.add(self._steps)
-            self._hear()
             await self._do(self._trainer.step(self._weight))
         await self._do(self._trainer.finish())
         await self._until(lambda: self._is_idle)
@@ -215,6 +215,7 @@ class _Life:
                     self._hear()
 
     def _put(self, contribution: Contribution) -> None:
+        self._training_checkers.weighs(self._who, contribution, self._weight, self._steps)
         self._replica.taken[contribution.number] = contribution.values
         if contribution.buffers is not None and self._reduces.is_broken(contribution):
             contribution.buffers[:] = 0.0

@@ -16,6 +16,7 @@ _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 """Precise enough to tell digits apart; their rounding errors are still far above float32's."""
 _IS_CODED = 0.25
 _IS_EAGER = 0.5
+_MIXES = 0.5
 _BLOCK = 32
 _HAS_EXTRAS = 0.5
 _IS_GUARDED = 0.4
@@ -55,6 +56,8 @@ class TrainingPlan:
     """Wire format of the rounds, with error feedback; NONE: no compression."""
     eager: bool = False
     """Whether merges preview the next outer step."""
+    mixing: float = 0.0
+    """Share of the untaken work that merges keep: 0 or a half."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
     guard: ContributionGuard | None = None
@@ -68,7 +71,13 @@ class TrainingPlan:
     @property
     def digits(self) -> int:
         """Number of inner steps in one place of the model."""
-        return DIGITS if self.wire is WireFormat.NONE else CODED_DIGITS
+        digits = DIGITS if self.wire is WireFormat.NONE else CODED_DIGITS
+        return digits - bool(self.mixing)  # so that values stay as small
+
+    @property
+    def unit(self) -> int:
+        """Digit of a whole inner step."""
+        return 2 if self.mixing else 1
 
     @property
     def schedule(self) -> Schedule:
@@ -103,6 +112,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
             fragments = rng.choice((1, 1, 2))
             sync_steps, sync_s = 0, rng.uniform(1, 6) * step_ns / 1e9
             delay = rng.choice((0, 1, 3))
+    overlaps = 0 < delay < sync_steps
     return TrainingPlan(
         mode=mode,
         fragments=fragments,
@@ -116,6 +126,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
         guard=_draw_guard(seed),
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
+        mixing=0.5 if overlaps and Random(f"{seed}/mixing").random() < _MIXES else 0.0,
     )
 
 
