@@ -271,6 +271,18 @@ class Stage:
         if not self.master.host.alive or self.excuses.was_cut_off(process.name):
             self._note_majority(process.engine.roster)  # perhaps no master received its goodbye
         self._on_done(process, task)
+        if self.checkers.training is not None and self.checkers.training.saved:
+            waits = Random(f"{self.scenario.seed}/{process.name}/{self.now_ns()}/comes back")
+            wait_ns = waits.randrange(self.scenario.stop_ns // 4)
+            self.at(self.now_ns() + wait_ns, self._continue_from_checkpoint, process)
+
+    def _continue_from_checkpoint(self, process: PeerProcess) -> None:
+        """Start a process on the machine of one that has ended, if nobody has continued."""
+        training = self.checkers.training
+        (seat,) = (seat for seat in self.seats if seat.process.name == process.name)
+        if training is not None and training.saved and seat.process is process and seat.is_over:
+            process.kill()
+            self.restart(seat)
 
     def kill(self, seat: Seat) -> bool:
         """Kill the process of a seat if its application runs; return whether it did."""

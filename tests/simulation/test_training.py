@@ -49,6 +49,8 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["inner state fetched"] > 0
     assert done["training: Evicted"] > 0
     assert done["halves contributed"] > 0
+    assert done["wait interrupted"] > 0
+    assert done["checkpoint loaded"] > 0
 
 
 def quiet(mode: Mode) -> Scenario:

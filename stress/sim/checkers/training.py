@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +92,8 @@ class TrainingCheckers:
         self._done = done
         self._excuses = excuses
         self.residuals = ResidualCheckers(done)
+        self.saved: deque[Any] = deque()
+        """Processes that have saved a checkpoint, until another process continues."""
         self.may_be_offered: set[int] = {0}
         """Numbers of inner steps that processes have had."""
         self._made: list[Whole] = []

@@ -9,5 +9,6 @@
 * ``toy_model``: a minimal model whose parameters show every inner step.
 * ``training_plan``: how processes train in a simulated run, all drawn from the seed.
 * ``training_reduces``: the reduces of a process that trains, with checks of their results.
-* ``training``: the application of a process that trains: ``Rounds`` and ``LocalTrainer``.
+* ``training_life``: one life of a process that trains: ``Rounds`` and ``LocalTrainer``.
+* ``training``: the application of a process that trains, in one or several lives.
 """

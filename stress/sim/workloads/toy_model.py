@@ -130,6 +130,14 @@ class ToyOuter:
             piece_bytes=piece_bytes,
         )
 
+    def load(self, contents: tuple[bytes, ...], revision: int) -> None:
+        """Load what ``contents`` returned in another process."""
+        self.revision = revision
+        for index, content in enumerate(contents):
+            array = self.record if index == len(self.values) else self.values[index]
+            array[:] = np.frombuffer(content, np.int64)
+            self.memory.touch(index)
+
     def synchronized(self, revision: int, lineage: Lineage) -> None:
         """Record the revision and the synchronization."""
         self.revision, self.lineage = revision, lineage

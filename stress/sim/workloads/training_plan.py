@@ -17,11 +17,13 @@ _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 _IS_CODED = 0.25
 _IS_EAGER = 0.5
 _MIXES = 0.5
+_IS_INTERRUPTED = 0.3
+_STOPS = 0.2
 _BLOCK = 32
 _HAS_EXTRAS = 0.5
 _IS_GUARDED = 0.4
 LIVES_MAX = 2
-"""Maximum number of lives of a process; each life starts from nothing."""
+"""Maximum number of lives of a process."""
 
 
 class Mode(enum.Enum):
@@ -58,6 +60,11 @@ class TrainingPlan:
     """Whether merges preview the next outer step."""
     mixing: float = 0.0
     """Share of the untaken work that merges keep: 0 or a half."""
+    interrupts: float = 0.0
+    """Probability that Ctrl-C ends a wait for an average; the process trains on."""
+    stops: float = 0.0
+    """Probability that a process saves a checkpoint after some steps, and leaves; the next process
+    that joins continues from it."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
     guard: ContributionGuard | None = None
@@ -126,6 +133,8 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
         guard=_draw_guard(seed),
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
+        interrupts=_IS_INTERRUPTED if Random(f"{seed}/interrupts").random() < 0.5 else 0.0,
+        stops=_STOPS if Random(f"{seed}/stops").random() < 0.5 else 0.0,
         mixing=0.5 if overlaps and Random(f"{seed}/mixing").random() < _MIXES else 0.0,
     )
 

@@ -1,0 +1,496 @@
+"""One life of a process that trains: ``Rounds`` and ``LocalTrainer`` over the engine.
+
+Two tasks take the place of the two threads of the optimizer wrapper: one trains, and one makes the
+joint calls. The model consists of whole numbers (:mod:`~pccl.stress.sim.workloads.toy_model`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from pccl.bindings.diloco.ledger import Ledger, Revisions
+from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
+from pccl.bindings.diloco.rounds import (
+    Average,
+    Connect,
+    Contribution,
+    Effect,
+    Entered,
+    Members,
+    Notice,
+    Pause,
+    Reduce,
+    ReduceBuffers,
+    RoundCommitted,
+    Rounds,
+    Sync,
+    Take,
+    Update,
+)
+from pccl.protocol.errors import (
+    NotAdmitted,
+    PCCLError,
+)
+from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
+from pccl.protocol.types import NS_PER_S, RoundKind
+from pccl.runtime.requests import JoinRequest, RunRequest
+from pccl.runtime.state.memory.fetched import FetchedPieces
+from pccl.runtime.state.replay import ObservedReduction
+from pccl.runtime.state.running_prefetch import PrefetchRequest
+from pccl.runtime.state.sync import SyncOptions
+from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.outcomes import Sleep, Violation
+from pccl.stress.sim.checkers.training import Contents, Held
+from pccl.stress.sim.parts import RunParts
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.workloads.application import name_of, patience_s, wake
+from pccl.stress.sim.workloads.toy_model import Doubles, ToyOuter, ToyReplica, whole
+from pccl.stress.sim.workloads.training_reduces import TrainingReduces, workers_of
+
+_REFUSALS_MAX = 40
+_TURNS_OF_WAITING = 12
+"""Approximate number of rounds between the busy part of a run and its end."""
+
+
+class _Over(Exception):
+    """The process makes no more rounds."""
+
+
+class _Interrupted(Exception):
+    """Ctrl-C has ended a wait."""
+
+
+class TrainingLife:
+    """One life of a process: from joining the run to its end, or to an error that ends the life.
+
+    It starts from nothing, or from the checkpoint of a process that has stopped.
+    """
+
+    def __init__(self, parts: RunParts, process: PeerProcess, sleep: Sleep) -> None:
+        scenario, training = parts.scenario, parts.scenario.training
+        training_checkers = parts.checkers.training
+        assert training is not None
+        assert training_checkers is not None
+        self._scenario = scenario
+        self._training = training
+        self._process = process
+        self._engine = process.engine
+        self._checkers = parts.checkers
+        self._training_checkers = training_checkers
+        self._loop = parts.loop
+        self._sleep = sleep
+        old: TrainingLife | None = (
+            training_checkers.saved.popleft() if training_checkers.saved else None
+        )
+        axes = training_checkers.axes
+        axis = training_checkers.claim_axis() if old is None else old._replica.axis
+        rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
+        self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0))
+        self._weight: float = rng.choice((1.0, 1.0, 2.0, 0.3)) if old is None else old._weight
+        self._schedule = schedule = training.schedule
+        self._outer = ToyOuter(
+            schedule.fragments, axes, training.piece_bytes, extras=training.extras
+        )
+        self._replica: ToyReplica = (
+            ToyReplica(schedule.fragments, axis, axes, training.digits, training.unit)
+            if old is None
+            else old._replica
+        )
+        self._reduces = TrainingReduces(parts, process, self._outer, self._replica)
+        self._trainer = LocalTrainer(
+            schedule,
+            self._replica.parts,
+            training.mixing,
+            lambda: self._now_s,
+            self._replica.buffers if training.extras else None,
+            eager=training.eager,
+        )
+        self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
+        self._steps = self._steps_at_entry = 0
+        self._revisions = Revisions(self._outer.ledger)
+        self._queue: deque[Contribution | None] = deque()
+        self._news: deque[RoundCommitted | tuple[Entered, Held, Held]] = deque()
+        self._line = 0
+        self._held = Held(self._outer.contents())
+        """Contents and line after the last round or entry."""
+        self._replayed: Doubles | None = None
+        self._excluded: Contribution | None = None
+        """Work in the last round, if the guard has excluded it, until the next sync."""
+        self._must_reset = False
+        """Whether the guard has excluded work since the last entry."""
+        self._failure: BaseException | None = None
+        self._is_idle = self._has_ended = self._is_closing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._resumed: Contents | None = None
+        """Outer parameters of a checkpoint, until the process has joined."""
+        if old is not None:
+            self._resume(old)
+        self._interrupts = Random(f"{scenario.seed}/{process.name}/{self._steps}/interrupts")
+        stops = Random(f"{scenario.seed}/{process.name}/{self._steps}/stops")
+        self._stops_at = self._steps + stops.randint(1, 20)
+        """Number of inner steps at which it saves a checkpoint and leaves; 0: it does not."""
+        self._stops_at *= stops.random() < training.stops
+
+    def _resume(self, old: TrainingLife) -> None:
+        """Continue from what another process saved, as ``DiLoCo.load_state_dict`` does."""
+        self._checkers.done["checkpoint loaded"] += 1
+        self._steps = self._steps_at_entry = self._outer.inner_steps = old._steps
+        self._outer.load(old._held.contents, old._outer.revision)
+        self._revisions.synced(self._outer.revision)
+        self._reduces.feedback = old._reduces.feedback
+        self._trainer.pipeline.resume(old._trainer.pipeline.position(), self._now_s)
+        for number, _, _ in self._trainer.pipeline.position()["flights"]:
+            self._trainer.commit(old._trainer.commits[number])
+        self._held, self._resumed = old._held, old._held.contents
+
+    def _save(self) -> None:
+        """Leave a checkpoint to the next process, as ``DiLoCo.state_dict`` does.
+
+        No reduce is open. Rounds without an outcome get none, because the run has failed.
+        """
+        for launch in self._trainer.pipeline.in_flight():
+            if launch.number not in self._trainer.commits:
+                self._trainer.give_up(launch, is_applied=False)
+        self._replica.taken.clear()
+        self._held = Held(self._outer.contents(), self._line)
+        self._checkers.done["checkpoint saved"] += 1
+        self._training_checkers.saved.append(self)
+
+    @property
+    def _who(self) -> str:
+        return name_of(self._process)
+
+    async def run(self) -> None:
+        """Join, train and end.
+
+        Raises:
+            PCCLError: the process cannot continue in this run.
+        """
+        caller = self._loop.create_task(self._make_calls())
+        try:
+            await self._train()
+        except _Over:
+            pass
+        except PCCLError:
+            self._hear()
+            if self._stops_at and self._trainer.entry and self._rounds.doubt is None:
+                self._save()
+            raise
+        finally:
+            caller.cancel()
+        if self._trainer.pipeline.number or self._steps:
+            self._check_accounts()
+
+    # -- the task that trains ----------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        await self._until(lambda: bool(self._news))
+        self._hear()
+        await self._do(self._trainer.begin())
+        while not (self._time_is_up and self._is_at_end_of_period):
+            await self._sleep(self._pace_ns)
+            self._check()
+            self._hear()
+            while self._trainer.pipeline.due_merges():  # Ctrl-C has interrupted the wait for them
+                await self._do(self._trainer.begin())
+            self._replica.step(self._steps)
+            self._training_checkers.stepped(self._replica.axis, self._steps)
+            self._steps += 1
+            self._outer.inner_steps = self._steps
+            self._training_checkers.may_be_offered.add(self._steps)
+            await self._do(self._trainer.step(self._weight))
+            if self._steps == self._stops_at:
+                await self._until(lambda: self._is_idle)
+                self._hear()
+                self._save()
+                raise _Over
+        while not await self._do(self._trainer.finish()):
+            pass
+        await self._until(lambda: self._is_idle)
+        self._hear()
+        if self._steps > self._steps_at_entry:
+            self._training_checkers.finished(self._who, self._replica)
+
+    @property
+    def _now_s(self) -> float:
+        return self._process.clock.now_ns() / NS_PER_S
+
+    @property
+    def _is_at_end_of_period(self) -> bool:
+        """Whether the last fragment's round has just begun. Then an end now loses no work."""
+        position = self._trainer.pipeline.position()
+        return not position["since"] and position["number"] % self._training.fragments == 0
+
+    @property
+    def _time_is_up(self) -> bool:
+        return self._loop.now_ns() >= self._scenario.ends_ns
+
+    @property
+    def _pace_ns(self) -> int:
+        """Duration of an inner step, in ns; longer after the busy part of the run."""
+        scenario = self._scenario
+        if self._loop.now_ns() < scenario.stop_ns:
+            return self._step_ns
+        turns = _TURNS_OF_WAITING * self._training.steps_between
+        return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
+
+    async def _do(self, steps: Steps) -> bool:
+        """Carry out actions; return False if Ctrl-C has interrupted a wait."""
+        for action in steps:
+            match action:
+                case Contribution():
+                    self._put(action)
+                case RoundMerged():
+                    self._merged(action)
+                case None:
+                    try:
+                        await self._until(lambda: bool(self._news), self._draw_interrupt_ns())
+                    except _Interrupted:
+                        self._checkers.done["wait interrupted"] += 1
+                        return False
+                    self._hear()
+        return True
+
+    def _draw_interrupt_ns(self) -> int | None:
+        """Return after how long Ctrl-C interrupts a wait; None: it does not."""
+        if self._interrupts.random() >= self._training.interrupts:
+            return None
+        return round(self._interrupts.uniform(0, 4) * self._scenario.latency_ns)
+
+    def _put(self, contribution: Contribution) -> None:
+        self._training_checkers.weighs(self._who, contribution, self._weight, self._steps)
+        self._replica.taken[contribution.number] = contribution.values
+        if contribution.buffers is not None and self._reduces.is_broken(contribution):
+            contribution.buffers[:] = 0.0
+        self._queue.append(contribution)
+        self._is_idle = False
+        self._changed()
+
+    def _merged(self, merged: RoundMerged) -> None:
+        replica, checkers, merge = self._replica, self._training_checkers, merged.merge
+        fragment = merge.fragment
+        if merge.is_taken:
+            replica.taken.pop(merge.number, None)  # a checkpoint has its outcome instead
+            checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
+        common = whole(merged.committed.contribution.values)
+        checkers.accounts(self._who, replica, fragment, common)
+
+    def _hear(self) -> None:
+        while self._news:
+            news = self._news.popleft()
+            if isinstance(news, RoundCommitted):
+                self._trainer.commit(news)
+                continue
+            entered, held, now = news
+            common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
+            record = np.frombuffer(now.contents[-1], np.int64)
+            resumed, self._resumed = self._resumed, None
+            is_there = entered.number == self._trainer.pipeline.number and not entered.is_open
+            if is_there and resumed is not None and resumed[:-1] == now.contents[:-1]:
+                self._checkers.done["checkpoint continued"] += 1
+                self._trainer.stay(entered)
+            else:
+                buffers = record[Ledger.SIZE :].view(np.float64)
+                is_elsewhere = resumed is not None
+                self._trainer.enter(entered, common, buffers, is_elsewhere=is_elsewhere)
+            self._steps_at_entry = self._steps
+            taken, self._replica.taken = self._replica.taken, {}
+            self._training_checkers.entered(
+                self._who, self._replica, held, now, taken, is_reset=entered.is_reset
+            )
+
+    def _check_accounts(self) -> None:
+        """Check at the end that no work is lost, also work in rounds that were not merged."""
+        self._hear()
+        for number in list(self._replica.taken):
+            if number in self._trainer.commits:
+                del self._replica.taken[number]
+        for fragment, common in enumerate(self._outer.values):
+            self._training_checkers.accounts(self._who, self._replica, fragment, common)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._has_ended:
+            raise _Over
+
+    async def _until(self, condition: Callable[[], bool], interrupt_ns: int | None = None) -> None:
+        end_ns: int | None = None
+        if interrupt_ns is not None:
+            end_ns = self._process.clock.now_ns() + interrupt_ns
+            self._process.clock.call_at_ns(end_ns, self._changed)
+        while not condition():
+            self._check()
+            if end_ns is not None and self._process.clock.now_ns() >= end_ns:
+                raise _Interrupted
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            wake(future)
+
+    # -- the task that makes joint calls -----------------------------------------------------------
+
+    async def _make_calls(self) -> None:
+        try:
+            await self._drive()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the task that trains raises it
+            self._failure = error
+        self._has_ended = True
+        self._changed()
+
+    async def _drive(self) -> None:
+        steps = self._rounds.run()
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = await self._carry_out(effect)
+                except PCCLError as error:
+                    self._checkers.done[f"training: {type(error).__name__}"] += 1
+                    self._checkers.may_raise(self._process.name, error)
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(outcome)
+        except StopIteration:
+            return
+
+    async def _carry_out(self, effect: Effect) -> object:
+        match effect:
+            case Connect():
+                await self._connect()
+                return self._members()
+            case Update():
+                asked = RunRequest(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario))
+                await self._engine.round(asked)
+                return self._members()
+            case Sync():
+                return await self._sync()
+            case Take():
+                return await self._take()
+            case Reduce(contribution):
+                average = await self._reduces.work(contribution)
+                if average.is_excluded:
+                    self._excluded, self._must_reset = contribution, True
+                return average
+            case ReduceBuffers(sums, leads):
+                await self._reduces.buffers(sums, leads=leads)
+                return None
+            case Pause(seconds, why):
+                self._checkers.done["waits for a holder"] += bool(why)
+                await self._sleep(round(seconds * NS_PER_S))
+                self._is_closing = self._is_closing or self._time_is_up
+                return self._is_closing
+
+    async def _connect(self) -> None:
+        memory = self._outer.memory
+        prefetch = PrefetchRequest(
+            memory, FetchedPieces(memory, 1 << 20), on_reduction=self._replay
+        )
+        request = JoinRequest(100, prefetch=prefetch, timeout_s=patience_s(self._scenario))
+        for _ in range(_REFUSALS_MAX):
+            try:
+                await self._engine.connect(request)
+            except NotAdmitted:  # perhaps it cannot reach a member now
+                continue
+            return
+        raise AssertionError(f"{self._who}: the master refused this process {_REFUSALS_MAX} times")
+
+    def _replay(self, seen: ObservedReduction) -> None:
+        self._checkers.done["training replay"] += 1
+        if seen.tag == self._reduces.buffers_tag:
+            self._replayed = seen.values.copy()
+            return
+        buffers, self._replayed = self._replayed, None
+        total = seen.total_weight or 0.0
+        coded, workers = self._reduces.is_coded, workers_of(seen.contributors, seen.weights)
+        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=coded)
+        average = Average(seen.contributors, total, workers=workers)
+        self._rounds.finish(seen.tag - 1, work, average, buffers)
+
+    def _members(self) -> Members:
+        roster = self._engine.roster
+        assert roster is not None
+        return Members(self._process.peer, tuple(member.peer for member in roster.members))
+
+    async def _sync(self) -> Members:
+        outer, process = self._outer, self._process
+        excluded, self._excluded = self._excluded, None
+        if excluded is not None:
+            self._record(excluded.number, excluded.weight)
+        outer.revision = self._revisions.next()
+        before = outer.contents()
+        request = SyncOptions(
+            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, ResumePolicy.ADVANCED
+        )
+        try:
+            info = await self._engine.sync(request)
+        except PCCLError:
+            if outer.contents() != before:
+                raise Violation(f"{self._who}: a failed sync changed its contents") from None
+            raise
+        result = info.outcome
+        assert result is not None
+        self._revisions.synced(info.revision)
+        operation = InRun(process.run, result.operation)
+        self._line = self._training_checkers.synced(
+            self._who,
+            operation,
+            process.peer,
+            result.members,
+            info.revision,
+            outer.contents(),
+        )
+        return Members(process.peer, result.members, run=operation.run)
+
+    async def _take(self) -> Contribution | None:
+        self._is_idle = not self._queue
+        self._changed()
+        if self._is_closing:
+            return None
+        while not self._queue:
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiting)
+            await waiting
+        taken = self._queue.popleft()
+        return taken and replace(taken, values=taken.values.astype(np.float32))
+
+    def _record(self, number: int, weight: float) -> None:
+        """Check a round whose outer step this process has taken."""
+        assert self._reduces.last is not None
+        operation, before, parts = self._reduces.last
+        self._training_checkers.committed(
+            self._who, operation, number, parts, Held(before, self._line), self._outer
+        )
+        self._held = Held(self._outer.contents(), self._line)
+        if weight:
+            self._training_checkers.saw_end(self._replica.axis)
+
+    def _notify(self, notice: Notice) -> None:
+        if isinstance(notice, RoundCommitted):
+            if self._must_reset:
+                raise Violation(f"{self._who}: it goes on with work that a guard has excluded")
+            self._record(notice.contribution.number, notice.contribution.weight)
+            self._news.append(notice)
+        elif isinstance(notice, Entered):
+            if notice.is_reset != self._must_reset:
+                raise Violation(f"{self._who}: excluded: {self._must_reset}, but {notice}")
+            self._must_reset = False
+            if self._training.extras and notice.entry == 1 and notice.number:
+                self._training_checkers.fetched(self._who, self._outer)
+            held, self._held = self._held, Held(self._outer.contents(), self._line)
+            self._news.append((notice, held, self._held))
+            for fragment in notice.corrected:
+                self._reduces.feedback.forget(f"{fragment}")
+        self._changed()
