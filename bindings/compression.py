@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pccl
+from pccl.bindings.arguments import check_compression
 from pccl.checks import check_member
+
+SPARSE_DECAY = 0.95
+"""Decay of the error feedback of sparse pseudo-gradients (SparseLoCo, arXiv:2508.15706)."""
 
 
 class Compression:
@@ -49,3 +53,22 @@ class Compression:
         if not self.remembers or name is None:
             return replace(self._options, error_feedback=None, name=None)
         return replace(self._options, error_feedback=self.feedback, name=name)
+
+
+def of_pseudo_gradients(asked: object) -> Compression:
+    """Return the compression that a program asks ``DiLoCo`` for, with an error feedback.
+
+    Args:
+        asked: None, the name of a format, or options, whose error feedback gives the decay only.
+
+    Raises:
+        TypeError, ValueError: it is no known format.
+    """
+    options = check_compression(asked)
+    decay = 1.0
+    if options is not None and options.error_feedback is not None:
+        decay = options.error_feedback.decay
+    elif options is not None and options.format is not None:
+        wire = check_member("format", options.format, pccl.WireFormat)
+        decay = SPARSE_DECAY if wire is pccl.WireFormat.SPARSE else 1.0
+    return Compression(options, pccl.ErrorFeedback(decay=decay))

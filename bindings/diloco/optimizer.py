@@ -15,11 +15,10 @@ import pccl
 from pccl.bindings.arguments import (
     check_amount,
     check_communicator,
-    check_compression,
     check_count,
     check_listeners,
 )
-from pccl.bindings.compression import Compression
+from pccl.bindings.compression import of_pseudo_gradients
 from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
@@ -88,7 +87,7 @@ class DiLoCo(torch.optim.Optimizer):
             ``"sequential"``: of neighbouring layers. Fragments have about equal sizes. With
             ``"-blocks"`` after it, blocks such as ``layers.3`` stay whole.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
-            feedback; or ``QuantizationOptions`` with a format. The optimizer uses its own feedback.
+            feedback; or ``QuantizationOptions`` with a format, and a feedback for its decay alone.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
         buffers: what the model keeps beside its parameters, as ``model.named_buffers()``, of any
@@ -148,7 +147,7 @@ class DiLoCo(torch.optim.Optimizer):
         if warm_up is not None:
             check_count("warm_up", warm_up, lowest=0)
         self._inner_state = InnerState(inner, named, warm_up)
-        self._compression = Compression(check_compression(compression), pccl.ErrorFeedback())
+        self._compression = of_pseudo_gradients(compression)
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",

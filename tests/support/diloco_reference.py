@@ -2,7 +2,7 @@
 
 Written from the papers: Streaming DiLoCo (arXiv:2501.18512, algorithm 2), eager updates
 (arXiv:2502.12996, algorithm 2, where the preview leaves the common parameters alone), SparseLoCo
-(arXiv:2508.15706, algorithm 1, with a memory that does not decay).
+(arXiv:2508.15706, algorithm 1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support import plain_sparse
 
 Tensors = list[torch.Tensor]
 
-LR, MOMENTUM = 0.7, 0.9
+LR, MOMENTUM, DECAY = 0.7, 0.9, 0.95
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def train(
         whole: Any = torch.cat([one.flatten() for one in work.values()])
         whole = whole + memory.get((replica, fragment), torch.zeros_like(whole))
         given: Any = torch.tensor(plain_sparse.sent(whole.tolist(), setting.sparse_block))
-        memory[replica, fragment] = whole - given
+        memory[replica, fragment] = (whole - given) * DECAY
         parts: Tensors = given.split([one.numel() for one in work.values()])
         return {i: part.view_as(one) for (i, one), part in zip(work.items(), parts, strict=True)}
 

@@ -53,6 +53,25 @@ def test_a_commit_swaps_and_a_drop_forgets() -> None:
     assert feedback.state_dict()["x"].tolist() == [3, 4]
 
 
+def test_errors_decay() -> None:
+    feedback = ErrorFeedback(decay=0.5)
+    committed(feedback, "x", [1, -4])
+    assert feedback.state_dict()["x"].tolist() == [0.5, -2]
+    residual = feedback.begin("x", 2, DataType.FLOAT)
+    assert residual.current is not None
+    assert residual.current.tolist() == [0.5, -2]
+    residual.drop()
+    assert feedback.state_dict()["x"].tolist() == [0.5, -2]
+
+
+@pytest.mark.parametrize(
+    ("decay", "kind"), [(-0.1, ValueError), (1.1, ValueError), ("1", TypeError)]
+)
+def test_a_decay_is_a_share(decay: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="decay must be"):
+        ErrorFeedback(decay=decay)
+
+
 def test_what_was_not_finite_leaves_nothing_behind() -> None:
     feedback = ErrorFeedback()
     committed(feedback, "x", [np.nan, np.inf, -np.inf, 5])

@@ -16,8 +16,7 @@ import torch
 
 import pccl
 from gpt.model import GPT
-from pccl.bindings.arguments import check_compression
-from pccl.bindings.compression import Compression
+from pccl.bindings.compression import of_pseudo_gradients
 from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.outer import OuterParameters
@@ -75,7 +74,7 @@ class DiLoCoReplica:
         self.trainer = LocalTrainer(
             timing, self.local.parts, mixing, lambda: self.now_s, eager=variant.eager
         )
-        self.compression = Compression(check_compression(variant.compression), pccl.ErrorFeedback())
+        self.compression = of_pseudo_gradients(variant.compression)
         self.queue: deque[Contribution] = deque()
         rounds = Rounds(timing, self.outer, self._heard, min_peers=variant.replicas)
         self.calls: Generator[Effect, Any, None] = rounds.run()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 import pccl
-from pccl.bindings.compression import Compression
+from pccl.bindings.compression import Compression, of_pseudo_gradients
 
 
 def test_each_name_has_its_own_feedback_and_none_has_none() -> None:
@@ -28,3 +30,24 @@ def test_nothing_is_compressed_without_a_format() -> None:
     compression = Compression(None, pccl.ErrorFeedback())
     assert compression.options("fragment 0") is None
     assert str(compression) == "compression=none"
+
+
+@pytest.mark.parametrize(
+    ("asked", "decay"),
+    [
+        (None, 1.0),
+        ("int4", 1.0),
+        ("sparse", 0.95),
+        (pccl.QuantizationOptions(format="sparse", block=200), 0.95),
+        (pccl.QuantizationOptions(format="sparse", error_feedback=pccl.ErrorFeedback()), 1.0),
+        (
+            pccl.QuantizationOptions(format="int2", error_feedback=pccl.ErrorFeedback(decay=0.5)),
+            0.5,
+        ),
+        (pccl.QuantizationOptions(quantized_datatype=pccl.DataType.INT8), 1.0),
+    ],
+)
+def test_the_memory_of_sparse_pseudo_gradients_decays(asked: object, decay: float) -> None:
+    compression = of_pseudo_gradients(asked)
+    assert compression.remembers
+    assert compression.feedback.decay == decay
