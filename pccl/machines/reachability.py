@@ -113,6 +113,8 @@ class AddressTried:
     """The host at which the peer answered; empty if it answered at none."""
     reason: str
     """Why the peer did not answer at the first host; empty if it did."""
+    key: bytes
+    """Public key of the peer: another run may have given the id to another one meanwhile."""
 
 
 class DialQuota:

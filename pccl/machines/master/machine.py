@@ -258,8 +258,9 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.succession.master_answered(master, answer)
             case MasterUnanswered(master, reason):
                 self.succession.master_unanswered(master, reason)
-            case AddressTried(peer, host, reason):
-                self._on_tested(peer, None, host, reason)
+            case AddressTried():
+                if self.links.tried(event):
+                    self.rounds.admit_into_empty_run()
             case CallerTried(connection, reason):
                 self.inquiries.caller_tried(connection, reason)
             case ProcessInspected():
@@ -310,7 +311,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             case msg.AddressProbed(other, reason):
                 newcomer = self.membership.peers.get(other)
                 host = "" if reason or newcomer is None else newcomer.member.host
-                self._on_tested(other, peer.id, host, reason)
+                if self.links.tested(other, peer.id, host, reason):
+                    self.rounds.admit_into_empty_run()
             case msg.Goodbye():
                 self.removals.remove(peer, RemovalCause.GOODBYE, "it left")
             case msg.Heartbeat():
@@ -344,10 +346,6 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             peer.stored_place = max(peer.stored_place, message.proposed)
         self.ballots.note_progress(peer.id, message.progress)
         self.finals.acknowledge(peer.id, message.operations, message.rounds)
-
-    def _on_tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> None:
-        if self.links.tested(tested, by, host, reason):
-            self.rounds.admit_into_empty_run()
 
     def _give_up(self, connection: int, reason: str) -> None:
         """Close a connection, and treat it as if the other side had closed it."""

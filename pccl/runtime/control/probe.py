@@ -45,7 +45,7 @@ async def probe(
     def leave(connection: Connection, remote: Opening) -> None:
         connection.close()
 
-    peer, why = test.member.peer, ""
+    peer, key, why = test.member.peer, test.member.key, ""
     for host in test.hosts:
         try:
             address = Address(host, test.member.port)
@@ -56,5 +56,6 @@ async def probe(
         except (LinkError, RemoteProtocolError) as error:
             why = why or error.reason
         else:
-            return AddressTried(peer, host, why)
-    return AddressTried(peer, "", why or "its address is for its own machine or network only")
+            return AddressTried(peer, host, why, key)
+    why = why or "its address is for its own machine or network only"
+    return AddressTried(peer, "", why, key)

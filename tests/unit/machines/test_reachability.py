@@ -53,7 +53,7 @@ class Master(MasterStage):
     def answered(self, peer: int, reason: str = "") -> list[MasterEffect]:
         """The master's own test has ended."""
         host = "" if reason else f"10.0.0.{peer}"
-        return self.do(AddressTried(PeerId(peer), host, reason))
+        return self.do(AddressTried(PeerId(peer), host, reason, key(peer)))
 
     def undialable(self, peer: int) -> None:
         """A newcomer, at an address where the master does not reach it."""
@@ -133,7 +133,7 @@ def test_a_member_tests_addresses_of_a_version_of_ip_that_it_has() -> None:
     master = Master(1)
     assert not told(master.register(2, host="2001:db8::2"), msg.ProbeAddress)
     master.link(2, 1)
-    master.do(AddressTried(PeerId(2), "2001:db8::2", ""))
+    master.do(AddressTried(PeerId(2), "2001:db8::2", "", key(2)))
     master.round(UPDATE, 0, 1)
     assert master.ring() == [1, 2]
     asked = [to for to, _ in told(master.register(3, host="2001:db8::3"), msg.ProbeAddress)]
@@ -150,7 +150,7 @@ def test_a_test_that_never_ends_keeps_nobody_out() -> None:
 def test_a_peer_that_answers_elsewhere_reads_where() -> None:
     master = Master()
     master.register(1, host="example.org")
-    effects = master.do(AddressTried(PeerId(1), "10.0.0.1", "connection refused"))
+    effects = master.do(AddressTried(PeerId(1), "10.0.0.1", "connection refused", key(1)))
     text = "at example.org:4001 (the master: connection refused; it answers at 10.0.0.1)"
     assert told(effects, msg.Undialable) == [(1, msg.Undialable(text))]
 
@@ -224,7 +224,7 @@ def test_an_elder_that_tries_in_vain_for_long_is_asked_no_more() -> None:
     master = Master(2)
     master.do(ConnectionOpened(3, "10.0.0.3", key(3)))
     master.hear(3, msg.Register(0, "", 4003, 1, 1, prefetches=True))
-    master.do(AddressTried(PeerId(3), "", "connection refused"))
+    master.do(AddressTried(PeerId(3), "", "connection refused", key(3)))
     assert told(master.hear(3, FAILED_TWO), msg.DialNewcomers) == dials(2, 3)
     assert told(master.tick(ASKED_BEATS_MAX + 2), msg.DialNewcomers) == dials(2)
 
@@ -370,7 +370,7 @@ def test_a_newcomer_dials_few_of_those_before_it_that_nobody_has_reached() -> No
     for peer in range(2, 42):
         master.register(peer)
         if peer % 10:
-            master.do(AddressTried(PeerId(peer), "", "connection refused"))
+            master.do(AddressTried(PeerId(peer), "", "connection refused", key(peer)))
         else:
             master.answered(peer)
     ((_, plan),) = told(master.register(42), msg.LinkPlan)

@@ -10,7 +10,7 @@ from pccl.machines.master.connections import Outbox
 from pccl.machines.master.links.dial_plans import DialPlans
 from pccl.machines.master.links.meetings import Meetings
 from pccl.machines.master.membership import Membership, RegisteredPeer
-from pccl.machines.reachability import Reachability
+from pccl.machines.reachability import AddressTried, Reachability
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import PeerId, RemovalCause
@@ -138,6 +138,16 @@ class PeerLinks:
         if tester is not None:
             probe = msg.ProbeAddress(newcomer.member, newcomer.seen)
             self._outbox.send(self._membership.peers[tester], probe)
+
+    def tried(self, event: AddressTried) -> bool:
+        """Record the result of the master's own test, like ``tested``.
+
+        Ignore the result of a test in a run that this master has given up for another one.
+        """
+        peer = self._membership.peers.get(event.peer)
+        if peer is None or peer.member.key != event.key:
+            return False
+        return self.tested(peer.id, None, event.host, event.reason)
 
     def tested(self, tested: PeerId, by: PeerId | None, host: str, reason: str) -> bool:
         """Record the result of a test; return whether the newcomer may be admitted from now on.

@@ -226,16 +226,16 @@ def test_a_resumed_peer_with_a_host_that_breaks_lines_is_closed() -> None:
 def test_a_test_of_the_old_address_says_nothing_of_the_new_one() -> None:
     master = MasterStage().begin(tests_addresses=True, relays=True)
     master.register(1)
-    master.do(AddressTried(PeerId(1), "10.0.0.1", ""))
+    master.do(AddressTried(PeerId(1), "10.0.0.1", "", key(1)))
     effects = master.register(2)
     assert [one.hosts for one in effects if isinstance(one, TryAddress)] == [("10.0.0.2",)]
     resume_from(master, "198.51.100.7")
-    effects = master.do(AddressTried(PeerId(2), "", "connection refused"))
+    effects = master.do(AddressTried(PeerId(2), "", "connection refused", key(2)))
     effects += master.hear(1, msg.AddressProbed(PeerId(2), "connection refused"))
     assert told(effects, msg.Undialable) == []
     effects = master.wait(Timing().heartbeat_s, 1, 20)
     assert [one.hosts for one in effects if isinstance(one, TryAddress)] == [("198.51.100.7",)]
-    effects = master.do(AddressTried(PeerId(2), "", "no answer"))
+    effects = master.do(AddressTried(PeerId(2), "", "no answer", key(2)))
     effects += master.hear(1, msg.AddressProbed(PeerId(2), "no answer"))
     assert [(to, one.reason) for to, one in told(effects, msg.Undialable)] == [
         (20, "at 198.51.100.7:4002 (peer 1: no answer)")
@@ -245,10 +245,10 @@ def test_a_test_of_the_old_address_says_nothing_of_the_new_one() -> None:
 def test_a_tester_that_leaves_does_not_delay_the_test_of_the_new_address() -> None:
     master = MasterStage().begin(tests_addresses=True, relays=True)
     master.register(1)
-    master.do(AddressTried(PeerId(1), "10.0.0.1", ""))
+    master.do(AddressTried(PeerId(1), "10.0.0.1", "", key(1)))
     master.register(2)
     resume_from(master, "198.51.100.7")
-    master.do(AddressTried(PeerId(2), "", "connection refused"))
+    master.do(AddressTried(PeerId(2), "", "connection refused", key(2)))
     assert [one for one in master.wait(1, 1, 20) if isinstance(one, TryAddress)] == []
     master.hear(1, msg.Goodbye())
     tests = [one for one in master.wait(1, 20) if isinstance(one, TryAddress)]

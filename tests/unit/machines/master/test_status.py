@@ -218,7 +218,7 @@ def test_a_link_shows_its_path_and_which_ends_can_be_dialled() -> None:
     master = MasterStage().begin(tests_addresses=True, relays=True)
     for peer, reason in ((1, ""), (2, "connection refused")):
         master.register(peer)
-        master.do(AddressTried(PeerId(peer), "" if reason else f"10.0.0.{peer}", reason))
+        master.do(AddressTried(PeerId(peer), "" if reason else f"10.0.0.{peer}", reason, key(peer)))
     master.register(3)
     for peer, other in ((1, 2), (2, 1), (3, 1), (2, 3)):
         measured = MeasuredLink(PeerId(other), LinkMeasure(1, 1))

@@ -12,7 +12,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import Algorithm, Descriptor, Member, PeerId, RemovalCause
 from tests.support.master_stage import FIRST, SECOND, SUM, MasterStage, removals, told
-from tests.support.scenarios import where
+from tests.support.scenarios import key, where
 
 PAUSE_S = Timing().resume_s / 2
 THE_MASTER = Member(PeerId(0), "", 0)
@@ -40,7 +40,8 @@ def met(effects: list[MasterEffect]) -> list[tuple[int, msg.Meet]]:
 
 def tried(stage: MasterStage, peer: int, reason: str = "connection refused") -> list[MasterEffect]:
     """The master's own test of a newcomer has ended."""
-    return stage.do(AddressTried(PeerId(peer), "" if reason else f"10.0.0.{peer}", reason))
+    host = "" if reason else f"10.0.0.{peer}"
+    return stage.do(AddressTried(PeerId(peer), host, reason, key(peer)))
 
 
 def undialable_members() -> MasterStage:

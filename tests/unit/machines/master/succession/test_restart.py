@@ -14,11 +14,21 @@ from pccl.machines.master.events import (
     MasterEffect,
 )
 from pccl.machines.master.succession.vouched import Vouched
+from pccl.machines.reachability import AddressTried, TryAddress
 from pccl.protocol import messages as msg
 from pccl.protocol.guards.allowance import Trust
 from pccl.protocol.limits import PENDING_MAX, TERM_GAP, Timing
 from pccl.protocol.types import PeerId, RemovalCause
-from tests.support.master_stage import MASTER, NEXT, RUN, MasterStage, closed, sent, told
+from tests.support.master_stage import (
+    MASTER,
+    NEXT,
+    OTHER_RUN,
+    RUN,
+    MasterStage,
+    closed,
+    sent,
+    told,
+)
 from tests.support.scenarios import key, roster
 
 ONE = PeerId(1)
@@ -206,6 +216,19 @@ def test_a_member_that_returns_from_elsewhere_is_dialled_there() -> None:
     assert {to: one.roster.members[1].host for to, one in news} == dict.fromkeys(
         (1, 2, 3), "10.0.0.2"
     )
+
+
+def test_a_test_of_a_young_run_says_nothing_of_a_peer_of_the_older_one() -> None:
+    """Both have id 1."""
+    master = MasterStage().begin(OTHER_RUN, incumbent=NEXT, tests_addresses=True)
+    (test,) = (one for one in master.register(9) if isinstance(one, TryAddress))
+    assert (test.member.peer, test.member.key) == (1, key(9))
+    master.come(1, known=(roster(7, 4, 1),))
+    assert master.machine.run == RUN
+    late = master.do(AddressTried(ONE, "", "another process answered", test.member.key))
+    assert told(late, msg.Undialable) == []
+    own = master.do(AddressTried(ONE, "", "no answer", key(1)))
+    assert [to for to, _ in told(own, msg.Undialable)] == [1]
 
 
 def test_two_restarts_in_a_row_give_out_different_ids() -> None:
