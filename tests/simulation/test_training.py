@@ -111,6 +111,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         1564,  # one run had only begun, and its beginning won over what another run had trained
         993,  # the last member was killed while its control connection was half open
         21133,  # a new master trusted the norm of a peer that the last one had flagged
+        21470,  # residuals of a round of little work added 0.7 to one of much work
         21531,  # a member returned to a new master from elsewhere, and was dialled as before
         21595,  # in the next run another peer had its id, and its work was taken for applied
         21612,  # a test of a young run was taken for one of a peer of the older run

@@ -63,9 +63,21 @@ class ResidualCheckers:
         self._seen: dict[tuple[int, int], dict[int, bool]] = {}
         """Axis and fragment -> number of a round -> whether the process saw it committed."""
         self._rounds: dict[InRun, _Round] = {}
+        self._axes: dict[tuple[bytes, PeerId], int] = {}
+        """Run and id -> axis of the process."""
+        self._carried: dict[InRun, Wide | float] = {}
 
-    def begins(self, who: str, axis: int, fragment: int, number: int, owed: Floats | None) -> None:
-        """Check the residual ``owed`` that a process brings into a round."""
+    def begins(
+        self,
+        who: str,
+        member: tuple[bytes, PeerId],
+        axis: int,
+        fragment: int,
+        number: int,
+        owed: Floats | None,
+    ) -> None:
+        """Check the residual ``owed`` that a process, ``member``, brings into a round."""
+        self._axes[member] = axis
         self._seen.setdefault((axis, fragment), {})[number] = False
         account = self._account(axis, fragment)
         is_void = account.is_void or (account.may_be_void and owed is None)
@@ -74,6 +86,37 @@ class ResidualCheckers:
             words = "may have been added already" if account.is_void else "is wrong"
             raise Violation(f"{who}: residual {words} in round {number}: {owed}, not {expected}")
         account.owed, account.is_void, account.may_be_void = owed, False, False
+
+    def carried(
+        self, operation: InRun, fragment: int, parts: dict[PeerId, tuple[Floats, float]]
+    ) -> Wide | float:
+        """Return what residuals of earlier rounds add to the total of a round.
+
+        A residual is an error of an average. If the sum of the weights was much smaller then, it
+        can add more than 1 to the total of this round. Call this before ``returned``.
+
+        Args:
+            operation: reduce of the round.
+            fragment: fragment of the round.
+            parts: input and weight of each contributor; zeros if it was excluded.
+        """
+        if operation not in self._carried:
+            mean = sum(weight for _, weight in parts.values()) / len(parts)
+            payers = [peer for peer, (part, weight) in parts.items() if weight and np.any(part)]
+            axes = [self._axes[operation.run, peer] for peer in payers]
+            owed = [self._account(axis, fragment).owed for axis in axes]
+            self._carried[operation] = mean * sum(
+                (one.astype(np.float64) for one in owed if one is not None), start=0.0
+            )
+        return self._carried[operation]
+
+    def carried_in(self, run: bytes, view: int, tag: int, n: int) -> Wide | float:
+        """Return what ``carried`` returned for an operation; 0: no member has its result yet."""
+        for known, carried in reversed(self._carried.items()):
+            ran = known.operation
+            if (known.run, ran.view, ran.tag, ran.n) == (run, view, tag, n):
+                return carried
+        return 0.0
 
     def failed(self, who: str, axis: int, fragment: int, owed: Floats | None) -> None:
         """Check that a round that the process did not see committed left its residual unchanged."""

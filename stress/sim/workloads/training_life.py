@@ -415,7 +415,9 @@ class TrainingLife:
         buffers, self._replayed = self._replayed, None
         total = seen.total_weight or 0.0
         coded, workers = self._reduces.is_coded, workers_of(seen.contributors, seen.weights)
-        work = whole(np.multiply(seen.values, total, dtype=np.float64), coded=coded)
+        residuals = self._training_checkers.residuals
+        carried = residuals.carried_in(self._process.run, seen.view, seen.tag, seen.n)
+        work = whole(np.multiply(seen.values, total, dtype=np.float64) - carried, coded=coded)
         average = Average(seen.contributors, total, workers=workers)
         self._rounds.finish(seen.tag - 1, work, average, buffers)
 

@@ -132,7 +132,8 @@ class TrainingReduces:
             retry=True,
         )
         if pays:
-            residuals.begins(self._who, axis, fragment, given.number, self._owed(fragment))
+            member = self._process.run, self._process.peer
+            residuals.begins(self._who, member, axis, fragment, given.number, self._owed(fragment))
         try:
             info = await self._process.engine.reduce(request)
         except PCCLError as error:
@@ -151,12 +152,15 @@ class TrainingReduces:
         total = fsum(info.weights)
         contributors = tuple(PeerId(peer) for peer in info.contributors)
         work = np.multiply(buffer, total, dtype=np.float64)
-        given.values[:] = whole(work, coded=self.is_coded)
         operation = InRun(run, result.operation)
         parts = self._checkers.given(run, result)
         self.last = operation, before, [contribution(*part) for part in parts]
-        if self.is_coded:
+        if not self.is_coded:
+            given.values[:] = whole(work)
+        else:
             named = dict(zip(contributors, parts, strict=True))
+            carried = residuals.carried(operation, fragment, named)
+            given.values[:] = whole(work - carried, coded=True)
             peer, owed = self._process.peer, self._owed(fragment)
             residuals.returned(
                 self._who, axis, fragment, given.number, operation, peer, named, work, owed
