@@ -22,7 +22,7 @@ from pccl.transports.sim.routes import Gate, HostRoute
 PIECE_MAX_BYTES = 64 << 10
 """Most bytes that arrive at one instant; more than a real packet, to need fewer events."""
 
-_RETRANSMIT_NS = NS_PER_S // 5
+RETRANSMIT_NS = NS_PER_S // 5
 """Time after which a kernel sends unacknowledged data again; it doubles each time."""
 
 _PARTIAL_WRITE = 0.25  # probability that `send` accepts less than would fit,
@@ -166,7 +166,7 @@ class Pipe:
             return 0
         if oldest is not None and not self._sink.has_room(len(oldest[1])):
             return 0  # the sink acknowledges that it has no room
-        first_ns = _RETRANSMIT_NS + self.route.delay_ns + self._back.delay_ns
+        first_ns = RETRANSMIT_NS + self.route.delay_ns + self._back.delay_ns
         return (1 + max(0, now_ns - self._since_ns) // first_ns).bit_length() - 1
 
     def _post(self, piece: memoryview) -> None:

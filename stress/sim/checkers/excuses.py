@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, RemovalCause
+from pccl.topology.segment_limit import RETRANSMITS_MIN
 from pccl.transports.sim.connection import SimConnection
+from pccl.transports.sim.pipe import RETRANSMIT_NS
 
 MASTER_NAME = "master"
 STANDBY_NAME = "standby"
@@ -235,7 +237,8 @@ class Excuses:
                 long |= stuck and 2.2 * timing.lane_stall_s >= timing.hold_s
                 return long or self._stood_still(host, None, timing.hold_s / 3)
             case RemovalCause.NO_PROGRESS:
-                return self._stood_still(host, None, timing.progress_s / 3)
+                still = self._stood_still(host, None, timing.progress_s / 3)
+                return still or self._is_stuck_unnoticed(host)
             case RemovalCause.LINK_BROKEN:
                 if self.masters_divided:
                     return True  # members of the other master drop their links to this peer
@@ -327,6 +330,17 @@ class Excuses:
         """Whether two hosts may meet at a relay too late: after a dial, and two handshakes."""
         lag_s = sum(self._lags_ns[host] for host in (*hosts, MASTER_NAME) if host) / NS_PER_S
         return 8 * lag_s >= self._timing.link_s / 2
+
+    def _is_stuck_unnoticed(self, host: str) -> bool:
+        """Whether large segments of ``host`` vanish, and no sender can find that out.
+
+        A sender has to repeat its oldest segment some times, with pauses that double. If the other
+        side replaces the lane before that, each lane of the link is stuck in turn.
+        """
+        first_s = (RETRANSMIT_NS + 2 * self._latency_ns) / NS_PER_S
+        found_s = (2**RETRANSMITS_MIN - 1) * first_s + self._timing.tick_s
+        is_stuck = any(host in (one.a, one.b) for one in self._stuck)
+        return is_stuck and found_s >= self._timing.lane_stall_s
 
     def _any(self, a: str, b: str) -> bool:
         return any(trouble.touches(a, b) for trouble in self._troubles)
