@@ -49,6 +49,7 @@ class FrameRouter:
         """Report that a link has one more lane."""
         self._pulls.lane_up(lane)
         self._data_plane.lane_up(lane.link.peer)
+        self._exchange.lane_up(lane)
 
     def lane_failed(self, peer: PeerId) -> None:
         """Report a lane that failed before it was up here. The other side may have used it."""
@@ -71,3 +72,4 @@ class FrameRouter:
     def forget_peer(self, peer: PeerId) -> None:
         """Drop the early frames of ``peer``, whose link is closed."""
         self._data_plane.forget_peer(peer)
+        self._exchange.forget_peer(peer)

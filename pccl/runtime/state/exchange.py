@@ -65,6 +65,8 @@ class StateExchange:
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         self._report = report
+        self._lost: set[tuple[PeerId, int]] = set()
+        """Peer and number of lost lanes that are not replaced yet."""
 
     # -- what the engine does --------------------------------------------------------------------
 
@@ -187,7 +189,23 @@ class StateExchange:
 
     def lane_lost(self, lane: Lane) -> None:
         """Repeat requests to the peer of a lost lane."""
+        if all(one.number != lane.number for one in lane.link.lanes):  # else it is replaced
+            self._lost.add((lane.link.peer, lane.number))
         self.lane_failed(lane.link.peer)
+
+    def lane_up(self, lane: Lane) -> None:
+        """Repeat requests again when a lost lane is replaced.
+
+        Until then the other side may not know of the loss, and may answer on the lost lane.
+        """
+        key = lane.link.peer, lane.number
+        if key in self._lost:
+            self._lost.remove(key)
+            self.lane_failed(lane.link.peer)
+
+    def forget_peer(self, peer: PeerId) -> None:
+        """Forget the lost lanes of ``peer``, whose link is closed."""
+        self._lost = {one for one in self._lost if one[0] != peer}
 
     def lane_failed(self, peer: PeerId) -> None:
         """Repeat requests to ``peer``: a lane that broke in its handshake may have lost frames."""
