@@ -289,11 +289,14 @@ class NotSplitting(Splitting):
 
 
 def lane_after(data: bytes, splitting: Splitting) -> object:
-    """What a peer's port has become after these bytes: memory, answers, and the refusal."""
+    """What a peer's port has become after these bytes: memory, answers, and the refusal.
+
+    The greeting before them arrives at once; those of decoders above arrive byte by byte, too.
+    """
     port, said = test_hostile_frames.Port(in_place=False), bytearray()
     port.plane.begin(test_hostile_frames.OPERATION)
     wire = port.accept(said.extend)
-    test_hostile_frames.greet(wire, splitting, test_hostile_frames.UPSTREAM)
+    test_hostile_frames.greet(wire, NotSplitting(), test_hostile_frames.UPSTREAM)
     wire.feed(data, splitting)
     port.check()
     seen = bytes(said), port.send.tobytes(), port.recv.tobytes(), str(wire.error)

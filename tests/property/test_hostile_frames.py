@@ -9,7 +9,7 @@ import struct
 import typing
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -33,6 +33,7 @@ from pccl.runtime.control.greeting import Credentials
 from pccl.runtime.links.frame_router import FrameRouter
 from pccl.runtime.links.keeper import LinkKeeper
 from pccl.runtime.links.pulls import Pulls
+from pccl.stress.sim.curves import QuickCurves
 from pccl.transports.announcement import encode_ask, encode_at
 from pccl.transports.base import Connection
 from pccl.transports.link import Lane, Links
@@ -40,11 +41,12 @@ from pccl.transports.sim.memory import SimMemories, SimMemory
 from pccl.transports.sinks import Drain, Sink
 from tests.support.clear import in_the_clear
 from tests.support.frames import encode_frame
-from tests.support.secrets import MASTER_SIGNER, secrets_of, signer_of
+from tests.support.secrets import secrets_of
 from tests.support.wires import FakeClock, Wire
 
 SEEDS = st.integers(0, (1 << 32) - 1)
-KEY = signer_of(b"y").key
+CURVES = QuickCurves()
+KEY = CURVES.signer(b"y" * 32).key
 """The key of every other peer."""
 RUN = b"the run of these"
 ME, DOWNSTREAM, UPSTREAM = PeerId(1), PeerId(2), PeerId(3)
@@ -53,6 +55,7 @@ OPERATION = OperationId(1, 0, 1, 0, 0)
 COUNT = 30
 SEGMENT_BYTES = 16
 
+MASTER_SIGNER = CURVES.signer(b"m" * 32)
 CERTIFICATE = certify(MASTER_SIGNER, RUN, ME, KEY)
 
 
@@ -147,7 +150,7 @@ class Port:
             FrameRouter(self.plane, typing.cast("Any", NoExchange()), pulls),
             lambda link: None,
             typing.cast("Any", None),
-            Credentials(None, lambda count: bytes(count), encrypts=in_the_clear),
+            Credentials(None, lambda count: bytes(count), CURVES, encrypts=in_the_clear),
             lanes=0,
         )
         self._keeper.want(tuple(Member(peer, "there", 1, key=KEY) for peer in RING[1:]))
@@ -182,7 +185,8 @@ def greet(wire: Wire, rng: Random, source: PeerId, lane: int = 0) -> None:
     """Do the handshake of a peer, as far as the other side takes part."""
     signature = certify(MASTER_SIGNER, RUN, source, KEY).signature
     opening = Opening(Channel.LANE, RUN, 1, source, ME, lane, certificate=signature)
-    handshake, heard = Handshake.dial(opening, secrets_of(None, b"y")), bytearray()
+    secrets = replace(secrets_of(None, b"y"), curves=CURVES, signer=CURVES.signer(b"y" * 32))
+    handshake, heard = Handshake.dial(opening, secrets), bytearray()
     on_sent, wire.on_sent = wire.on_sent, heard.extend
     wire.feed(handshake.take_output(), rng)
     while heard and handshake.awaited_bytes:
