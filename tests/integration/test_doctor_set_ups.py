@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import socket
-import sys
 import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import pccl
 from pccl.protocol.handshake.opening import Channel, Opening
 from pccl.protocol.limits import PROTOCOL_VERSION
-from tests.support.commands import PCCL, environment_with, run_to_end, running
+from tests.support.commands import environment_with, run_to_end, running
 from tests.support.nat_networks import NatNetworks
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S, patient
@@ -30,6 +29,9 @@ TOKEN = "b7Qz-Tr4k_Wm9x-Jp2v"
 MASTER_PORT = 48148
 SHORT_S = patient(0.5)
 """How long the doctor waits for what is not answered."""
+PYTHON: tuple[str, ...] = ()
+PCCL: tuple[str, ...] = ()
+"""The interpreter and the command; each process is a fork."""
 
 
 class Said(NamedTuple):
@@ -51,6 +53,14 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the run files of these masters from other commands on this machine, and theirs away."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def forks(
+    monkeypatch: pytest.MonkeyPatch, forked_python: tuple[str, ...], ready_pccl: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(f"{__name__}.PYTHON", forked_python)
+    monkeypatch.setattr(f"{__name__}.PCCL", ready_pccl)
 
 
 @pytest.fixture
@@ -113,7 +123,7 @@ def member_on(
     host: str, master: str, name: str, **more: str
 ) -> contextlib.AbstractContextManager[None]:
     """Run a member on a host of ``nets``."""
-    return running_on(host, sys.executable, "-c", JOIN, f"{master}:{MASTER_PORT}", name, **more)
+    return running_on(host, *PYTHON, "-c", JOIN, f"{master}:{MASTER_PORT}", name, **more)
 
 
 # -- 1: the master does not answer -----------------------------------------------------------------
@@ -215,7 +225,7 @@ def test_another_machine_has_the_address_that_this_one_announces(
         if is_member:
             taken = member_on(other, master, "carol", PCCL_ADVERTISE=":48200")
         else:
-            taken = running_on(other, sys.executable, "-c", SAYS_HELLO)
+            taken = running_on(other, *PYTHON, "-c", SAYS_HELLO)
         stack.enter_context(taken)
         said = doctor(f"{master}:48148", here, PCCL_ADVERTISE=f"{typo}:48200")
     assert said["reach in"] == (
@@ -334,7 +344,7 @@ def test_a_router_whose_forwarded_port_nobody_reaches(
         here, outer = nets.inside(router), tells or nets.address_of(router)
         with (
             master_on(there, "--relay"),
-            running_on(router, sys.executable, "-c", ROUTER, outer),
+            running_on(router, *PYTHON, "-c", ROUTER, outer),
         ):
             said = doctor(f"{master}:48148", here)
     assert re.sub(r"port \d+ of", "port N of", said["router"].found) == found

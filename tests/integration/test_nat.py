@@ -6,7 +6,6 @@ The second peer joins after the first, which is the elder.
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from tests.support.patience import LIMIT_S
 from tests.support.waiting import until
 
 PEER = ROOT / "tests/integration/nat_peer.py"
-PCCL = [sys.executable, "-m", "pccl.cli.main"]
+PYTHON: tuple[str, ...] = ()
+PCCL: tuple[str, ...] = ()
+"""The interpreter and the command; each process is a fork."""
 TOKEN = {"PCCL_TOKEN": "a secret that all members know"}
 
 
@@ -27,6 +28,14 @@ def run_files_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     """Commands of tests that run at the same time do not find these masters."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def forks(
+    monkeypatch: pytest.MonkeyPatch, ready_python: tuple[str, ...], ready_pccl: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(f"{__name__}.PYTHON", ready_python)
+    monkeypatch.setattr(f"{__name__}.PCCL", ready_pccl)
 
 
 def one_home(nets: NatNetworks) -> Sequence[str]:
@@ -117,7 +126,7 @@ def outputs_of(
         try:
             for place, peer in enumerate(peers):
                 wanted = [str(len(peers)), str(place), "|".join(sorted(paths)), *more]
-                command = [sys.executable, str(PEER), master, *wanted]
+                command = [*PYTHON, str(PEER), master, *wanted]
                 started.append(spawn(peer, command, PCCL_NAME=NAMES[place]))
             return [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
         finally:
@@ -140,7 +149,7 @@ def test_two_peers_use_the_interface_that_is_named(
         started = [spawn(server, [*PCCL, "master", "--listen", master])]
         try:
             command = [*PCCL, "join", master, *chosen, "--"]
-            command += [sys.executable, str(PEER), master, "2", "0", "direct|direct"]
+            command += [*PYTHON, str(PEER), master, "2", "0", "direct|direct"]
             started += [spawn(peer, command) for peer in peers]
             outputs = [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
         finally:
@@ -180,13 +189,13 @@ def test_a_port_of_an_interface_that_is_made_anew() -> None:
         server, _ = nets.two_ways()
         peer, by_up0 = nets.public()
         by_vpn0 = nets.address_of(peer, "vpn0")
-        listener = spawn(peer, [sys.executable, "-c", LISTENS])
+        listener = spawn(peer, [*PYTHON, "-c", LISTENS])
         assert listener.stdout is not None
         try:
             port = listener.stdout.readline().strip()
 
             def reaches(host: str) -> bool:
-                dial = spawn(server, [sys.executable, "-c", DIALS, host, port])
+                dial = spawn(server, [*PYTHON, "-c", DIALS, host, port])
                 dial.communicate(timeout=LIMIT_S)
                 return dial.returncode == 0
 

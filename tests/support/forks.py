@@ -6,12 +6,14 @@ optimizer for two. One process a test session does so, and each program is a for
 * :class:`ForkedProgram`: a module of ``tests`` as a program.
 * :func:`ready_python`: a command line that runs a script, for what starts processes by itself.
   With ``-m MODULE`` for a script it runs a module, whose ``sys.executable`` does the same. So all
-  processes of a command of pccl are forks.
+  processes of a command of pccl are forks. With ``-c TEXT`` it runs the text. Behind ``ip netns
+  exec`` the fork is in that namespace.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import multiprocessing as mp
@@ -149,7 +151,8 @@ def _use_environment(environment: dict[str, str]) -> None:
 
 def _attend(asker: socket.socket, python: str) -> None:
     """Run a script in one more fork; tell how it ended, and end it if nobody waits any longer."""
-    _, streams, _, _ = socket.recv_fds(asker, 1, 3)
+    _, received, _, _ = socket.recv_fds(asker, 1, 3 + len(client.NAMESPACES))
+    streams, namespaces = received[:3], received[3:]
     with asker.makefile() as lines:
         command, folder, environment = json.loads(lines.readline())
     pid = os.fork()
@@ -158,6 +161,7 @@ def _attend(asker: socket.socket, python: str) -> None:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
+        _enter(namespaces)
         os.chdir(folder)
         _use_environment(environment)
         try:
@@ -166,8 +170,8 @@ def _attend(asker: socket.socket, python: str) -> None:
             logging.shutdown()  # the fork ends without it, and lines may still be queued
         return
     asker.sendall(b"%d\n" % pid)
-    for stream in streams:
-        os.close(stream)
+    for each in received:
+        os.close(each)
 
     def watch() -> None:
         asker.recv(1)  # until it closes
@@ -182,6 +186,17 @@ def _attend(asker: socket.socket, python: str) -> None:
     os._exit(0)
 
 
+def _enter(namespaces: list[int]) -> None:
+    """Go where the asker is, if it is elsewhere, and close the files; for root only."""
+    for theirs, ours in zip(namespaces, client.namespaces(), strict=True):
+        if not os.path.sameopenfile(theirs, ours):
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(theirs, 0):
+                raise OSError(ctypes.get_errno(), "setns")
+        os.close(theirs)
+        os.close(ours)
+
+
 def _run_script(command: list[str], python: str) -> None:
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
     sys.stderr = os.fdopen(2, "w", buffering=1)
@@ -190,6 +205,10 @@ def _run_script(command: list[str], python: str) -> None:
         sys.executable = python
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    if command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        exec(compile(command[1], "<string>", "exec"), {"__name__": "__main__"})
         return
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
