@@ -129,3 +129,15 @@ def test_a_grid_uses_the_best_rates_of_a_sweep_and_finished_runs_are_not_repeate
     assert "0.001" in first
     assert "1000" not in first
     assert run(*grid) == first[first.index("\u250f") :]  # the table, and no training
+
+
+def test_a_slow_peer_hardly_slows_the_others() -> None:
+    asked = ["--peers", "2", "--slowest", "5", "--step-s", "0.02", "--sync-every", "1s"]
+    result = CliRunner().invoke(
+        quality, ["speeds", *asked, "--rounds", "2"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    *peers, share = sorted(result.output.splitlines(), key=lambda line: not line.startswith("peer"))
+    steps = [int(line.split()[2]) for line in sorted(peers)]
+    assert steps[0] > 2 * steps[1] > 0  # in step with the slow one it would make as few
+    assert share.endswith(" %")

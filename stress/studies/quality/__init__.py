@@ -7,6 +7,7 @@
 * ``trainer``: trains several runs as one batch, and evaluates their models.
 * ``statistics``: paired differences with intervals, and the best settings of a sweep.
 * ``results``: finished runs as lines of JSON.
+* ``speeds``: what a slow peer costs the others, measured with real processes.
 * ``command``: the commands ``quality sweep`` and ``quality grid``.
 
 Model, text and inner optimizers are those of ``examples/train_gpt.py``. Only the network is

@@ -15,6 +15,7 @@ from pccl.cli.streams import writing
 from pccl.stress.sim.command_line import SeedRange
 from pccl.stress.studies.quality import results
 from pccl.stress.studies.quality.results import FinishedRun
+from pccl.stress.studies.quality.speeds import speeds
 from pccl.stress.studies.quality.statistics import best, by_settings, excess, is_at_edge
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ def grid(
         jobs += [(variant.tune(*best(swept[name])), seed) for seed in seeds]
     jobs.sort(key=lambda job: job[1])
     _print(_grid_table(_train(jobs, out, length), [variant for variant, _ in jobs]))
+
+
+quality.add_command(speeds)
 
 
 def _checked(make: Callable[..., list[TrainingVariant]], *asked: Sequence[Any]) -> Any:
