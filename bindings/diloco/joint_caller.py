@@ -232,7 +232,10 @@ class JointCaller:
                 try:
                     outcome = self._carry_out(effect)
                 except pccl.PCCLError as error:
-                    effect = steps.throw(_loss_behind(error))
+                    loss = _loss_behind(error)
+                    if isinstance(loss, MembershipError):
+                        self._lent = None  # the contribution is dropped: this peer joins again
+                    effect = steps.throw(loss)
                 else:
                     effect = steps.send(outcome)
 

@@ -76,6 +76,8 @@ def quality() -> None:
     type=(float, float),
     help="Outer rate and momentum to try; may be repeated. [default: those of the mode]",
 )
+@click.option("--format", "formats", multiple=True,
+              help="Wire format, which each DiLoCo mode is trained with too.")  # fmt: skip
 @click.option("--seeds", type=SeedRange(), default="1000:1002", show_default=True,
               help="Seeds, which no grid should use.")  # fmt: skip
 def sweep(
@@ -84,6 +86,7 @@ def sweep(
     replicas: Sequence[int],
     rates: Sequence[float],
     outers: Sequence[tuple[float, float]],
+    formats: Sequence[str],
     seeds: range,
     **length: int,
 ) -> None:
@@ -92,7 +95,7 @@ def sweep(
 
     tried = [
         variant.tune(rate, *outer)
-        for variant in _checked(variants, modes, (), replicas)
+        for variant in _checked(variants, modes, formats, replicas)
         for rate in rates
         for outer in outers or [variant.tuned[1:]]
     ]
@@ -129,15 +132,15 @@ def grid(
 ) -> None:
     """Train each mode with its best settings, and print the differences seed by seed.
 
-    A compressed variant has the settings of its mode without compression, ``unequal`` those of
-    ``sync``.
+    A variant that was not swept has the settings of its mode without compression, and ``unequal``
+    those of ``sync``.
     """
     from pccl.stress.studies.quality.variants import tuned_as, variants
 
     swept = by_settings(_read(tuned))
     jobs: list[tuple[TrainingVariant, int]] = []
     for variant in _checked(variants, modes, formats, replicas):
-        name = tuned_as(variant).name
+        name = variant.name if variant.name in swept else tuned_as(variant).name
         if name not in swept:
             raise click.ClickException(f"{tuned} has no run of {name!r}; sweep it first")
         jobs += [(variant.tune(*best(swept[name])), seed) for seed in seeds]
