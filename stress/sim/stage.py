@@ -127,6 +127,7 @@ class Stage:
             lambda: (seat.process for seat in self.seats),
             excuses.are_apart,
             excuses.need_relay,
+            excuses.waits_for_kernel,
         ).check
         excuses.master_relays = scenario.relays
         if scenario.standby and not all(fault.keeps_majority for fault in scenario.faults):

@@ -102,6 +102,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         11,  # who dropped its work, as a guard had excluded some, counted it in the next weight
         30790,  # large packets vanished, and lanes were replaced before a sender could tell
         30899,  # a source answered on a lane whose end it had not seen, and was asked no more
+        31520,  # a peer behind a NAT had a dead link, and nothing to send on it
         82,  # a round was lost with the run that it belonged to, and its work taken for applied
         125,  # without its majority a master went on with a newcomer, and the checker blamed it
         245,  # who was cut off was refused once, and gave up

@@ -64,6 +64,8 @@ class Excuses:
         self._troubles: list[_Trouble] = []
         self._flips: list[_Trouble] = []
         self._stuck: list[_Trouble] = []
+        self._dead: set[frozenset[str]] = set()
+        """Hosts between which a connection stayed open without delivering data."""
         self._lags_ns: Counter[str] = Counter()
         self._dozed_ns: Counter[str] = Counter()
         self._narrow_ns: dict[str, int] = {}
@@ -98,6 +100,7 @@ class Excuses:
 
     def deadened(self, end: SimConnection) -> None:
         """Record that a connection stays open without delivering data; other connections work."""
+        self._dead.add(frozenset((end.local.host, end.other.local.host)))
         patience_s = 2 * max(self._timing.lane_stall_s, self._timing.deadline_s)
         self._note(end.local.host, end.other.local.host, round(patience_s * NS_PER_S))
 
@@ -159,6 +162,14 @@ class Excuses:
             return True
         versions = {self._versions[host] for host in (one, other) if host in self._versions}
         return len(versions) < 2 and other not in self._shut and one not in self._barred
+
+    def waits_for_kernel(self, one: str, other: str) -> bool:
+        """Whether ``one`` has no link to ``other``, which may never find out that it is dead.
+
+        Only ``other`` can dial, and it sends nothing. Its kernel would end the dead connection
+        within ``SILENCE_MAX_S``, because nothing answers its probes. The simulator has no probes.
+        """
+        return frozenset((one, other)) in self._dead and not self._can_dial(one, other)
 
     def are_apart(self, *hosts: str | None) -> bool:
         """Whether two ``hosts`` may never have a link; a member may forward, but may also die."""

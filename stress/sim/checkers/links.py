@@ -31,6 +31,8 @@ class LinkCheckers:
         processes: returns all processes, also dead ones.
         are_apart: whether two hosts may never have a link.
         need_relay: whether neither of two hosts can dial the other.
+        waits_for_kernel: whether only the kernel of the second host can find out that its link to
+            the first one is dead.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LinkCheckers:
         processes: Callable[[], Iterable[PeerProcess]],
         are_apart: Callable[[str, str], bool],
         need_relay: Callable[[str, str], bool],
+        waits_for_kernel: Callable[[str, str], bool],
     ) -> None:
         self._done = done
         self._now_ns = now_ns
@@ -49,6 +52,7 @@ class LinkCheckers:
         self._processes = processes
         self._are_apart = are_apart
         self._need_relay = need_relay
+        self._waits_for_kernel = waits_for_kernel
         self._bound_ns = timing.ns(2 * timing.dial_s + 4 * timing.redial_max_s)
         """Time for two dials that fail after the faults: one that began before their end, and one
         whose greeting is lost with another dead connection."""
@@ -61,7 +65,7 @@ class LinkCheckers:
         """
         began_ns = self._now_ns()
         waited = False
-        while down := [other for other in self._partners(process) if not _linked(process, other)]:
+        while down := [other for other in self._partners(process) if self._lack(process, other)]:
             waited = True
             since_ns = max(began_ns, self._quiet_since_ns())
             relayed = any(self._need_relay(process.host.name, one.host.name) for one in down)
@@ -78,6 +82,15 @@ class LinkCheckers:
         for link in process.engine.links.all():
             self._done["relayed"] += link.up and relay_of(link.lanes[0].connection) is not None
             self._done["punched"] += link.up and met_at(link.lanes[0].connection) is not None
+
+    def _lack(self, one: PeerProcess, other: PeerProcess) -> bool:
+        """Whether two members have no link, and a member that can dial must have noticed it."""
+        ends = (one, other), (other, one)
+        has = [end.engine.links.find(there.peer) is not None for end, there in ends]
+        if all(has):
+            return False
+        lacking, there = ends[has[0]]
+        return not any(has) or not self._waits_for_kernel(lacking.host.name, there.host.name)
 
     def _partners(self, process: PeerProcess) -> list[PeerProcess]:
         """Return the living members of the same group that can have a link to ``process``."""
@@ -106,8 +119,3 @@ def _knows(one: PeerProcess, other: PeerProcess) -> bool:
     if not one.alive or machine.standing is not Standing.MEMBER or one.run != other.run:
         return False
     return machine.newest is not None and other.peer in machine.newest.ring
-
-
-def _linked(one: PeerProcess, other: PeerProcess) -> bool:
-    ends = (one.engine.links.find(other.peer), other.engine.links.find(one.peer))
-    return None not in ends
