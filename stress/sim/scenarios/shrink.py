@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, replace
+from itertools import islice
 
 from pccl.stress.sim.runner import Verdict
 from pccl.stress.sim.scenarios.scenario import Scenario
@@ -35,14 +36,18 @@ def shrink(
     wanted = _signature(best.violation)
     runs = 1
     while True:
-        before = best
-        for smaller in _smaller(best.scenario):
-            if runs >= runs_max:
-                return best
-            runs += 1
-            verdict = run(smaller)
-            if verdict.violation is not None and _signature(verdict.violation) == wanted:
-                best = verdict
+        before, position = best, 0
+        while True:  # what a smaller scenario has kept is not tried again in the same round
+            for smaller in islice(_smaller(best.scenario), position, None):
+                if runs >= runs_max:
+                    return best
+                runs += 1
+                verdict = run(smaller)
+                if verdict.violation is not None and _signature(verdict.violation) == wanted:
+                    best = verdict
+                    break
+                position += 1
+            else:
                 break
         if best is before:
             return best
