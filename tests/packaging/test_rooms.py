@@ -123,7 +123,7 @@ def imports(node: ast.AST, when_called: bool = False) -> Iterator[Import]:
             for alias in child.names:
                 name = f"{child.module}.{alias.name}" if child.module else alias.name
                 yield Import(child.lineno, name, child.level > 0, when_called)
-        else:
+        elif not isinstance(child, ast.expr):  # most nodes, and none of them holds an import
             is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from imports(child, when_called or is_function)
 
