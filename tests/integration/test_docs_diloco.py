@@ -1,4 +1,4 @@
-"""docs/diloco.md lists the events of training; its commands are right."""
+"""docs/diloco-options.md lists the events of training; the commands of docs/diloco.md are right."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pccl.bindings.events import Event, PeerReport
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "diloco.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs" / "diloco-options.md").read_text(encoding="utf-8")
 
 
 def test_events_are_listed() -> None:
-    listed = re.findall(r"^- `([A-Z]\w+)`: ", PAGE.partition("## Events")[2], re.MULTILINE)
+    listed = re.findall(r"^- `([A-Z]\w+)`: ", OPTIONS.partition("## Events")[2], re.MULTILINE)
     assert set(listed) == {
         kind.__name__ for kind in set(get_args(Event)) - set(get_args(PeerReport))
     }
