@@ -18,7 +18,7 @@
 | ``PCCL_UPLOAD_MAX`` | ``upload_bytes_per_s_max``, with a unit: ``10M`` |
 | ``PCCL_METRICS`` | where this process serves metrics: ``PORT``, ``HOST:PORT`` or ``auto`` |
 | ``PCCL_ENCRYPT`` | 1: encrypt connections inside this machine, too; others always are |
-| ``PCCL_STACKS`` | 0: never tell people who ask where the threads are (:mod:`pccl.inquiry`) |
+| ``PCCL_STACKS`` | 0: never send the stacks of the threads (:mod:`pccl.inquiry`) |
 | ``PCCL_STACKS_DIR`` | folder for stacks (:mod:`pccl.observe.process`); commands set it |
 | ``PCCL_RECORD`` | folder for records, which a peer writes on failure and SIGQUIT |
 | ``PCCL_PROGRESS`` | 1: show progress of long fetches of shared state (:mod:`pccl.progress`) |
@@ -223,8 +223,8 @@ def resolve_encrypt() -> bool:
 def resolve_local() -> str:
     """Return how processes of one machine exchange tensors.
 
-    ``auto``, the default: they read each other's memory if the system lets them. ``any``: where the
-    system asks which process may read, every process of the same user may. ``tcp``: TCP only.
+    ``auto``, the default: they read each other's memory if the system allows it. ``any``: the same,
+    and every process of the same user may read this one's memory. ``tcp``: they use TCP only.
 
     Raises:
         ValueError: the variable has another value.
@@ -283,7 +283,7 @@ def resolve_record() -> Path | None:
 
 
 def resolve_stacks() -> bool:
-    """Whether people who have the token may ask where the threads are; True by default.
+    """Whether a process with the token may ask for the stacks of the threads; True by default.
 
     Raises:
         ValueError: the variable is neither 0 nor 1.

@@ -14,7 +14,7 @@ Invariants:
 
 * No lane acts on a header with a wrong checksum, or completes a payload with a wrong hash, unless
   its sink ignores the hash. It hashes a payload right after each read, and right before sending.
-* Once :meth:`Lane.revoke` has returned, no lane reads memory of the operation any more. A lane
+* Once :meth:`Lane.revoke` has returned, no lane reads memory of the operation. A lane
   completes a partly sent frame from a copy. The operation has ended here, but perhaps not yet at
   the receiver, which counts the frame.
 """

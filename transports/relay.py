@@ -92,7 +92,7 @@ class Introduction:
 
     Args:
         connection: a connection to a relay, paused; nothing else reads it.
-        told: gets the address, or a LinkError that says why there is none.
+        told: receives the address, or a LinkError that says why there is none.
     """
 
     def __init__(self, connection: Connection, told: asyncio.Future[Address]) -> None:

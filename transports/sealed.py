@@ -120,7 +120,7 @@ class SealedConnection:
         self._open = True
         """Whether this side may still send and receive."""
         self._ended: Exception | None = None
-        """Why the connection below has ended; told when what arrived before is delivered."""
+        """Why the connection below has ended; reported after all data that arrived before."""
         connection.start(self)
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class SealedConnection:
     # -- receiving -----------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
-        """Stop delivering, and reading below."""
+        """Stop delivering data, and reading from the connection below."""
         self._paused = True
         self._inner.pause_reading()
 

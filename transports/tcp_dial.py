@@ -88,7 +88,7 @@ def in_turns(candidates: Sequence[Resolved]) -> list[Resolved]:
 
 
 def _abort(attempt: asyncio.Future[Connection]) -> None:
-    """End a connection that nobody waits for any more."""
+    """End a connection whose dial was given up."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().abort()
 

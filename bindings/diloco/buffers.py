@@ -187,8 +187,8 @@ class SharedBuffers:
                 buffer is not finite, which would ruin the sum for all members.
 
         Returns:
-            The weight, 1.0, all averaged buffers times the weight, and the bytes of the others as
-            32-bit integers; float64, shape (n,).
+            The weight, 1.0, all averaged buffers times the weight, and the bytes of the other
+            buffers as 32-bit integers; float64, shape (n,).
         """
         sums = self.nothing()
         if not weight:

@@ -92,7 +92,7 @@ class DiLoCo(torch.optim.Optimizer):
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
         buffers: what the model keeps beside its parameters, as ``model.named_buffers()``, of any
             shape and dtype; the same names on all peers. Rounds of the last fragment average float
-            buffers, weighted as the parameters, and take the others from one member. Newcomers
+            buffers, weighted as the parameters, and take other buffers from one member. Newcomers
             receive them, too. None: the buffers in the ``state_dict`` of ``params``, if that is a
             module; otherwise, and with ``()``, none.
         warm_up: None: a peer that joins late fetches what ``inner`` keeps, which must have the same

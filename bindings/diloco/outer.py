@@ -69,8 +69,8 @@ class HostCopies:
     ) -> Generator[Sequence[torch.Tensor], None, None]:
         """Return a context for reads of the current values of ``tensors``, which it yields.
 
-        On a CUDA device it yields snapshots there, because the training goes on; ``wait`` then
-        waits for what the context has begun.
+        On a CUDA device it yields snapshots there, because the training continues; ``wait`` then
+        waits for the copies that the context has begun.
         """
         if self._stream is None:
             yield tensors

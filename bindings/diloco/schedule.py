@@ -141,7 +141,7 @@ def partition(
 
     With ``-blocks``, a block stays whole: all parameters whose names are equal up to their first
     number, as ``layers.3``; or else the parameters of one module. ``strided-blocks`` deals the
-    numbered blocks in turn, as that paper does; the others go to the smallest fragments.
+    numbered blocks in turn, as that paper does; other blocks go to the smallest fragments.
 
     Args:
         sizes: number of elements of each parameter.

@@ -4,8 +4,8 @@
 * ``arguments``: checks every argument of a call, and makes a request from them.
 * ``session``: the engine of a communicator on the I/O thread.
 * ``callers``: threads and tasks that call, and whether all of them wait in joint calls.
-* ``recording``: the record of a peer, for people who ask or in a file.
-* ``evidence``: what a peer tells people who ask through the master.
+* ``recording``: the record of a peer, as an answer or in a file.
+* ``evidence``: the answers of a peer to questions through the master.
 * ``reports``: the reports of a peer to its program: members, and the status.
 * ``handles``: the outcome of a reduce that runs in the background.
 * ``listening``: where a peer listens, and the address that it announces.

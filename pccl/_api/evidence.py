@@ -1,7 +1,7 @@
-"""What a peer tells people who ask through the master: its state, its record, its stacks.
+"""The answers of a peer to questions through the master: its state, its record, its stacks.
 
-A person who may ask for the status may also ask for state and record. Stacks show code and file
-names, so a peer gives them only in a run with a token, and not with ``PCCL_STACKS=0``.
+Any process that may ask for the status may also ask for state and record. Stacks show code and file
+names, so a peer sends them only in a run with a token, and not with ``PCCL_STACKS=0``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record of one peer: copied for people who ask, or written to the folder ``PCCL_RECORD``.
+"""The record of one peer: copied into an answer, or written to the folder ``PCCL_RECORD``.
 
 It is written when this peer loses its membership (evicted, master lost, a bug in the library), and
 on SIGQUIT. Then ``faulthandler`` writes the stacks of all threads to a pipe, which the I/O thread
@@ -153,7 +153,7 @@ class QuitSignal:
 
     @classmethod
     def remove(cls, ask: Callable[[str], None]) -> None:
-        """Do not call ``ask`` any more. I/O thread."""
+        """Stop calling ``ask``. I/O thread."""
         cls._askers[:] = [one for one in cls._askers if one != ask]
         if not cls._askers and cls._pipe is not None:
             assert cls._loop is not None

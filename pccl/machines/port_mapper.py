@@ -161,7 +161,7 @@ class PortMapped:
 
 @dataclass(frozen=True, slots=True)
 class PortUnmapped:
-    """An effect: the router does not forward this port any more."""
+    """An effect: the router has stopped forwarding this port."""
 
     forwarded: ForwardedPort
     reason: str
@@ -459,7 +459,7 @@ class PortMapper:
         self.forwarded, self._epoch, self._was_restarted = None, None, False
 
     def _stop(self, now_ns: int) -> None:
-        """Delete the mapping, also one that may be granted just now."""
+        """Delete the mapping, even if the router has not answered the request for it yet."""
         has_asked = self.phase is MapperPhase.ASKING and self.awaits_datagrams
         if self.forwarded is None and not has_asked:
             self._closed()

@@ -1,4 +1,4 @@
-"""The log lines of the library: time, level, ``pccl``, who, what, why.
+"""The log lines of the library: time, level, ``pccl``, the process, what happened, why.
 
     2026-03-01T12:00:00.250Z INFO pccl alice: peer 3 (bob) is gone [SILENT]: silent for 10.0 s
 

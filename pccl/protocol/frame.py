@@ -64,7 +64,7 @@ class FrameKind(enum.IntEnum):
     PULL_READY = 9
     """The sender has verified the place: it pulls announced segments from now on."""
     PULL_FAILED = 10
-    """The sender cannot pull any more: announced segments have to be sent."""
+    """The sender can no longer pull: the receiver has to send the announced segments."""
     MEET = 11
     """The sender, the younger of two that have met at a relay, dials the receiver for a further
     lane, and asks to be dialled: ``n`` is the number of the lane, ``what`` the port from which the

@@ -15,7 +15,7 @@ def layout_difference(
 ) -> Difference | None:
     """Describe the first tensor whose name, dtype, size or flag differs; None: none differs.
 
-    ``theirs`` is the layout of peer ``reference``; ``mine`` is one that differs.
+    ``theirs`` is the layout of peer ``reference``; ``mine`` is another layout.
     """
     for index, (own, other) in enumerate(zip_longest(mine.entries, theirs.entries)):
         if own == other:

@@ -62,7 +62,7 @@ class BlameFinding:
     Attributes:
         cause: what is wrong.
         peers: the members that hold up others.
-        text: who, what and where, in words; ids of peers without names.
+        text: peer, event and place, in words; ids of peers without names.
         remedy: what to do.
     """
 
@@ -94,7 +94,7 @@ class Clues:
 
 
 def waits_in_words(status: StatusReport) -> Iterator[str]:
-    """Yield a line for each call that waits: who waits, for whom, since when.
+    """Yield a line for each call that waits: the waiting peers, the awaited peers, since when.
 
     A master without a run waits, too.
     """

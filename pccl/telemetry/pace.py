@@ -1,4 +1,4 @@
-"""``Pace``: the latest call and the steps of one peer, as its master hears of them."""
+"""``Pace``: the latest call and the steps of one peer, from its messages to the master."""
 
 from __future__ import annotations
 

@@ -75,10 +75,15 @@ class LaneWatch:
     ) -> list[LaneStep]:
         """Decide on a tick whether to replace the lane, ask for a sign of life, or send one.
 
-        ``owes``: whether the lane owes progress, as seen while this process was awake;
-        ``may_judge``: whether this process has read all that arrived; ``asks``: how often the other
-        side has asked for a sign of life; ``suspects``: see ``SegmentLimit.suspects``; ``dials``:
-        whether this side dials the lanes of the link.
+        Args:
+            moved_bytes: see ``Lane.moved_bytes``.
+            payload_bytes: payload bytes that have arrived on the lane so far.
+            now_ns: current time.
+            owes: whether the lane owes progress, as seen while this process was awake.
+            may_judge: whether this process has read all that arrived.
+            asks: how often the other side has asked for a sign of life.
+            suspects: see ``SegmentLimit.suspects``.
+            dials: whether this side dials the lanes of the link.
         """
         steps: list[LaneStep] = []
         still_ns, stall_ns = now_ns - self.since_ns, self.stall_ns
@@ -107,7 +112,10 @@ class LaneWatch:
     def judge(self, number: int, facts: Mapping[int, LaneFacts], now_ns: int) -> None:
         """Decide on a tick whether the lane is stuck, once it was asked for a sign of life.
 
-        ``number``: its number; ``facts``: what is known of all lanes of its link, by number.
+        Args:
+            number: number of the lane.
+            facts: what the kernel knows of each lane of the link, by number.
+            now_ns: current time.
         """
         if not (self.pinged or self.is_asked):
             return

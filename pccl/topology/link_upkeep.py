@@ -142,8 +142,12 @@ class LinkUpkeep:
 
         Lanes are spare when the link shares the connections with more links than before, and
         missing when it shares them with fewer.
-        ``busy``: lanes that carry data; ``intact_bytes``: the most that one lane has delivered
-        without damage.
+
+        Args:
+            peer: the peer at the other end.
+            busy: numbers of the lanes that carry data.
+            intact_bytes: the most bytes that one lane has delivered without damage.
+            now_ns: current time.
         """
         link = self._links.get(peer)
         if link is None:
@@ -189,8 +193,8 @@ class LinkUpkeep:
     def begins_meeting(self, peer: PeerId, relay: PeerId) -> int:
         """Return the number of a meeting if this peer shall dial a relay, as its master asks.
 
-        Returns 0 if it shall not: it needs no link to ``peer``, or waits for it there already, and
-        goes on, because the other peer may be slow.
+        Returns 0 if this peer needs no link to ``peer``, or waits for it there already: it keeps
+        waiting, because the other peer may be slow.
         """
         if not self.meets(peer) or self._meetings.get(peer, (None,))[0] == relay:
             return 0
@@ -199,9 +203,9 @@ class LinkUpkeep:
         return self._last_meeting
 
     def leaves_meeting(self, peer: PeerId, meeting: int) -> None:
-        """Record that this peer waits no more in this meeting: it has met ``peer``, or has failed.
+        """Record that this peer has met ``peer`` in this meeting, or has failed to.
 
-        A later meeting with ``peer`` goes on.
+        A later meeting with ``peer`` continues.
         """
         if self.waits_in(peer) == meeting:
             del self._meetings[peer]
@@ -362,12 +366,19 @@ class LinkUpkeep:
         met_at: Member | None = None,
         mapped: bool = False,
     ) -> list[LinkStep]:
-        """Record that a link has one more lane, which this side has dialled if it is ``ours``.
+        """Record that a link has one more lane.
 
-        ``told``: how many lanes the other side was configured with; ``near``: whether it is on
-        this machine; ``more``: whether the link had a lane before; ``relay``: what carries it;
-        ``met_at``: the relay at which both have met, if both have dialled it at the same time;
-        ``mapped``: whether it has come through a port that the router of this peer forwards.
+        Args:
+            peer: the peer at the other end.
+            number: number of the lane.
+            told: how many lanes the other side was configured with; 0: it was not.
+            now_ns: current time.
+            near: whether the other side is on this machine.
+            ours: whether this side has dialled the lane.
+            more: whether the link had a lane before.
+            relay: the process that forwards the lane; None: it is direct.
+            met_at: the relay at which both have met, if both have dialled at the same time.
+            mapped: whether the lane came through a port that this peer's router forwards.
         """
         link, punched = self._links.get(peer), met_at is not None
         by_younger = ours == (self._own > peer)
@@ -442,8 +453,14 @@ class LinkUpkeep:
     ) -> list[LinkStep]:
         """Record that a lane was lost; redial it, or bring the link up again.
 
-        ``up``: whether the link has another lane; ``damaged``: length of the damaged payload that
-        closed the lane; None: no damage; ``stuck``: the lane, if large packets vanished on it.
+        Args:
+            peer: the peer at the other end.
+            number: number of the lane.
+            reason: why the lane was lost.
+            now_ns: current time.
+            up: whether the link has another lane.
+            damaged: length of the damaged payload that closed the lane; None: no damage.
+            stuck: the lane, if large packets vanished on it.
         """
         link = self._links.get(peer)
         news: list[LinkStep] = [] if up else [TellLink(peer, reason)]

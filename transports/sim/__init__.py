@@ -8,6 +8,6 @@
 * ``connection``: one end of a connection, as its process sees it.
 * ``memory``: processes of one machine that pull segments from each other's memory.
 * ``nat``: address translators: which address a connection gets outside, and what comes in. Pure.
-* ``addresses``: who has which address, what others see of it, and who may reach whom.
+* ``addresses``: the addresses of hosts, which address others see, and which hosts reach which.
 * ``network``: many hosts in one process; one seed determines all that happens.
 """

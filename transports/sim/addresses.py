@@ -1,7 +1,7 @@
-"""Who has which address, what others see of it, and which host may reach which.
+"""The addresses of hosts, which address other hosts see, and which hosts may reach which.
 
 The name of a host, or of a NAT with an address of its own, is its first address. It keeps its name
-when it moves, and gets another address; nobody has the old one any more.
+when it moves to another address; the old address then belongs to no host.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Addresses:
         return nat.host if nat is not None else self._newest.get(name, name)
 
     def is_left(self, address: str) -> bool:
-        """Whether nobody has an address any more."""
+        """Whether the host that had an address has moved to another one."""
         place = self.name_of(address)
         return _outside(address) == address != self._newest.get(place, address)
 

@@ -54,7 +54,7 @@ class Wires:
         shared: numbers of open connections from a process to a host, which share the rate.
         noises: applied to all arriving data, in order.
         off: names of the hosts that are switched off, and answer nothing.
-        on_stuck: called with the end whose data never arrives any more, as the route lost a large
+        on_stuck: called with the end whose data will never arrive, because the route lost a large
             segment.
     """
 
@@ -213,7 +213,7 @@ class SimConnection:
         self._out.gate.shut(duration_ns)
 
     def cut(self) -> None:
-        """Let nothing arrive any more, at either end; their kernels give up after a while."""
+        """Let no more data arrive at either end. Both kernels give up after a while."""
         self.is_cut = self.other.is_cut = True
         for end in (self, self.other):
             end.stall(None)

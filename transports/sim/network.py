@@ -422,7 +422,7 @@ class SimNetwork:
     def move(self, name: str) -> list[str]:
         """Give a host, or the NAT before it, another address; return all hosts that have moved.
 
-        Nothing arrives any more on their connections, except in a local network.
+        Their connections deliver no more data, except in a local network.
         """
         names = [one for one in self.addresses.move(name) if one in self.hosts]
         self.events.note("move", *names)

@@ -14,32 +14,32 @@ from pccl.inquiry import Examination, Sighting
 
 BY_HAND = "forward a TCP port of the router, such as 48200, to this machine, and announce it: "
 ANNOUNCE = "pccl join --advertise :48200 (or PCCL_ADVERTISE=:48200)"
-"""Listens on this port, and names it to the others with the address that the master sees."""
+"""Listens on this port, and announces it with the address that the master sees."""
 
 
 UNREACHED = "cannot reach "
-"""With this begins why a dial failed. Otherwise there was a connection, and no good answer."""
+"""The reason of a failed dial begins with this. With another reason, a connection was made."""
 
 ANOTHER = "another process answered"
-"""With this begins why the handshake with another peer failed."""
+"""The reason of a failed handshake with another process begins with this."""
 
 
 class PortChange(enum.Enum):
     """What a router does with the port of a connection from this machine."""
 
     NO_ROUTER = enum.auto()
-    """Others see the address of this machine."""
+    """Other peers see the address of this machine."""
     KEPT = enum.auto()
     ONE = enum.auto()
     """Another port, which is the same for each destination."""
     EACH = enum.auto()
     """Another port for each destination: a symmetric NAT."""
     UNKNOWN = enum.auto()
-    """Another port; only one destination has told it."""
+    """Another port, reported by one destination only."""
 
 
 def port_change(made: Examination) -> PortChange:
-    """Return what others see of the port of this machine."""
+    """Return which port other processes see instead of the port of this machine."""
     outside = sightings_outside(made)
     if not outside:
         return PortChange.NO_ROUTER

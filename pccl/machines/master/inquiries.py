@@ -27,7 +27,7 @@ ANSWER_S_MAX = 3
 @dataclass(slots=True)
 class _Inquiry:
     connection: int
-    """Connection of the person who asks."""
+    """Connection from which the question came."""
     peer: PeerId
     asked_on: int | None
     """Connection of the peer on which it was asked; None: the shell inspects its process."""
@@ -103,14 +103,14 @@ class Inquiries:
         return any(inquiry.connection == connection for inquiry in self._open.values())
 
     def answered(self, peer: RegisteredPeer, reply: msg.EvidenceReply) -> None:
-        """Pass the answer of a peer back; ignore it if nobody waits for it any more."""
+        """Pass the answer of a peer back; ignore it if its question has ended."""
         inquiry = self._open.get(reply.query)
         if inquiry is not None and inquiry.peer == peer.id and inquiry.asked_on is not None:
             del self._open[reply.query]
             self._end(inquiry.connection, reply.refusal, reply.data)
 
     def inspected(self, found: ProcessInspected) -> None:
-        """Pass back what the shell knows of a process; ignore it if nobody waits any more."""
+        """Pass back what the shell knows of a process; ignore it if its question has ended."""
         inquiry = self._open.get(found.query)
         if inquiry is not None and inquiry.asked_on is None:
             del self._open[found.query]

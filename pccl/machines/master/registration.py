@@ -176,7 +176,7 @@ class Registration:
         self._outbox.announce("moved", peer, f"to {host}:{peer.member.port}")
 
     def beat(self) -> None:
-        """Tell the others, at a heartbeat, where to dial whom; all peers that moved, at once."""
+        """Send, at a heartbeat, new addresses of peers to the members, and new plans of links."""
         if self.membership.publish_moves():
             self._finals.tell_rosters(self.membership.members())
         self._links.beat()

@@ -162,7 +162,10 @@ class OpenOperations:
     def leave(self, operation: OpenOperation, withdrawn: str | None, *, in_doubt: bool) -> None:
         """Record that the caller of an operation leaves.
 
-        ``withdrawn``: why; None if done here. ``in_doubt``: the operation may yet be committed.
+        Args:
+            operation: the operation.
+            withdrawn: why the caller withdraws; None: this peer had done its part.
+            in_doubt: whether the operation may still be committed.
         """
         assert operation.call is not None
         self._forget_caller(operation)

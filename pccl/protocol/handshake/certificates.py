@@ -1,6 +1,6 @@
 """Certificates, with which a master vouches for the key of a peer that it has registered.
 
-A newcomer shows its certificate to peers that no roster has told about it yet.
+A newcomer shows its certificate to peers whose roster does not name it yet.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ design (Krawczyk, CRYPTO 2003), with the token in the derivation.
 If one side wants it, the connection is encrypted from then on (:mod:`pccl.protocol.records`). The
 wishes are in the openings, so nobody between the two can change them.
 
-Only control connections prove a token. Two peers recognize each other by their keys, which their
-master has told them. So the peers of a run need no common token. A relay recognizes both in the
+Only control connections prove a token. Two peers recognize each other by their keys, which they
+have from their master. So the peers of a run need no common token. A relay recognizes both in the
 same way, and then forwards the bytes of their own handshake with each other.
 
 Damaged bytes count as a lost connection, which the peer dials again, and never as another version

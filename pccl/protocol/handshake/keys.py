@@ -2,8 +2,8 @@
 
 Each process has a key, Ed25519 (RFC 8032), made at its start and kept in memory only.
 Each connection has two X25519 shares (RFC 7748), used once. From both shares, the token and both
-openings, the two sides derive the same keys (HKDF, RFC 5869). Who records the connection, and
-learns token and secrets of the processes later, cannot derive them.
+openings, the two sides derive the same keys (HKDF, RFC 5869). An attacker that records the
+connection, and learns token and secrets of the processes later, cannot derive them.
 
 The simulator has a ``Curves`` of its own, which is quick, and keeps no secret.
 """

@@ -5,9 +5,9 @@ PROXY protocol, version 2 (haproxy.org, ``proxy-protocol.txt``, section 2.2), bi
     signature 12 bytes | version and command u8 | family and transport u8 | length u16
     source address | destination address | source port u16 | destination port u16 | further fields
 
-``length`` counts all bytes of the second line. A proxy that is not named can be anybody, who could
-claim any source. So only connections from a named address may begin with a header, and they must:
-nothing here guesses whether there is one.
+``length`` counts all bytes of the second line. Any process could pretend to be a proxy, and claim
+any source. So only connections from a named address may begin with a header, and they must: nothing
+here guesses whether there is one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TEXT = b"PROXY "
 """The first bytes of version 1, which is a line of text."""
 _FIXED = struct.Struct(">12sBBH")
 _LAYOUTS = {0x11: struct.Struct(">4s4xH2x"), 0x21: struct.Struct(">16s16xH2x")}
-"""Family and transport -> the addresses and ports: TCP over IPv4 and IPv6. Of the others, which
-exist (UDP, Unix sockets), nothing is read."""
+"""Family and transport -> the addresses and ports: TCP over IPv4 and IPv6. The code reads nothing
+of other transports (UDP, Unix sockets)."""
 _VERSION, _LOCAL, _PROXY = 2, 0, 1
 _FAMILY_MAX, _TRANSPORT_MAX = 3, 2
 FIXED_BYTES = _FIXED.size

@@ -148,7 +148,7 @@ class ChainTransfer(Transfer):
         """Combine an arrived partial result with the own contribution, and read no muted one.
 
         Return False if the partial result must be finite and is not. It is not forwarded, so only
-        the first rank after the one that spoilt it refuses the result.
+        the rank right behind the source of the NaN refuses the result.
         """
         arrived: Memory | Array = self.result
         saved = self._operand.saved

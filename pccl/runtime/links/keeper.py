@@ -1,8 +1,8 @@
 """Keeps the links to other peers: carries out what ``LinkUpkeep`` decides about their lanes.
 
-The handshake that opens a lane names both peers, the run, the term and the lane, and proves the
-keys of both peers, which their master has told to the other. The keeper reports
-when a link comes up or goes down, and the master decides what follows from it.
+The handshake that opens a lane names both peers, the run, the term and the lane. It proves the keys
+of both peers, which each has from the master. The keeper reports when a link comes up or goes down,
+and the master decides what follows from it.
 """
 
 from __future__ import annotations
@@ -284,8 +284,8 @@ class LinkKeeper:
     def meet(self, member: Member, relay: Member) -> None:
         """Dial a relay, to make the link to ``member`` there; see ``messages.Meet``.
 
-        It replaces a meeting that waits elsewhere. After an earlier one, which the other side may
-        have lost, both may be dialling each other: that goes on.
+        It replaces a meeting that waits elsewhere. After an earlier meeting, which the other side
+        may have lost, both may be dialling each other: those dials continue.
         """
         peer, waits = member.peer, self._upkeep.waits_in(member.peer)
         number = 0 if self._closed else self._upkeep.begins_meeting(peer, relay.peer)

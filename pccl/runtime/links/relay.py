@@ -1,7 +1,8 @@
 """``Relay``: joins the connections of two peers that cannot dial each other.
 
-Their master has told both to dial this process, and each names the other. What they send each other
-is encrypted; see :mod:`pccl.transports.relay`. ``RelayPairs`` decides; this module carries out.
+At the request of their master, both dial this process, and each names the other. What they send
+each other is encrypted; see :mod:`pccl.transports.relay`. ``RelayPairs`` decides which connections
+to join, and this module joins them.
 """
 
 from __future__ import annotations

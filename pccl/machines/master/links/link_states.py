@@ -45,10 +45,15 @@ class LinkStates:
         relay: PeerId | None = None,
         path: LinkPath = LinkPath.DIRECT,
     ) -> None:
-        """Record that ``reporter``'s link to ``other`` is up (None), or why this link is down.
+        """Record that the link of ``reporter`` to ``other`` is up, or why it is down.
 
-        ``relay``: the relay that carries the link, if it is up; None: it is direct. ``path``: how
-        the two are connected, if it is up.
+        Args:
+            reporter: the peer that reports its link.
+            other: the peer at the other end.
+            why_down: why the link is down; None: it is up.
+            now_ns: current time.
+            relay: the process that forwards the link, if it is up; None: it is direct.
+            path: how the two are connected, if the link is up.
         """
         links = self._links.setdefault(reporter, {})
         known = links.get(other)

@@ -91,7 +91,7 @@ class PeerLinks:
         self._moved[peer.id] = peer
 
     def _test_anew(self) -> None:
-        """Test peers that have moved, once nobody tests their old addresses any more."""
+        """Test the new addresses of peers that have moved, once no old address is being tested."""
         known = self._reachability
         for peer in list(self._moved.values()):
             if known is None or not known.awaits(peer.id):
