@@ -452,12 +452,12 @@ class Rounds:
             self._notify(members)
 
     def _contribute(self, contribution: Contribution) -> Steps:
-        mine = contribution.number, self._peer, self._outer.ledger.run
-        self._doubt = mine if contribution.weight else None
         if contribution.buffers is not None:
             with suppress(TooFewPeers):  # alone: the sum is the own contribution
                 leads = self._peer == min(self._members)
                 yield ReduceBuffers(contribution.buffers, leads)
+        mine = contribution.number, self._peer, self._outer.ledger.run
+        self._doubt = mine if contribution.weight else None
         try:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: the average is the own contribution

@@ -625,6 +625,16 @@ def test_cut_off_between_the_buffers_and_the_average() -> None:
     assert script.outer.buffers == []
 
 
+def test_before_its_average_began_no_work_is_in_doubt() -> None:
+    """However long this replica was away: nobody can have applied the work."""
+    script = started()
+    script.answer(with_buffers(script), members(MINE, 5), Evicted())
+    for _ in range(20):
+        script.outer.ledger.close([5])
+    assert script.answer(members(5, 9, mine=9), members(5, 9, mine=9)) == Take()
+    assert script.news() == [Entered(entry=2, number=20, is_open=False, applied=())]
+
+
 def test_a_newcomer_adds_no_buffers_to_an_open_round() -> None:
     script = Script()
     script.outer.has_buffers = True
