@@ -55,8 +55,10 @@ def write(folder: Path, scenario: dict[str, Any]) -> str:
     return str(path)
 
 
-def stress(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return run_to_end(*COMMAND, *options, cwd=folder, env=FROM_ANYWHERE)
+def stress(
+    folder: Path, *options: str, pccl: tuple[str, ...] = PCCL
+) -> subprocess.CompletedProcess[str]:
+    return run_to_end(*pccl, "stress", "run", *options, cwd=folder, env=FROM_ANYWHERE)
 
 
 def test_it_says_its_own_name() -> None:
@@ -99,9 +101,10 @@ def test_processes_that_share_memory_go_on(tmp_path: Path) -> None:
     assert report["operations"] >= 10
 
 
-def test_a_wrong_value_is_seen(tmp_path: Path) -> None:
+def test_a_wrong_value_is_seen(ready_pccl: tuple[str, ...], tmp_path: Path) -> None:
     scenario = write(tmp_path, {**SHORT, "duration_s": 1.0, "faults": []})
-    done = stress(tmp_path, "--scenario", scenario, "--plant", "3", "--json", "r.json")
+    options = ("--scenario", scenario, "--plant", "3", "--json", "r.json")
+    done = stress(tmp_path, *options, pccl=ready_pccl)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["verdict"], report["wrong_values"]) == ("failed", 1)
@@ -166,9 +169,11 @@ def test_mistakes_are_said_first(
     assert "Traceback" not in done.stderr
 
 
-def test_what_was_drawn_can_be_saved_and_run_again(tmp_path: Path) -> None:
+def test_what_was_drawn_can_be_saved_and_run_again(
+    ready_pccl: tuple[str, ...], tmp_path: Path
+) -> None:
     drawn = ["--peers", "2", "--minutes", "0.06", "--every", "100", "--save-scenario", "s.json"]
-    assert stress(tmp_path, *drawn).returncode == 0
+    assert stress(tmp_path, *drawn, pccl=ready_pccl).returncode == 0
     saved = json.loads((tmp_path / "s.json").read_text())
     assert (saved["seed"], saved["peers"], saved["faults"]) == (7, 2, [])
     assert saved["duration_s"] == pytest.approx(3.6)
