@@ -80,9 +80,10 @@ class LaneChecks:
         tick = self._ticks.note(now_ns, busy_ns)
         for link in self._links.all():
             used = self._frames.uses(link.peer)
-            working = {one.number for one in link.lanes if one.receiving or one.backlog_bytes}
-            busy = working.union(lane.number for lane in link.lanes if lane.carried)
-            intact_bytes = max((lane.intact_bytes for lane in link.lanes), default=0)
+            lanes = link.lanes
+            working = {one.number for one in lanes if one.receiving or one.backlog_bytes}
+            busy = {one.number for one in lanes if one.carried or one.number in working}
+            intact_bytes = max([lane.intact_bytes for lane in lanes], default=0)
             self._carry_out(self._upkeep.look(link.peer, busy, intact_bytes, now_ns))
             suspects = self._upkeep.suspects(link.peer, now_ns)
             dials = self._upkeep.redials(link.peer)
@@ -94,7 +95,8 @@ class LaneChecks:
                     owes=owes, may_judge=tick.may_judge, asks=lane.asks, suspects=suspects,
                     dials=dials,
                 )  # fmt: skip
-                steps += [(lane, step) for step in found]
+                if found:
+                    steps += [(lane, step) for step in found]
             self._look_at_path(link, now_ns, suspects=suspects)
             for lane, step in steps:
                 self._do(lane, step)
@@ -114,11 +116,11 @@ class LaneChecks:
 
     def _look_at_path(self, link: Link, now_ns: int, *, suspects: Proof | None) -> None:
         """Find out whether only large packets vanish on the way to a peer."""
-        watches = {lane.number: self._watches[lane] for lane in link.lanes}
         if not self._upkeep.may_narrow(link.peer):
             return
-        if not needs_facts(watches.values(), suspects=suspects):
-            return
+        if not needs_facts([self._watches[lane] for lane in link.lanes], suspects=suspects):
+            return  # as at nearly every tick
+        watches = {lane.number: self._watches[lane] for lane in link.lanes}
         known = {lane.number: facts_of(lane.connection) for lane in link.lanes}
         facts = {number: found for number, found in known.items() if found is not None}
         for number, watch in watches.items():
