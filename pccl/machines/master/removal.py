@@ -33,8 +33,14 @@ class Removal:
         return max(0, now_ns - self.at_ns) // NS_PER_MS
 
     def told(self, now_ns: int) -> msg.Refused:
-        """Return the message that reports the removal to the peer."""
-        return msg.Refused(self.cause, self.reason, self.at_ns // NS_PER_MS, now_ns // NS_PER_MS)
+        """Return the message that reports the removal to the peer.
+
+        If an earlier master removed it, that may have been before this machine's clock began. Then
+        both times are later by the same amount.
+        """
+        shift_ns = max(0, -self.at_ns)
+        at_ms, now_ms = (self.at_ns + shift_ns) // NS_PER_MS, (now_ns + shift_ns) // NS_PER_MS
+        return msg.Refused(self.cause, self.reason, at_ms, now_ms)
 
 
 class Removals:

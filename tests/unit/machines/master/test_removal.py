@@ -6,9 +6,10 @@ import pytest
 
 from pccl.machines.master.ballots.ballot import Expel
 from pccl.machines.master.events import Announce, ConnectionClosed, ConnectionOpened, MasterEffect
+from pccl.machines.master.removal import Removal
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import DEPARTURES_MAX
-from pccl.protocol.types import PeerId, RemovalCause
+from pccl.protocol.types import NS_PER_S, PeerId, RemovalCause
 from tests.support.master_stage import MasterStage, told
 from tests.support.scenarios import key
 
@@ -26,6 +27,16 @@ def expel(master: MasterStage, *peers: int, why: str = WHY) -> list[MasterEffect
 def departures(effects: list[MasterEffect]) -> dict[int, tuple[msg.Departure, ...]]:
     """By connection."""
     return {where: one.departures for where, one in told(effects, msg.RosterChanged)}
+
+
+@pytest.mark.parametrize(
+    ("at_s", "removed_ms", "now_ms"), [(2, 2000, 5000), (0, 0, 5000), (-3, 0, 8000)]
+)
+def test_who_returns_learns_when(at_s: int, removed_ms: int, now_ms: int) -> None:
+    """An earlier master may have removed it before this machine's clock began."""
+    removal = Removal(TWO, 0, RemovalCause.SILENT, WHY, at_s * NS_PER_S)
+    refused = removal.told(5 * NS_PER_S)
+    assert (refused.removed_ms, refused.now_ms) == (removed_ms, now_ms)
 
 
 def test_the_others_learn_cause_and_reason() -> None:
