@@ -82,6 +82,9 @@ class NoExchange:
     def frame_started(self, lane: Lane, header: FrameHeader) -> Sink:
         return Drain(header.length)
 
+    def lane_up(self, lane: Lane) -> None:
+        pass
+
     def lane_failed(self, peer: PeerId) -> None:
         pass
 
