@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ from pccl.bindings.diloco.outer_optimizers import (
     PlainFactory,
 )
 from pccl.checks import shown
+
+_log = logging.getLogger("pccl.diloco")
 
 _linalg: Any = torch.linalg  # without types
 _cuda: Any = torch.cuda
@@ -205,13 +208,25 @@ class OuterFragment:
     def load_state(self, saved: dict[str, Any]) -> None:
         """Load the optimizer's state in place, because its tensors are shared.
 
-        The settings stay those of the program, which must be equal on all members.
+        The settings stay those of the program, which must be equal on all members. What the
+        optimizer does not keep with these settings, such as a momentum, is dropped.
         """
         held = [one for group in self.optimizer.param_groups for one in group["params"]]
         for number, parameter in enumerate(held):
             for key, value in saved["state"].get(number, {}).items():
-                if value is not None:
-                    self.optimizer.state[parameter][key].copy_(value)
+                own = self.optimizer.state[parameter].get(key)
+                if value is not None and own is not None:
+                    own.copy_(value)
+
+    def changed_settings(self, saved: dict[str, Any], ignored: Collection[str]) -> list[str]:
+        """Return, as text, the settings that differ from those of a saved optimizer."""
+        groups = zip(self.optimizer.param_groups, saved["param_groups"], strict=False)
+        return [
+            f"{key}={old[key]} instead of {value}"
+            for group, old in groups
+            for key, value in group.items()
+            if key in old and key not in ignored and str(old[key]) != str(value)
+        ]
 
     def step(self, average: torch.Tensor) -> float:
         """Take an outer step.
@@ -345,10 +360,24 @@ class OuterParameters:
         ):
             fragment.flat.copy_(values)
             fragment.load_state(optimizer)
+        self._say_what_changes(saved["optimizers"])
         for number in range(len(self.fragments)):
             self._set_rate(number, self.ledger.number)
         self.buffers.load_state_dict(saved.get("buffers"))
         self.state.touch()
+
+    def _say_what_changes(self, saved: Sequence[dict[str, Any]]) -> None:
+        ignored = ("params",) if self._factor is None else ("params", "lr")
+        pairs = zip(self.fragments, saved, strict=True)
+        changed = dict.fromkeys(
+            text for fragment, old in pairs for text in fragment.changed_settings(old, ignored)
+        )
+        if changed:
+            _log.warning(
+                "the outer optimizer of the checkpoint had %s; training continues with this "
+                "program's settings. To keep the old ones, give all peers an outer= with them",
+                ", ".join(changed),
+            )
 
     def offer(self) -> None:
         """Copy the inner optimizer's state into the shared state, for late peers."""

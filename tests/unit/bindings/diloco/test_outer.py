@@ -197,6 +197,27 @@ def test_a_saved_state_goes_on_in_another(name: str) -> None:
             assert torch.equal(value, other)
 
 
+@pytest.mark.parametrize("now", ["default", "sgd", "adam"])
+def test_a_checkpoint_of_another_outer_optimizer(now: str, caplog: Any) -> None:
+    """Its state is dropped if there is no place for it, and the log says what has changed."""
+    one, two = outer_parameters("default"), outer_parameters(now)
+    one.apply(0, averages(1)[0][:10].clone())
+    two.load_state_dict(one.state_dict())
+    assert torch.equal(one.fragments[0].flat, two.fragments[0].flat)
+    said = [record.getMessage() for record in caplog.records]
+    if now == "default":
+        assert said == []
+    else:
+        (text,) = said
+        assert text.count("lr=0.7 instead of") == 1
+        assert ("momentum=0.9 instead of 0" in text) == (now == "sgd")
+    average = averages(1)[0][:10]
+    before = two.fragments[0].flat.clone()
+    two.apply(0, average.clone())
+    if now == "sgd":
+        assert torch.equal(two.fragments[0].flat, before - average)
+
+
 def test_a_preview_is_an_outer_step_that_leaves_the_outer_parameters_alone() -> None:
     fragment = OuterFragment(["a", "b"], [torch.tensor([8.0, 4.0]), torch.tensor([2.0])], nesterov)
     fragment.step(torch.tensor([1.0, 2.0, 4.0]))
