@@ -335,10 +335,12 @@ class Link:
         told: number of lanes that the dialling side announced; 0: no lane was connected yet.
         process: id of the peer's process, if this one can pull segments from its memory.
         pulls: whether the peer pulls segments that this process announces.
+        broken: numbers of lanes that were lost, or failed, and are not replaced yet.
     """
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
+        self.broken: set[int] = set()
         self._by_number: tuple[Lane, ...] = ()
         self._lanes: deque[Lane] = deque()
         """Lanes in the order in which they are offered the next segment."""

@@ -36,7 +36,7 @@ from pccl.runtime.links.pulls import Pulls
 from pccl.stress.sim.curves import QuickCurves
 from pccl.transports.announcement import encode_ask, encode_at
 from pccl.transports.base import Connection
-from pccl.transports.link import Lane, Links
+from pccl.transports.link import Lane, Link, Links
 from pccl.transports.sim.memory import SimMemories, SimMemory
 from pccl.transports.sinks import Drain, Sink
 from tests.support.clear import in_the_clear
@@ -85,7 +85,7 @@ class NoExchange:
     def lane_up(self, lane: Lane) -> None:
         pass
 
-    def lane_failed(self, peer: PeerId) -> None:
+    def lane_failed(self, link: Link, number: int) -> None:
         pass
 
     def lane_lost(self, lane: Lane) -> None:

@@ -15,7 +15,7 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.collective.data_plane import DataPlane
 from pccl.runtime.links.pulls import PULL_KINDS, Pulls
 from pccl.runtime.state.exchange import KINDS, StateExchange
-from pccl.transports.link import Lane
+from pccl.transports.link import Lane, Link
 from pccl.transports.sinks import Drain, Sink
 
 
@@ -51,9 +51,9 @@ class FrameRouter:
         self._data_plane.lane_up(lane.link.peer)
         self._exchange.lane_up(lane)
 
-    def lane_failed(self, peer: PeerId) -> None:
+    def lane_failed(self, link: Link, number: int) -> None:
         """Report a lane that failed before it was up here. The other side may have used it."""
-        self._exchange.lane_failed(peer)
+        self._exchange.lane_failed(link, number)
 
     def lane_lost(self, lane: Lane) -> None:
         """Report that a lane is lost. Frames that it carried may be lost too."""
@@ -72,4 +72,3 @@ class FrameRouter:
     def forget_peer(self, peer: PeerId) -> None:
         """Drop the early frames of ``peer``, whose link is closed."""
         self._data_plane.forget_peer(peer)
-        self._exchange.forget_peer(peer)

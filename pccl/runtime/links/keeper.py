@@ -240,7 +240,7 @@ class LinkKeeper:
         except (LinkError, RemoteProtocolError) as error:
             del self._dials[peer, number]
             if connection is not None and isinstance(error, LinkError):
-                self._frames.lane_failed(peer)
+                self._frames.lane_failed(self._links.to(peer), number)
             if isinstance(error, RemoteProtocolError):
                 _log.info("closed a connection to peer %d: %s", peer, error.reason)
             steps = self._upkeep.failed(peer, number, error.reason, answered=connection is not None)

@@ -19,7 +19,7 @@ from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.results import Results
 from pccl.runtime.state.session import StateNews, StateSession
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
-from pccl.transports.link import Lane, Links
+from pccl.transports.link import Lane, Link, Links
 from pccl.transports.sinks import Drain, Sink
 
 KINDS = frozenset(
@@ -65,8 +65,6 @@ class StateExchange:
         self._now_ns = now_ns
         self._stall_ns = stall_ns
         self._report = report
-        self._lost: set[tuple[PeerId, int]] = set()
-        """Peer and number of lost lanes that are not replaced yet."""
 
     # -- what the engine does --------------------------------------------------------------------
 
@@ -189,26 +187,25 @@ class StateExchange:
 
     def lane_lost(self, lane: Lane) -> None:
         """Repeat requests to the peer of a lost lane."""
-        if all(one.number != lane.number for one in lane.link.lanes):  # else it is replaced
-            self._lost.add((lane.link.peer, lane.number))
-        self.lane_failed(lane.link.peer)
+        self.lane_failed(lane.link, lane.number)
+
+    def lane_failed(self, link: Link, number: int) -> None:
+        """Repeat requests: a lane that broke, perhaps in its handshake, may have lost frames."""
+        if link.lane(number) is None:  # else it is replaced
+            link.broken.add(number)
+        self._ask_again(link.peer)
 
     def lane_up(self, lane: Lane) -> None:
-        """Repeat requests again when a lost lane is replaced.
+        """Repeat requests again when a broken lane is replaced.
 
-        Until then the other side may not know of the loss, and may answer on the lost lane.
+        Until then the other side may not know of the loss, and may answer on the broken lane.
         """
-        key = lane.link.peer, lane.number
-        if key in self._lost:
-            self._lost.remove(key)
-            self.lane_failed(lane.link.peer)
+        broken = lane.link.broken
+        if lane.number in broken:
+            broken.remove(lane.number)
+            self._ask_again(lane.link.peer)
 
-    def forget_peer(self, peer: PeerId) -> None:
-        """Forget the lost lanes of ``peer``, whose link is closed."""
-        self._lost = {one for one in self._lost if one[0] != peer}
-
-    def lane_failed(self, peer: PeerId) -> None:
-        """Repeat requests to ``peer``: a lane that broke in its handshake may have lost frames."""
+    def _ask_again(self, peer: PeerId) -> None:
         for part in self._parts():
             part.lane_lost(peer)
 

@@ -27,7 +27,7 @@ from pccl.stress.sim.loop import VirtualLoop
 from pccl.topology.link_steps import TellLink
 from pccl.topology.segment_limit import LaneFacts
 from pccl.transports.base import Address, Connection
-from pccl.transports.link import Lane, Links
+from pccl.transports.link import Lane, Link, Links
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.network import SimHost, SimNetwork
 from pccl.transports.sinks import Drain, Sink
@@ -74,7 +74,7 @@ class Frames(FrameRouter):
     def lane_up(self, lane: Lane) -> None:
         self.came.append(lane.link.peer)
 
-    def lane_failed(self, peer: PeerId) -> None:
+    def lane_failed(self, link: Link, number: int) -> None:
         pass
 
     def lane_lost(self, lane: Lane) -> None:

@@ -8,8 +8,13 @@ from typing import Any
 
 from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.state.exchange import StateExchange
+from pccl.transports.link import Link
 
 ONE, TWO = PeerId(1), PeerId(2)
+
+_END = SimpleNamespace(host="10.0.0.1")
+HERE = SimpleNamespace(local=_END, remote=_END)
+"""A connection inside one machine."""
 
 
 @dataclass
@@ -34,46 +39,66 @@ def exchange_with(part: Part) -> StateExchange:
     return exchange
 
 
-def lane(peer: PeerId, number: int, *others: int) -> Any:
-    """A lane of a link that has these others."""
-    lanes = [SimpleNamespace(number=other) for other in others]
-    return SimpleNamespace(number=number, link=SimpleNamespace(peer=peer, lanes=lanes))
+class Lanes:
+    """The lanes of links, which come and go."""
+
+    def __init__(self, exchange: StateExchange) -> None:
+        self._exchange = exchange
+        self.links = {peer: Link(peer) for peer in (ONE, TWO)}
+
+    def up(self, peer: PeerId, number: int) -> Any:
+        link = self.links[peer]
+        new: Any = SimpleNamespace(number=number, link=link, pump=lambda: None, connection=HERE)
+        old = link.lane(number)
+        link.add(new)
+        if old is not None:
+            self.lose(old)
+        self._exchange.lane_up(new)
+        return new
+
+    def lose(self, lane: Any) -> None:
+        assert lane.link.remove(lane)
+        self._exchange.lane_lost(lane)
 
 
 def test_requests_are_repeated_when_a_lane_is_lost_and_when_it_is_replaced() -> None:
     """In between the other side may still answer on the lost lane, whose end it has not seen."""
     part = Part()
-    exchange = exchange_with(part)
-    exchange.lane_up(lane(ONE, 0, 0))
+    lanes = Lanes(exchange_with(part))
+    all_of_it = [lanes.up(ONE, number) for number in (0, 1, 2)]
     assert part.news() == []
-    for number in (0, 1):
-        exchange.lane_lost(lane(ONE, number, 2))
+    for lane in all_of_it[:2]:
+        lanes.lose(lane)
     assert part.news() == [ONE, ONE]
-    exchange.lane_up(lane(ONE, 3, 2, 3))
-    exchange.lane_up(lane(TWO, 0, 0))
+    lanes.up(ONE, 3)
+    lanes.up(TWO, 0)
     assert part.news() == []
-    exchange.lane_up(lane(ONE, 1, 1, 2, 3))
-    exchange.lane_up(lane(ONE, 0, 0, 1, 2, 3))
+    lanes.up(ONE, 1)
+    last = lanes.up(ONE, 0)
     assert part.news() == [ONE, ONE]
-    exchange.lane_up(lane(ONE, 0, 0, 1, 2, 3))
-    assert part.news() == []
+    lanes.lose(last)
+    lanes.up(ONE, 0)
+    assert part.news() == [ONE, ONE]
 
 
 def test_a_lane_that_another_one_supersedes_is_replaced_at_once() -> None:
     part = Part()
-    exchange = exchange_with(part)
-    exchange.lane_lost(lane(ONE, 0, 0))
-    exchange.lane_up(lane(ONE, 0, 0))
+    lanes = Lanes(exchange_with(part))
+    lanes.up(ONE, 0)
+    lanes.up(ONE, 0)
     assert part.news() == [ONE]
 
 
-def test_lost_lanes_of_a_link_that_is_closed_are_forgotten() -> None:
+def test_a_lane_that_failed_in_its_handshake_is_lost_too() -> None:
+    """The other side may have it, and answer on it, until the next one comes up."""
     part = Part()
     exchange = exchange_with(part)
-    exchange.lane_lost(lane(ONE, 0))
-    exchange.lane_lost(lane(TWO, 0))
-    exchange.forget_peer(ONE)
-    assert part.news() == [ONE, TWO]
-    for peer in (ONE, TWO):
-        exchange.lane_up(lane(peer, 0, 0))
-    assert part.news() == [TWO]
+    lanes = Lanes(exchange)
+    lanes.up(ONE, 1)
+    for number in (0, 1):
+        exchange.lane_failed(lanes.links[ONE], number)
+    assert part.news() == [ONE, ONE]
+    lanes.up(ONE, 0)
+    assert part.news() == [ONE]
+    lanes.up(ONE, 2)
+    assert part.news() == []
