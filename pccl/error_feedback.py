@@ -67,10 +67,11 @@ class ErrorFeedback:
             self._open.add(name)
 
         def end(kept: Array | None) -> None:
+            if kept is not None and self.decay != 1.0:
+                kept *= self.decay
             with self._lock:
                 self._open.discard(name)
                 if kept is not None:
-                    kept *= self.decay
                     self._residuals[name] = kept
 
         return Residual(current, staged, end)

@@ -32,7 +32,7 @@ class Ledger:
 
     Attributes:
         run: id of the replica's run; empty before its first synchronization. Rounds that it replays
-            until then count for the run of the previous round.
+            until then count for the run of the previous round; the first one, for any run.
     """
 
     SIZE = _HEAD + ROUNDS_KEPT * _COLUMNS
@@ -85,7 +85,7 @@ class Ledger:
         row = self._rows[number % ROUNDS_KEPT]
         if row[0] != number + 1:
             return True
-        if row[2] != _short(run):
+        if row[2] not in (0, _short(run)):
             return False  # the round with this number in another run
         return not row[1] or peer in row[3 : 2 + row[1]].tolist()
 

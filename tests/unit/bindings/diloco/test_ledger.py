@@ -115,6 +115,16 @@ def test_a_newcomer_that_replays_a_round_writes_the_run_of_the_one_before() -> N
         assert mine.tobytes() == theirs.tobytes()
 
 
+def test_the_first_round_that_a_newcomer_replays_may_be_of_any_run() -> None:
+    """If the members of that round are cut off, and go on from its state, their work is in it."""
+    ledger = empty()
+    ledger.close([1, 2])
+    ledger.run = b"a run"
+    ledger.close([1])
+    assert ledger.has_applied(0, 2, b"a run")
+    assert not ledger.has_applied(0, 3, b"a run")
+
+
 def test_the_order_of_contributors_does_not_show() -> None:
     one, two = np.zeros(Ledger.SIZE, np.int64), np.zeros(Ledger.SIZE, np.int64)
     Ledger(one).close([5, 2, 9])
