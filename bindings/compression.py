@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pccl
 from pccl.bindings.arguments import check_compression
-from pccl.checks import check_member
+from pccl.checks import check_member, check_type
 
 SPARSE_DECAY = 0.95
 """Decay of the error feedback of sparse pseudo-gradients (SparseLoCo, arXiv:2508.15706)."""
@@ -62,12 +62,12 @@ def of_pseudo_gradients(asked: object) -> Compression:
         asked: None, the name of a format, or options, whose error feedback gives the decay only.
 
     Raises:
-        TypeError, ValueError: it is no known format.
+        TypeError, ValueError: it is no known format, or the error feedback is none.
     """
     options = check_compression(asked)
     decay = 1.0
     if options is not None and options.error_feedback is not None:
-        decay = options.error_feedback.decay
+        decay = check_type("error_feedback", options.error_feedback, pccl.ErrorFeedback).decay
     elif options is not None and options.format is not None:
         wire = check_member("format", options.format, pccl.WireFormat)
         decay = SPARSE_DECAY if wire is pccl.WireFormat.SPARSE else 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import pccl
@@ -51,3 +53,10 @@ def test_the_memory_of_sparse_pseudo_gradients_decays(asked: object, decay: floa
     compression = of_pseudo_gradients(asked)
     assert compression.remembers
     assert compression.feedback.decay == decay
+
+
+def test_an_error_feedback_that_is_none() -> None:
+    wrong: Any = True
+    options = pccl.QuantizationOptions(format="sparse", error_feedback=wrong)
+    with pytest.raises(TypeError, match="error_feedback must be a pccl.ErrorFeedback"):
+        of_pseudo_gradients(options)
