@@ -343,14 +343,17 @@ class Excuses:
         return 8 * lag_s >= self._timing.link_s / 2
 
     def _is_stuck_unnoticed(self, host: str) -> bool:
-        """Whether large segments of ``host`` vanish, and no sender can find that out.
+        """Whether large segments of ``host`` vanish lately, and no sender can find that out.
 
         A sender has to repeat its oldest segment some times, with pauses that double. If the other
         side replaces the lane before that, each lane of the link is stuck in turn.
         """
         first_s = (RETRANSMIT_NS + 2 * self._latency_ns) / NS_PER_S
         found_s = (2**RETRANSMITS_MIN - 1) * first_s + self._timing.tick_s
-        is_stuck = any(host in (one.a, one.b) for one in self._stuck)
+        now_ns = self._now_ns()
+        since_ns = now_ns - self._timing.ns(self._timing.progress_s)
+        lately = (one for one in self._stuck if one.lasted_s(since_ns, now_ns))
+        is_stuck = any(host in (one.a, one.b) for one in lately)
         return is_stuck and found_s >= self._timing.lane_stall_s
 
     def _any(self, a: str, b: str) -> bool:
