@@ -137,8 +137,8 @@ class LocalTrainer:
         for launch in self.pipeline.in_flight():
             if launch.number in entered.applied or is_elsewhere or entered.is_reset:
                 continue
-            self.pipeline.carry(launch)
-            if launch.number in self._taken:
+            if launch.number in self._taken:  # else nothing was, or before a checkpoint
+                self.pipeline.carry(launch)
                 lost[launch.fragment].append(self._taken[launch.number])
         for part, values, works in zip(self._parts, common, lost, strict=True):
             if entered.is_reset:

@@ -607,6 +607,26 @@ def test_finish_of_what_was_resumed_at_the_end_takes_part() -> None:
         one.optimizer.close()
 
 
+def test_an_outcome_of_a_checkpoint_weighs_nothing_after_a_cut() -> None:
+    """Its work is in the outer parameters already. Until it is merged, this peer is cut off."""
+    first, second = (TrainedTwo(sync_every=4, delay=3, mixing=0.0) for _ in range(2))
+    first.steps(3)  # the round of the first fragment is over, and merged after step 5
+    saved = first.optimizer.state_dict()
+    assert len(saved["in_flight"]) == 1
+    for mine, other in ((second.weight, first.weight), (second.other, first.other)):
+        mine.data.copy_(other.data)
+    second.optimizer.load_state_dict(saved)
+    second.comm.reduces.append(cut_off)
+    second.step()
+    vars(second.optimizer)["_caller"].settle()
+    second.steps(6)
+    second.optimizer.finish()
+    assert [each["weight"] for each in second.comm.options] == [4.0, 6.0, 6.0, 1.0, 2.0]
+    assert (second.value, second.other.item()) == (-10.0, -7.0)  # a merge replaced three steps
+    for one in (first, second):
+        one.optimizer.close()
+
+
 def test_a_weight_in_place_of_a_closure_is_told(trained: Callable[..., Trained]) -> None:
     one = trained(sync_every=4)
     with pytest.raises(TypeError, match=r"closure must be a function, not 3\.0; pass a weight"):
