@@ -121,6 +121,7 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         21666,  # a relay was killed, and members had too little time to meet at another one
         40429,  # who was frozen before its work was reduced took it for applied, as it was old
         40751,  # a new machine's master told of a removal before its clock began, unreadably
+        410232,  # of two outcomes in a checkpoint the checker took the second one for lost
         821060,  # a frozen member read a dead master's words, and the checker minded
     ],
 )

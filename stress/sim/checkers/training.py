@@ -334,6 +334,9 @@ class TrainingCheckers:
         """
         self._done["entered"] += 1
         self._done["reset"] += is_reset
+        for number in [number for number in taken if number in replica.flown]:
+            key = replica.axis, number % self._training.fragments
+            self._merged[key] |= taken.pop(number)[places_of(replica.axis)]
         gone = not self._descends(_closed(now.contents), _closed(before.contents))
         if gone and before.line == now.line and not self._excuses.was_master_restarted:
             raise Violation(

@@ -290,6 +290,7 @@ class ToyReplica:
         parts: by fragment.
         buffers: the buffers.
         taken: pseudo-gradients in flight, by number of the round.
+        flown: those of them whose outcomes come from a checkpoint.
     """
 
     def __init__(
@@ -300,6 +301,7 @@ class ToyReplica:
         self.parts = [ToyPart(axis, axes) for _ in range(fragments)]
         self.buffers = ToyBuffers(axis)
         self.taken: dict[int, Whole] = {}
+        self.flown: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:
         """Make an inner step in all fragments."""

@@ -33,10 +33,7 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
-from pccl.protocol.errors import (
-    NotAdmitted,
-    PCCLError,
-)
+from pccl.protocol.errors import NotAdmitted, PCCLError
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, RoundKind
 from pccl.runtime.requests import JoinRequest, RunRequest
@@ -85,9 +82,8 @@ class TrainingLife:
         self._training_checkers = training_checkers
         self._loop = parts.loop
         self._sleep = sleep
-        old: TrainingLife | None = (
-            training_checkers.saved.popleft() if training_checkers.saved else None
-        )
+        saved = training_checkers.saved
+        old: TrainingLife | None = saved.popleft() if saved else None
         axes = training_checkers.axes
         axis = training_checkers.claim_axis() if old is None else old._replica.axis
         rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
@@ -157,7 +153,8 @@ class TrainingLife:
         for launch in self._trainer.pipeline.in_flight():
             if launch.number not in self._trainer.commits:
                 self._trainer.give_up(launch, is_applied=False)
-        self._replica.taken.clear()
+        taken, self._replica.taken = self._replica.taken, {}
+        self._replica.flown = {n: taken[n] for n in taken.keys() & self._trainer.commits.keys()}
         self._held = Held(self._outer.contents(), self._line)
         self._checkers.done["checkpoint saved"] += 1
         self._training_checkers.saved.append(self)
@@ -276,12 +273,14 @@ class TrainingLife:
         replica, checkers, merge = self._replica, self._training_checkers, merged.merge
         fragment = merge.fragment
         if merge.is_taken:
-            replica.taken.pop(merge.number, None)  # a checkpoint has its outcome instead
+            replica.taken.pop(merge.number, None)  # it may be from before a checkpoint
+            replica.flown.pop(merge.number, None)
             checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
         common = whole(merged.committed.contribution.values)
         checkers.accounts(self._who, replica, fragment, common)
 
     def _hear(self) -> None:
+        checkers, replica = self._training_checkers, self._replica
         while self._news:
             news = self._news.popleft()
             if isinstance(news, RoundCommitted):
@@ -291,8 +290,9 @@ class TrainingLife:
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
             record = np.frombuffer(now.contents[-1], np.int64)
             resumed, self._resumed = self._resumed, None
-            is_there = entered.number == self._trainer.pipeline.number and not entered.is_open
-            if is_there and resumed is not None and resumed[:-1] == now.contents[:-1]:
+            stays = entered.number == self._trainer.pipeline.number and not entered.is_open
+            stays = stays and resumed is not None and resumed[:-1] == now.contents[:-1]
+            if stays:
                 self._checkers.done["checkpoint continued"] += 1
                 self._trainer.stay(entered)
             else:
@@ -300,10 +300,10 @@ class TrainingLife:
                 is_elsewhere = resumed is not None
                 self._trainer.enter(entered, common, buffers, is_elsewhere=is_elsewhere)
             self._steps_at_entry = self._steps
-            taken, self._replica.taken = self._replica.taken, {}
-            self._training_checkers.entered(
-                self._who, self._replica, held, now, taken, is_reset=entered.is_reset
-            )
+            taken, replica.taken = replica.taken, {}
+            checkers.entered(self._who, replica, held, now, taken, is_reset=entered.is_reset)
+            replica.flown = replica.flown if stays else {}
+            replica.taken.update(replica.flown)
 
     def _check_accounts(self) -> None:
         """Check at the end that no work is lost, also work in rounds that were not merged."""
