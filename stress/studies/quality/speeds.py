@@ -41,6 +41,9 @@ def speeds(peers: int, slowest: int, step_s: float, sync_every: str, rounds: int
     if ended.returncode:
         raise click.ClickException(f"pccl launch ended with {ended.returncode}")
     made = possible = 0.0
+    index: int
+    steps: int
+    seconds: float
     for line in ended.stdout.splitlines():
         index, steps, seconds = json.loads(line[line.index("[", 1) :])
         made, possible = made + steps, possible + seconds / paces[index]
