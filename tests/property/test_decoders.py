@@ -818,6 +818,8 @@ NOT_FROM_OUTSIDE = {
     "pccl/collectives/quantization/symmetric.py SymmetricCodec._write": "what it has packed itself",
     "pccl/observe/records.py read_records": "a file of the user; test_records, test_recorder",
     "stress/studies/quality/results.py read": "a file of the user; test_results",
+    "stress/studies/quality/speeds.py speeds": "lines of the processes that it starts",
+    "stress/studies/quality/speeds.py train": "what the command that starts it has written",
     "stress/sim/scenarios/file.py load": "a file of the simulator; test_scenario_file",
     "stress/sim/scenarios/file.py _decode": "a file of the simulator; test_scenario_file",
     "transports/tcp_socket.py measure_path": "the kernel's",
