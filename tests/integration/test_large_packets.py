@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
-from tests.integration.test_nat import PCCL, spawn
+from tests.integration.test_nat import spawn
 from tests.support.nat_networks import NatNetworks
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
@@ -26,7 +25,14 @@ SAID = "segments of {} bytes pass; lower the MTU of the VPN or tunnel between th
         (1000, 536, "1", 2.0),
     ],
 )
-def test_large_packets_vanish(longest: int, segments: int, call: str, result: float) -> None:
+def test_large_packets_vanish(
+    longest: int,
+    segments: int,
+    call: str,
+    result: float,
+    ready_python: tuple[str, ...],
+    ready_pccl: tuple[str, ...],
+) -> None:
     with NatNetworks() as nets:
         host, address = nets.public()
         master, peers = f"{address}:48148", [nets.public()[0] for _ in range(2)]
@@ -34,8 +40,9 @@ def test_large_packets_vanish(longest: int, segments: int, call: str, result: fl
             nets.swallow(peer, longest)
         started: list[subprocess.Popen[str]] = []
         try:
-            started.append(spawn(host, [*PCCL, "master", "--listen", master]))
-            command = [*PCCL, "join", master, "--", sys.executable, str(PEER), master, call]
+            started.append(spawn(host, [*ready_pccl, "master", "--listen", master]))
+            program = [*ready_python, str(PEER), master, call]
+            command = [*ready_pccl, "join", master, "--", *program]
             started += [spawn(peer, command) for peer in peers]
             outputs = [one.communicate(timeout=LIMIT_S)[0] for one in started[1:]]
         finally:
