@@ -586,6 +586,8 @@ class Shell:
                     self.up = {lane for lane in self.up if lane[0] != peer}
                     assert all(one != peer for one, _ in self.waits | self.dials)
                     self.told.pop(peer, None)
+                    self.relays.pop(peer, None)
+                    self.met.discard(peer)
                 case TellLink(peer, reason, relay):
                     self.told[peer] = reason is None, relay
                 case NarrowLink():
@@ -615,10 +617,11 @@ class Shell:
     def punch(self, peer: PeerId) -> None:
         """A relayed link is replaced by one that both have dialled."""
         ours = peer < OWN
+        if peer not in self.relays or (ours and peer not in self.wanted):
+            return
         steps = [] if ours else self.upkeep.greeted(peer, key(peer), 0, "host")
         self.carry_out(steps or ())
-        if peer in self.relays and (peer in self.wanted or not ours):
-            self.attach(peer, 0, ours=ours, met_at=RELAY)
+        self.attach(peer, 0, ours=ours, met_at=RELAY)
 
     def ask(self, peer: PeerId, number: int) -> None:
         """A peer asks for a further lane that both dial."""
