@@ -105,9 +105,10 @@ class LinkUpkeep:
         for peer, member in wanted.items():
             self._newcomers.remove(peer)
             if peer in self._links:
-                self._links[peer].member = member  # its address may have changed
+                for number in self._links[peer].moves(member, up.get(peer), self._first_ns):
+                    steps += self._dial(self._links[peer], number)
             else:
-                told, near, relay, met_at = up.get(peer, KnownLink(0, near=False, relay=None))
+                told, near, relay, met_at, _ = up.get(peer, KnownLink(0, near=False, relay=None))
                 told, met = max(told, self._lanes), peer in up
                 damage = LinkDamage(self._patience_ns)
                 segments = SegmentLimit(_MEMORY_FACTOR * self._patience_ns)
@@ -238,9 +239,8 @@ class LinkUpkeep:
         private address means another machine in each network.
         """
         link = self._links[peer]
-        link.dials[number].is_dialled = False
-        link.dials[number].mistaken += answered
-        if self.gives_way(peer, number):
+        is_over = link.dials[number].failed(self._longest_ns, answered=answered)
+        if is_over or self.gives_way(peer, number):
             return []
         if link.met_at is not None:
             return self._missed(link, number)
@@ -406,7 +406,7 @@ class LinkUpkeep:
         if ours:
             link.keeps, link.missed = True, 0
             dial = link.dials.setdefault(number, LaneDial(self._first_ns))
-            dial.is_dialled, dial.up_since_ns = False, now_ns
+            dial.is_dialled, dial.replaces, dial.up_since_ns = False, False, now_ns
             steps += self._widen(link)
         return steps + news
 
@@ -482,6 +482,8 @@ class LinkUpkeep:
                 steps = self._give_up(link, but_under_way=not punched)
                 return [*steps, *self._bring_up(link), *news]
         dial, steps = link.dials.get(number), list[LinkStep]()
+        if dial is not None:
+            dial.replaces = False
         if not up and (dial is None or not link.keeps):
             steps = self._bring_up(link)
         if dial is None or not link.keeps:
@@ -490,7 +492,7 @@ class LinkUpkeep:
             if link.is_withheld:
                 dial.backoff_ns = self._longest_ns
             steps += self._dial_later(link, number)  # no immediate redial of a short-lived lane
-        elif not dial.is_dialled:
+        elif not (dial.is_dialled or dial.waits):
             dial.backoff_ns, link.missed = self._first_ns, 0
             steps += self._dial(link, number)
         return steps + news

@@ -49,12 +49,14 @@ class KnownLink(NamedTuple):
         near: whether the other side is on this machine.
         relay: the relay that carries it; None: it is direct.
         met_at: the relay at which the two have met, if both have dialled it.
+        at: the host to which its first lane leads; empty: unknown.
     """
 
     told: int
     near: bool
     relay: PeerId | None
     met_at: Member | None = None
+    at: str = ""
 
 
 @dataclass(slots=True)
@@ -69,6 +71,22 @@ class LaneDial:
     """Whether it has been dialled before."""
     mistaken: int = 0
     """How often another process than the peer has answered."""
+    replaces: bool = False
+    """Whether the lane is up at an old address of the peer, while its new address is dialled."""
+
+    def failed(self, longest_ns: int, *, answered: bool) -> bool:
+        """Record a failed dial; return whether this side keeps the lane at the old address.
+
+        Args:
+            longest_ns: the longest pause between dials; after that, a lane is no longer replaced.
+            answered: whether a process was connected.
+        """
+        self.is_dialled = False
+        self.mistaken += answered
+        if not self.replaces or self.backoff_ns <= longest_ns:
+            return False
+        self.replaces = False
+        return True
 
     def where(self, member: Member) -> Member:
         """Return where to dial: at all hosts of a peer, or after mistakes at one after another."""
@@ -107,6 +125,28 @@ class WantedLink:
     """Whether the link has lanes but is not reported as up, because it damages data."""
     dials: dict[int, LaneDial] = field(default_factory=dict[int, LaneDial])
     """By number: lanes that this side keeps; else its own dial, in case the other side fails."""
+
+    def moves(self, member: Member, known: KnownLink | None, first_ns: int) -> list[int]:
+        """Record the address of the peer; return the numbers of lanes to dial at a new address.
+
+        A peer that has moved lost its lanes, but while these carry nothing, only the kernel of this
+        side would find out, late. They stay until others replace them, because they may work.
+
+        Args:
+            member: the peer and its address.
+            known: the link, if it is up.
+            first_ns: the first pause after a failed dial.
+        """
+        has_moved, self.member = member != self.member, member
+        if not has_moved or not self.keeps or known is None or not known.at or known.near:
+            return []
+        is_direct = known.relay is None and known.met_at is None
+        if not is_direct or known.at in (member.host, *member.hosts):
+            return []
+        numbers = [n for n, dial in self.dials.items() if not (dial.waits or dial.is_dialled)]
+        for number in numbers:
+            self.dials[number].replaces, self.dials[number].backoff_ns = True, first_ns
+        return numbers
 
     def is_dialling(self, but: int = -1) -> bool:
         """Whether the dial of a lane is under way or waits; ``but``: one that does not count."""

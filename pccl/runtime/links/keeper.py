@@ -146,7 +146,9 @@ class LinkKeeper:
             return
         links = [self._links.to(member.peer) for member in members]
         up = {
-            link.peer: KnownLink(link.told, link.near, relay_of(first), met_at(first))
+            link.peer: KnownLink(
+                link.told, link.near, relay_of(first), met_at(first), first.remote.host
+            )
             for link in links
             if link.up and (first := link.lanes[0].connection)
         }

@@ -422,6 +422,81 @@ def test_a_link_is_dialled_where_its_peer_is_now() -> None:
     ]
 
 
+MOVED = replace(ELDER, host="elsewhere")
+
+
+def linked(*, used: bool = True) -> LinkUpkeep:
+    """Of a peer that has dialled all lanes of a link, which then lived for a while."""
+    links = upkeep(ELDER, lanes=2)
+    dial(links)
+    if used:
+        links.use([ELDER.peer])
+        dial(links, 1)
+    return links
+
+
+def up_at(host: str, *, near: bool = False) -> dict[PeerId, KnownLink]:
+    return {ELDER.peer: KnownLink(0, near=near, relay=None, at=host)}
+
+
+def test_lanes_to_an_address_that_a_peer_has_left_are_replaced() -> None:
+    links = linked()
+    assert links.want(OWN, [MOVED], up_at("a")) == [DialLane(MOVED, 0), DialLane(MOVED, 1)]
+    assert links.want(OWN, [MOVED], up_at("a")) == [], "and both are under way"
+    assert dial(links) == []
+    assert links.failed(ELDER.peer, 1, "no answer") == [DialLane(MOVED, 1, 20 * MS)]
+    assert lose(links, ELDER, 1, 60 * NS_PER_S, up=True) == [], "its dial waits already"
+    assert links.due(ELDER.peer, 1) == [DialLane(MOVED, 1)]
+    assert dial(links, 1) == []
+    assert lose(links, ELDER, 0, 60 * NS_PER_S, up=True) == [DialLane(MOVED, 0)]
+
+
+@pytest.mark.parametrize(
+    ("member", "up"),
+    [
+        (ELDER, up_at("b")),  # the address is that of before
+        (replace(MOVED, hosts=("10.0.0.3",)), up_at("10.0.0.3")),  # reached in its local network
+        (MOVED, up_at("a", near=True)),  # reached inside this machine
+        (MOVED, {}),
+    ],
+)
+def test_lanes_that_may_lead_to_a_peer_stay(member: Member, up: dict[PeerId, KnownLink]) -> None:
+    assert linked().want(OWN, [member], up) == []
+
+
+def test_the_side_that_was_dialled_does_not_follow_a_peer_that_moves() -> None:
+    links = upkeep(ELDER)
+    dial(links)
+    links.greeted(ELDER.peer, key(3), 0, "a")
+    links.attached(ELDER.peer, 0, 0, 0, near=False, ours=False, more=True)
+    assert links.want(OWN, [MOVED], up_at("a")) == []
+
+
+def test_a_lane_stays_if_its_peer_cannot_be_dialled_at_its_new_address() -> None:
+    links = linked(used=False)
+    steps = links.want(OWN, [MOVED], up_at("a"))
+    pauses_ms: list[int] = []
+    while steps:
+        assert steps == [DialLane(MOVED, 0)]
+        steps = links.failed(ELDER.peer, 0, "no answer")
+        for step in steps:
+            assert isinstance(step, DialLane)
+            pauses_ms.append(step.pause_ns // MS)
+            steps = links.due(ELDER.peer, 0)
+    assert pauses_ms == [20, 40, 80, 160, 320]
+    assert lose(links, ELDER, 0, 60 * NS_PER_S, up=False)[0] == DialLane(MOVED, 0)
+    assert links.failed(ELDER.peer, 0, "no answer"), "the link is down, so dials go on"
+
+
+def test_a_lane_that_was_lost_is_dialled_until_it_is_up() -> None:
+    links = linked()
+    links.want(OWN, [MOVED], up_at("a"))
+    assert lose(links, ELDER, 1, 60 * NS_PER_S, up=True) == []
+    for _ in range(20):
+        assert links.failed(ELDER.peer, 1, "no answer")
+        assert links.due(ELDER.peer, 1) == [DialLane(MOVED, 1)]
+
+
 def test_after_another_process_has_answered_each_host_is_dialled_alone() -> None:
     several = replace(ELDER, hosts=("10.0.0.3", "10.0.0.4"))
     links = LinkUpkeep(TIMING, 4, newcomers_max=2)
@@ -557,6 +632,8 @@ class Shell:
         """Peer -> the relay of the link to it, if it was not direct when its last lane came up."""
         self.met: set[PeerId] = set()
         """Peers whose last lane both have dialled."""
+        self.hosts: dict[PeerId, str] = {}
+        """Peer -> its newest address."""
         self.now_ns = 0
 
     def is_up(self, peer: PeerId) -> bool:
@@ -567,7 +644,7 @@ class Shell:
             match step:
                 case DialLane(member, number, pause_ns, _, met_at, _):
                     lane = member.peer, number
-                    assert met_at is None or (member is ELDER and member.peer in self.met)
+                    assert met_at is None or (member.peer == ELDER.peer and member.peer in self.met)
                     assert member.peer in self.wanted
                     assert lane not in self.waits | self.dials
                     longest_s = (
@@ -650,6 +727,7 @@ PEERS = (ELDER, YOUNGER)
 HAPPENS = (
     "want",
     "drop",
+    "moved",
     "use",
     "due",
     "made",
@@ -684,13 +762,23 @@ def test_every_wanted_link_is_up_or_under_way(events: list[tuple[str, int, int]]
         if what in keys and not some:
             continue
         match what:
-            case "want" | "drop":
+            case "want" | "drop" | "moved":
                 before = shell.wanted
-                shell.wanted = before | {peer} if what == "want" else before - {peer}
-                members = [one for one in PEERS if one.peer in shell.wanted]
+                shell.wanted = before - {peer} if what == "drop" else before | {peer}
+                if what == "moved":
+                    shell.hosts[peer] = f"host-{choice}"
+                members = [
+                    replace(one, host=shell.hosts.get(one.peer, one.host))
+                    for one in PEERS
+                    if one.peer in shell.wanted
+                ]
                 up = {
                     one: KnownLink(
-                        0, False, shell.relays.get(one), RELAY if one in shell.met else None
+                        0,
+                        False,
+                        shell.relays.get(one),
+                        RELAY if one in shell.met else None,
+                        "an old address",
                     )
                     for one, _ in shell.up
                 }
