@@ -126,15 +126,16 @@ class Crew:
     def _are_inside(self, numbers: tuple[int, ...]) -> bool:
         return all(self.status().members[number].calls for number in numbers)
 
-    def finding(self, cause: Cause) -> BlameFinding:
-        """The first conclusion, once it is this one: some evidence takes seconds to come."""
+    def finding(self, cause: Cause, peer: int | None = None) -> BlameFinding:
+        """The first conclusion, once it is this one, about this peer: some evidence takes seconds
+        to come, as the speed of a narrow link."""
         seen: list[BlameFinding] = []
 
         def is_first() -> bool:
             status = self.status()
             asker = Asker(self.address, TOKEN.encode(), LIMIT_S)
             seen[:] = find_blame(status, asker.clues(status))
-            return bool(seen) and seen[0].cause is cause
+            return bool(seen) and seen[0].cause is cause and peer in (None, *seen[0].peers)
 
         until(is_first, pause_s=0.2)
         return seen[0]
@@ -222,7 +223,7 @@ else:
         behind_proxy(crew, "rate=8mbit,rtt=2ms")
         crew.connect()
         crew.reduce(0, 1, 2, nbytes=LARGE)
-        assert 1 in crew.finding(Cause.SLOW_LINK).peers
+        assert "the link from peer" in crew.finding(Cause.SLOW_LINK, peer=1).text
 
     def test_a_dead_link(crew: Crew) -> None:
         door = behind_proxy(crew, "")
