@@ -155,6 +155,10 @@ class LocalTrainer:
             self.pipeline.leave_out_work()
         self.pipeline.enter(entered.number, self._clock(), is_open=entered.is_open)
 
+    def is_at(self, entered: Entered) -> bool:
+        """Whether the run is where this replica is, between two rounds."""
+        return entered.number == self.pipeline.number and not entered.is_open
+
     def stay(self, entered: Entered) -> None:
         """Record the entry only, because the run is at the position of the loaded checkpoint."""
         self.entry = entered.entry

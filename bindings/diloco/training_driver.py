@@ -239,8 +239,8 @@ class TrainingDriver:
                 self._events.put(RoundsMissed(step=step, number=entered.number, missed=missed))
         resumed, self.resumed = self.resumed, None
         self._say_what_may_be_lost(entered)
-        is_there = entered.number == self.trainer.pipeline.number and not entered.is_open
-        if resumed is not None and is_there and all(map(torch.equal, resumed, news.outer)):
+        is_same = resumed is not None and all(map(torch.equal, resumed, news.outer))
+        if is_same and self.trainer.is_at(entered):
             self.trainer.stay(entered)
             return
         if entered.is_reset:

@@ -290,8 +290,8 @@ class TrainingLife:
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
             record = np.frombuffer(now.contents[-1], np.int64)
             resumed, self._resumed = self._resumed, None
-            stays = entered.number == self._trainer.pipeline.number and not entered.is_open
-            stays = stays and resumed is not None and resumed[:-1] == now.contents[:-1]
+            is_same = resumed is not None and resumed[:-1] == now.contents[:-1]
+            stays = is_same and self._trainer.is_at(entered)
             if stays:
                 self._checkers.done["checkpoint continued"] += 1
                 self._trainer.stay(entered)
