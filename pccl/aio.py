@@ -27,10 +27,10 @@ from pccl._api.handles import AsyncReduceHandle
 from pccl._api.reports import MemberInfo
 from pccl._api.session import CheckedCall
 from pccl._api.signatures import asking
-from pccl.checks import check_timeout
+from pccl.checks import check_quorum, check_timeout
 from pccl.errors import PCCLError, named
 from pccl.progress import showing
-from pccl.protocol.types import RoundKind
+from pccl.protocol.types import Quorum, RoundKind
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.io_thread import ended
 from pccl.runtime.requests import (
@@ -90,17 +90,30 @@ class Communicator(CommunicatorBase):
         with showing(request.on_progress):
             await self._run(CheckedCall("connect", self._engine.connect, request, joint=False))
 
-    async def update_topology(self, *, timeout_s: float | None = None) -> None:
+    async def update_topology(
+        self,
+        *,
+        quorum: int | float | None = None,
+        grace_s: float | str = "auto",
+        timeout_s: float | None = None,
+    ) -> None:
         """Admit newcomers that are ready. Joint call of all members of all groups.
 
         World sizes change in this call, and when a collective returns or raises. After Evicted and
         MasterLost, this call joins the run again, as a newcomer.
 
+        Args:
+            quorum: as for ``all_reduce``, of the members of each group. For a member that calls
+                later, the call returns at once.
+            grace_s: as for ``all_reduce``.
+            timeout_s: budget of the call, in seconds.
+
         Raises:
             PendingOperations: a collective of this peer is still open. Wait for it first.
             DeadlineExceeded: the budget ran out. Call again, to take part in the same round.
         """
-        await self._run(_round(self._engine, RoundKind.UPDATE_TOPOLOGY, timeout_s))
+        needed = check_quorum(quorum, grace_s)
+        await self._run(_round(self._engine, RoundKind.UPDATE_TOPOLOGY, timeout_s, needed))
 
     async def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Whether newcomers are ready to be admitted. All members get the same answer.
@@ -146,6 +159,12 @@ class Communicator(CommunicatorBase):
                 a ``Guard``, ``"exclude"`` or ``"warn"``. All members must give the same. The result
                 is that of a call in which the excluded members gave weight 0. A contribution that
                 is not finite although its member declared so aborts the call.
+            quorum: the call goes on when so many members have made it and the grace is over: a
+                number of members, 2 or more, or a share of the group as a float. Members that call
+                later get the result, with ``took_part=False``; so ``recv`` must be memory of its
+                own. None: the call waits for all. All members must give the same.
+            grace_s: how long a quorum waits for the others, in seconds; ``"auto"``: adapted to how
+                they came before, from 0.1 to 10 s.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must state the tensor's own dtype; None: not checked.
@@ -165,6 +184,8 @@ class Communicator(CommunicatorBase):
         Raises:
             CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
                 read the world size again, and call again.
+            ResyncRequired: this call is so late that no member has the result any more.
+                Synchronize the shared state.
             DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
                 or only some gave a weight, or their guards differ.
             TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
@@ -218,6 +239,8 @@ class Communicator(CommunicatorBase):
             op: as for ``all_reduce``.
             weight: as for ``all_reduce``.
             guard: as for ``all_reduce``.
+            quorum: as for ``all_reduce``.
+            grace_s: as for ``all_reduce``.
             tag: as for ``all_reduce``, which shares the tags.
             quantization_options: as for ``all_reduce``; blocks and the residual of an
                 ``error_feedback`` span the concatenation.
@@ -407,7 +430,7 @@ class Communicator(CommunicatorBase):
 
 
 def _round(
-    engine: PeerEngine, kind: RoundKind, timeout_s: float | None
+    engine: PeerEngine, kind: RoundKind, timeout_s: float | None, quorum: Quorum | None = None
 ) -> CheckedCall[RunRequest, bool]:
-    request = RunRequest(kind, check_timeout(timeout_s))
+    request = RunRequest(kind, check_timeout(timeout_s), quorum)
     return CheckedCall(kind.call_name, engine.round, request)

@@ -19,7 +19,7 @@ from pccl.protocol.guards.texts import shortened
 from pccl.protocol.limits import PEERS_MAX, Timing
 from pccl.protocol.limits import SECONDS_MAX as SECONDS_MAX
 from pccl.protocol.status_report import FIGURE_NAME_BYTES_MAX, FIGURES_MAX, Figure
-from pccl.protocol.types import LOSS_MAX, WEIGHT_MAX
+from pccl.protocol.types import GRACE_MS_MAX, LOSS_MAX, QUORUM_MIN, WEIGHT_MAX, Quorum
 
 _E = TypeVar("_E", bound=enum.IntEnum)
 _T = TypeVar("_T")
@@ -120,6 +120,31 @@ def check_between(name: str, value: object, lowest: float, highest: float) -> fl
     if not lowest <= number <= highest:
         raise ValueError(f"{name} must be from {lowest:g} to {highest:g}, not {value}")
     return number
+
+
+def check_quorum(quorum: object, grace_s: object) -> Quorum | None:
+    """Check the quorum of a joint call and its grace; return None if the call has no quorum.
+
+    Raises:
+        TypeError: one of them has the wrong type.
+        ValueError: one of them is out of range, or there is a grace without a quorum.
+    """
+    grace_ms = None
+    if grace_s != "auto":
+        what = 'grace_s must be a number of seconds or "auto"'
+        seconds = _real(what, grace_s)
+        if not 0 <= seconds <= GRACE_MS_MAX / 1e3:
+            raise ValueError(f"grace_s must be from 0 to {GRACE_MS_MAX // 1000} s, not {grace_s}")
+        grace_ms = round(seconds * 1e3)
+    if quorum is None:
+        if grace_ms is not None:
+            raise ValueError("grace_s is for calls with a quorum; pass a quorum, or leave it out")
+        return None
+    if isinstance(quorum, float) and not isinstance(quorum, bool):
+        if not 0 < quorum <= 1:
+            raise ValueError(f"quorum must be a number of members or a share up to 1, not {quorum}")
+        return Quorum(share=quorum, grace_ms=grace_ms)
+    return Quorum(check_range("quorum", quorum, QUORUM_MIN, PEERS_MAX), grace_ms=grace_ms)
 
 
 def check_loss(loss: object) -> float | None:

@@ -134,6 +134,8 @@ class ReduceDescriptor:
         quantization_options: quantization; None: no quantization.
         weight: weight of the own tensor in an AVG; None: all members count equally.
         guard: guard of an AVG, as for ``all_reduce``.
+        quorum: as for ``all_reduce``.
+        grace_s: as for ``all_reduce``.
     """
 
     count: int
@@ -143,6 +145,8 @@ class ReduceDescriptor:
     quantization_options: QuantizationOptions | None
     weight: float | None = field(default=None, kw_only=True)
     guard: Guard | str | None = field(default=None, kw_only=True)
+    quorum: int | float | None = field(default=None, kw_only=True)
+    grace_s: float | str = field(default="auto", kw_only=True)
 
 
 class ReduceOpDescriptor:

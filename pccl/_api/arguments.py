@@ -14,6 +14,7 @@ from pccl.checks import (
     check_flag,
     check_listener,
     check_member,
+    check_quorum,
     check_range,
     check_text,
     check_timeout,
@@ -47,6 +48,7 @@ from pccl.protocol.types import (
     Algorithm,
     Descriptor,
     Quantization,
+    Quorum,
     ReduceOp,
     WireFormat,
 )
@@ -109,6 +111,8 @@ def reduce_request(
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
     guard: Guard | str | None = None,
+    quorum: int | float | None = None,
+    grace_s: float | str = "auto",
     tag: int = 0,
     operand_descriptor: ReduceOperandDescriptor | None = None,
     quantization_options: QuantizationOptions | None = None,
@@ -131,6 +135,7 @@ def reduce_request(
             algorithm=algorithm,
             weight=weight,
             guard=guard,
+            quorum=check_quorum(quorum, grace_s),
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -145,6 +150,8 @@ def list_request(
     op: ReduceOp | str = ReduceOp.SUM,
     weight: float | None = None,
     guard: Guard | str | None = None,
+    quorum: int | float | None = None,
+    grace_s: float | str = "auto",
     tag: int = 0,
     quantization_options: QuantizationOptions | None = None,
     algorithm: Algorithm | str = "auto",
@@ -164,6 +171,7 @@ def list_request(
             algorithm=algorithm,
             weight=weight,
             guard=guard,
+            quorum=check_quorum(quorum, grace_s),
         ),
         observable=check_flag("observable", observable),
         retry=check_flag("retry", retry),
@@ -268,7 +276,13 @@ def _described_request(given: ReduceOpDescriptor) -> ReduceRequest:
         operand = borrow_pointers(given.sendbuf_ptr, given.recvbuf_ptr, count, data_type)
     options = what.quantization_options
     asked = _asked(
-        operand, op=what.op, tag=tag, options=options, weight=what.weight, guard=what.guard
+        operand,
+        op=what.op,
+        tag=tag,
+        options=options,
+        weight=what.weight,
+        guard=what.guard,
+        quorum=check_quorum(what.quorum, what.grace_s),
     )
     return ReduceRequest(operand, *asked)
 
@@ -282,6 +296,7 @@ def _asked(
     algorithm: Algorithm | str = Algorithm.AUTO,
     weight: float | None,
     guard: Guard | str | None,
+    quorum: Quorum | None,
 ) -> tuple[ReduceCall, Callable[[], Residual] | None]:
     """Return the event for the machine, and what opens the residual of error feedback."""
     quantization = UNQUANTIZED
@@ -305,6 +320,13 @@ def _asked(
     if guarded is not None:
         norm = l2_norm(operand.source.parts) if weight else 0.0
         asks = replace(asks, descriptor=replace(asks.descriptor, guard=guarded), norm=norm)
+    if quorum is not None:
+        if operand.in_place:
+            raise ValueError(
+                "with a quorum, a late call gets the result without its own values, so these "
+                "must stay: give the call a recv of its own"
+            )
+        asks = replace(asks, descriptor=replace(asks.descriptor, quorum=quorum))
     if options is None or options.error_feedback is None or not quantization.active:
         return asks, None
     assert options.name is not None

@@ -19,8 +19,8 @@ from pccl.protocol.limits import (
     TESTS_AT_ONCE_MAX,
     TESTS_PER_S,
 )
-from pccl.protocol.link_messages import AddressQuery
-from pccl.protocol.types import ADDRESS_CHARACTERS_MAX, NS_PER_S, Member, PeerId
+from pccl.protocol.link_messages import AddressQuery, LinkPath
+from pccl.protocol.types import ADDRESS_CHARACTERS_MAX, NS_PER_S, MeasuredLink, Member, PeerId
 
 
 @lru_cache(maxsize=1024)
@@ -318,3 +318,20 @@ class CallerTests:
     def ended(self, connection: int) -> None:
         """Note the end of a test."""
         self._sources.pop(connection, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link to ``peer`` is up (``reason`` is None) or down; see ``messages.LinkReport``."""
+
+    peer: PeerId
+    reason: str | None
+    relay: PeerId | None = None
+    path: LinkPath = LinkPath.DIRECT
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasurements:
+    """All current measurements of links, unchanged ones included."""
+
+    links: tuple[MeasuredLink, ...]

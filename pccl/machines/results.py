@@ -21,6 +21,10 @@ class ReduceResult:
     """One per contributor, for a weighted average."""
     flagged: tuple[FlaggedContribution, ...] = ()
     """The contributions that its guard does not trust."""
+    took_part: bool = True
+    """Whether the values of this peer are in it; False: the members went on without this peer."""
+    is_partial: bool = False
+    """Whether the members went on without some members."""
 
 
 @dataclass(frozen=True, slots=True)

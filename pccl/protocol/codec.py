@@ -101,6 +101,7 @@ CODES: dict[type[Any], int] = {
     messages.EvidenceReport: 89,
     messages.Undialable: 86,
     messages.AddressIs: 95,
+    messages.OperationNarrowed: 91,
 }
 """The code of each type of message."""
 

@@ -1,11 +1,14 @@
-"""The element types of tensors, and their names in NumPy and torch."""
+"""The element types of tensors with their names in NumPy and torch, and the formats on the wire."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pccl.protocol.guards.bounds import Below
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,3 +134,96 @@ def _torch_dtypes() -> dict[DataType, torch.dtype]:
 
 def _names(known: Iterable[DataType]) -> str:
     return ", ".join(data_type.name for data_type in known)
+
+
+BLOCK_MIN = 8
+BLOCK_MAX = 1 << 16
+"""Limits on the values per block of a wire format. Shorter blocks would be mostly metadata. In
+longer blocks, a single step fits few of the values."""
+
+
+class WireFormat(enum.IntEnum):
+    """The encoding of values on the wire; ``pccl.collectives.quantization`` describes each."""
+
+    NONE = 0
+    """Unchanged values."""
+    UINT8 = 1
+    """256 even steps from each block's minimum to its maximum."""
+    INT8 = 2
+    """255 even steps, zero among them, up to each block's largest magnitude."""
+    COMPANDED8 = 3
+    """INT8 of the square root: fine steps near zero, for heavy tails."""
+    INT4 = 4
+    """UINT8 with 16 steps, two values in a byte."""
+    FLOAT16 = 5
+    """Half precision, with a power of two per block, so that no value overflows."""
+    BFLOAT16 = 6
+    """FLOAT16 with 8 bits of precision instead of 11."""
+    UINT16 = 7
+    """UINT8 with 65536 steps."""
+    E3M0 = 8
+    """A sign, and 7 powers of two up to each block's largest magnitude, or zero: 4 bits."""
+    INT2 = 9
+    """UINT8 with 4 steps, four values in a byte: for error feedback."""
+    SPARSE = 10
+    """The 64 largest values of each block, with two magnitudes: for error feedback, in a gather."""
+
+    @property
+    def label(self) -> str:
+        """The name for callers and for messages."""
+        return self.name.lower()
+
+    @property
+    def bits(self) -> int:
+        """Bits per value, without the metadata of blocks; 0 for NONE."""
+        return _WIRE[self][0]
+
+    @property
+    def default_block(self) -> int:
+        """Values per block if the caller sets no number; 0 for NONE."""
+        return _WIRE[self][1]
+
+
+_WIRE = {
+    WireFormat.NONE: (0, 0),
+    WireFormat.UINT8: (8, 96),
+    WireFormat.INT8: (8, 32),
+    WireFormat.COMPANDED8: (8, 32),
+    WireFormat.INT4: (4, 32),
+    WireFormat.FLOAT16: (16, 256),
+    WireFormat.BFLOAT16: (16, 256),
+    WireFormat.UINT16: (16, 96),
+    WireFormat.E3M0: (4, 64),
+    WireFormat.INT2: (2, 64),
+    WireFormat.SPARSE: (1, 3200),
+}
+"""Bits per value, and default block. With 8 bits, blocks are so long that a value takes at most
+about 1.07 bytes with its metadata; the figures are in docs/benchmarks.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The quantization of an operation. All members must agree about it."""
+
+    format: WireFormat = WireFormat.NONE
+    block: Annotated[int, Below(BLOCK_MAX + 1)] = 0
+    """Values that share a step; 0 if values are sent unchanged."""
+    stochastic: bool = False
+    """Whether to round at random, so that the mean is kept, instead of to the nearest step."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the values are quantized."""
+        return self.format is not WireFormat.NONE
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether each member gets all contributions, instead of a result that one computes."""
+        return self.format is WireFormat.SPARSE
+
+    def __str__(self) -> str:
+        rounded = ", stochastic" if self.stochastic else ""
+        return f"{self.format.label} in blocks of {self.block}{rounded}"
+
+
+UNQUANTIZED = Quantization()

@@ -62,6 +62,7 @@ from pccl.protocol.types import (
     OperationId,
     PeerId,
     PeerName,
+    Quorum,
     RemovalCause,
     Roster,
     RoundId,
@@ -72,6 +73,8 @@ from pccl.protocol.types import (
 U16 = Annotated[int, Below(1 << 16)]
 U32 = Annotated[int, Below(1 << 32)]
 Peers = Annotated[tuple[PeerId, ...], AtMost(PEERS_MAX)]
+Ranks = Annotated[bytes, AtMost(PEERS_MAX // 8)]
+"""Some members of a view: bit ``i`` of byte ``i // 8`` is set for rank ``i``."""
 
 # -- peer to master ----------------------------------------------------------------------------
 
@@ -229,6 +232,8 @@ class RoundRequest:
     """The peer has made this joint call."""
 
     round: RoundId
+    quorum: Quorum | None = None
+    """When the call need not wait for all members; nil: it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,8 @@ class OperationRequest:
     """Of its contribution to a weighted average."""
     norm: Norm | None = 0.0
     """Of its contribution, if guarded; nil: not finite."""
+    participants: Ranks = b""
+    """With whom it has posted them, after ``OperationNarrowed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +258,8 @@ class SyncRequest:
 
     operation: OperationId
     offer: Offer
+    quorum: Quorum | None = None
+    """When it goes on without members; nil: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,12 +407,20 @@ class RoundClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class OperationNarrowed:
+    """The operation goes on with these members: post the buffers for them, and request again."""
+
+    operation: OperationId
+    participants: Ranks
+
+
+@dataclass(frozen=True, slots=True)
 class OperationStarted:
-    """All members have requested the same operation: move the data."""
+    """All its members have requested the same operation: move the data."""
 
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """Of all members for a weighted average, in ring order."""
+    """Of all its members for a weighted average, in ring order."""
     flagged: Annotated[tuple[FlaggedContribution, ...], AtMost(PEERS_MAX)] = ()
     """Untrusted contributions."""
 
@@ -439,6 +456,10 @@ class OperationEnded:
     """0 if a closed view decided it."""
     difference: Difference | None = None
     """Where shared states differ that must be equal."""
+    weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
+    """Of the contributors to a weighted average, for members that it went on without."""
+    elected: Elected | None = None
+    """The state that a synchronization without some members has elected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,6 +604,7 @@ MasterMessage = (
     | Admitted
     | RosterChanged
     | RoundClosed
+    | OperationNarrowed
     | OperationStarted
     | SyncStarted
     | CompareStates

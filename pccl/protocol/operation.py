@@ -10,6 +10,7 @@ aborted                              committed
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 
 from pccl.protocol.types import PeerId
 
@@ -45,6 +46,20 @@ class Eager(enum.IntEnum):
     """The places of segments in its memory. The rest waits for the start."""
     SEGMENTS = 2
     """Everything. The member does not wait for the start."""
+
+
+def to_ranks(peers: Collection[PeerId], ring: tuple[PeerId, ...]) -> bytes:
+    """Return which ranks of a ring are those of ``peers``: bit ``i`` of byte ``i // 8``."""
+    bits = sum(1 << rank for rank, peer in enumerate(ring) if peer in peers)
+    return bits.to_bytes((len(ring) + 7) // 8, "little")
+
+
+def of_ranks(ranks: bytes, ring: tuple[PeerId, ...]) -> tuple[PeerId, ...] | None:
+    """Return the members that ``to_ranks`` has named, in ring order; None if it is malformed."""
+    bits = int.from_bytes(ranks, "little")
+    if len(ranks) != (len(ring) + 7) // 8 or bits >> len(ring):
+        return None
+    return tuple(peer for rank, peer in enumerate(ring) if bits >> rank & 1)
 
 
 def name_peers(peers: list[PeerId]) -> str:

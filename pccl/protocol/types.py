@@ -5,10 +5,16 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import ceil
 from operator import attrgetter
 from typing import Annotated, NewType
 
+from pccl.protocol.data_type import BLOCK_MAX as BLOCK_MAX
+from pccl.protocol.data_type import BLOCK_MIN as BLOCK_MIN
+from pccl.protocol.data_type import UNQUANTIZED as UNQUANTIZED
 from pccl.protocol.data_type import DataType
+from pccl.protocol.data_type import Quantization as Quantization
+from pccl.protocol.data_type import WireFormat as WireFormat
 from pccl.protocol.guards.bounds import AtMost as AtMost
 from pccl.protocol.guards.bounds import Below as Below
 from pccl.protocol.guards.bounds import UpTo as UpTo
@@ -175,99 +181,6 @@ class OperationId:
         return f"t{self.term}/g{self.group}/v{self.view}/{tag}#{self.n}"
 
 
-BLOCK_MIN = 8
-BLOCK_MAX = 1 << 16
-"""Limits on the values per block of a wire format. Shorter blocks would be mostly metadata. In
-longer blocks, a single step fits few of the values."""
-
-
-class WireFormat(enum.IntEnum):
-    """The encoding of values on the wire; ``pccl.collectives.quantization`` describes each."""
-
-    NONE = 0
-    """Unchanged values."""
-    UINT8 = 1
-    """256 even steps from each block's minimum to its maximum."""
-    INT8 = 2
-    """255 even steps, zero among them, up to each block's largest magnitude."""
-    COMPANDED8 = 3
-    """INT8 of the square root: fine steps near zero, for heavy tails."""
-    INT4 = 4
-    """UINT8 with 16 steps, two values in a byte."""
-    FLOAT16 = 5
-    """Half precision, with a power of two per block, so that no value overflows."""
-    BFLOAT16 = 6
-    """FLOAT16 with 8 bits of precision instead of 11."""
-    UINT16 = 7
-    """UINT8 with 65536 steps."""
-    E3M0 = 8
-    """A sign, and 7 powers of two up to each block's largest magnitude, or zero: 4 bits."""
-    INT2 = 9
-    """UINT8 with 4 steps, four values in a byte: for error feedback."""
-    SPARSE = 10
-    """The 64 largest values of each block, with two magnitudes: for error feedback, in a gather."""
-
-    @property
-    def label(self) -> str:
-        """The name for callers and for messages."""
-        return self.name.lower()
-
-    @property
-    def bits(self) -> int:
-        """Bits per value, without the metadata of blocks; 0 for NONE."""
-        return _WIRE[self][0]
-
-    @property
-    def default_block(self) -> int:
-        """Values per block if the caller sets no number; 0 for NONE."""
-        return _WIRE[self][1]
-
-
-_WIRE = {
-    WireFormat.NONE: (0, 0),
-    WireFormat.UINT8: (8, 96),
-    WireFormat.INT8: (8, 32),
-    WireFormat.COMPANDED8: (8, 32),
-    WireFormat.INT4: (4, 32),
-    WireFormat.FLOAT16: (16, 256),
-    WireFormat.BFLOAT16: (16, 256),
-    WireFormat.UINT16: (16, 96),
-    WireFormat.E3M0: (4, 64),
-    WireFormat.INT2: (2, 64),
-    WireFormat.SPARSE: (1, 3200),
-}
-"""Bits per value, and default block. With 8 bits, blocks are so long that a value takes at most
-about 1.07 bytes with its metadata; the figures are in docs/benchmarks.md."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """The quantization of an operation. All members must agree about it."""
-
-    format: WireFormat = WireFormat.NONE
-    block: Annotated[int, Below(BLOCK_MAX + 1)] = 0
-    """Values that share a step; 0 if values are sent unchanged."""
-    stochastic: bool = False
-    """Whether to round at random, so that the mean is kept, instead of to the nearest step."""
-
-    @property
-    def active(self) -> bool:
-        """Whether the values are quantized."""
-        return self.format is not WireFormat.NONE
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether each member gets all contributions, instead of a result that one computes."""
-        return self.format is WireFormat.SPARSE
-
-    def __str__(self) -> str:
-        rounded = ", stochastic" if self.stochastic else ""
-        return f"{self.format.label} in blocks of {self.block}{rounded}"
-
-
-UNQUANTIZED = Quantization()
-
-
 @dataclass(frozen=True, slots=True)
 class AlgorithmStep:
     """One step of a table: tensors of at most ``up_to_bytes`` use this algorithm."""
@@ -328,6 +241,34 @@ class MeasuredLink:
     measure: LinkMeasure
 
 
+QUORUM_MIN = 2
+"""The fewest members that go on without others: fewer reduce nothing."""
+GRACE_MS_MAX = 3600 * 1000
+QUORUM_MEMBERS_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """When a joint call goes on without the members that have not made it."""
+
+    members: Annotated[int, Below(QUORUM_MEMBERS_MAX)] = 0
+    """How many members must have made it; 0: ``share`` says so."""
+    share: Annotated[float, UpTo(1.0)] = 0.0
+    """The same as a share of the members."""
+    grace_ms: Annotated[int, Below(GRACE_MS_MAX + 1)] | None = None
+    """How long these then wait for the others; nil: the master adapts it."""
+
+    def of(self, size: int) -> int:
+        """Return how many of ``size`` members must have made the call; at most all."""
+        wanted = self.members or ceil(self.share * size - 1e-9)
+        return min(max(wanted, QUORUM_MIN), size)
+
+    def __str__(self) -> str:
+        who = f"{self.members} members" if self.members else f"{self.share:.4g} of the members"
+        wait = "an adaptive grace" if self.grace_ms is None else f"{self.grace_ms / 1e3:g} s"
+        return f"a quorum of {who} and {wait}"
+
+
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """The request of one member for an operation. All members must make the same request."""
@@ -349,6 +290,8 @@ class Descriptor:
     """What happens to a contribution of a weighted average that is not finite, or too large."""
     near: bool = False
     """Whether all members of an all-reduce may pull its segments; ``settled`` fills it in."""
+    quorum: Quorum | None = None
+    """When an all-reduce goes on without members; nil: never."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:
@@ -391,7 +334,8 @@ class Descriptor:
     @property
     def may_begin_early(self) -> bool:
         """Whether it may begin before its start: it needs data of all members, and no weights."""
-        return self.collective is Collective.ALL_REDUCE and self.count > 0 and not self.weighted
+        waits = self.weighted or self.quorum is not None
+        return self.collective is Collective.ALL_REDUCE and self.count > 0 and not waits
 
     def settled(self, table: AlgorithmTable, *, near: bool = False) -> Descriptor:
         """Return the same descriptor with what the view determines.
@@ -409,6 +353,7 @@ class Descriptor:
         how = f" by {self.algorithm.label}" if self.forced else ""
         op = f"weighted {self.op.name}" if self.weighted else self.op.name
         how += f" with a guard ({self.guard})" if self.guard is not None else ""
+        how += f" with {self.quorum}" if self.quorum is not None else ""
         match self.collective:
             case Collective.BARRIER:
                 return "a barrier"

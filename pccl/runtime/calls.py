@@ -112,6 +112,7 @@ class OpenCall:
             compression=self.raw_tx_bytes / self.tx_bytes if self.tx_bytes else 1.0,
             quantization_error=self.quantization_error,
             weights=result.weights,
+            took_part=result.took_part,
             excluded=tuple(result.contributors[one.rank] for one in result.flagged if one.excluded),
             outcome=result,
         )

@@ -27,6 +27,7 @@ from pccl.machines.peer.events import (
     Detach,
     DialControl,
     End,
+    FetchResult,
     ForgetEarly,
     GiveEvidence,
     HoldingsKnown,
@@ -381,7 +382,7 @@ class PeerEngine:
         if knows and request.kind is RoundKind.UPDATE_TOPOLOGY:
             await self.join_again(deadline)
             return False
-        return bool(await self.calls.wait(RoundCall(0, request.kind), deadline))
+        return bool(await self.calls.wait(RoundCall(0, request.kind, request.quorum), deadline))
 
     def reduce(self, request: ReduceRequest) -> Coroutine[Any, Any, ReduceInfo]:
         """Make a joint call of all members of the group: a reduce, a broadcast or a barrier.
@@ -613,18 +614,13 @@ class PeerEngine:
                 self._dial_for_master(effect)
             case ReturnCall(number, value):
                 call = self.calls.open.get(number)
-                if isinstance(value, ReduceResult) and call is not None and call.observable:
+                if isinstance(value, ReduceResult) and call is not None:
                     self._state.note_result(call, value)
                 self.calls.resolve(number, value)
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
-            case PostSync(number, operation, ring):
-                self._posted[operation] = number
-                self._state.post(number, operation, ring)
-            case BeginSync():
-                self._begin_sync(effect)
-            case CompareSync(operation, reference):
-                self.exchange.compare(operation, reference)
+            case FetchResult() | PostSync() | BeginSync() | CompareSync():
+                self._move_state(effect)
 
     def _dial_for_master(self, effect: TryAddress | MeetPeer) -> None:
         match effect:
@@ -648,6 +644,8 @@ class PeerEngine:
         call = self.calls.open.get(post.call)
         assert call is not None
         call.operation = post.operation
+        if post.operation in self._posted:
+            self.data_plane.end(post.operation, committed=False)
         self._posted[post.operation] = post.call
         partners = self.data_plane.post(
             post.operation,
@@ -665,6 +663,18 @@ class PeerEngine:
         self.data_plane.begin(
             begin.operation, eager=begin.eager, weights=begin.weights, infinite=begin.infinite
         )
+
+    def _move_state(self, effect: FetchResult | PostSync | BeginSync | CompareSync) -> None:
+        match effect:
+            case FetchResult(number, operation, descriptor):
+                self._state.fetch_result(number, operation, descriptor)
+            case PostSync(number, operation, ring):
+                self._posted[operation] = number
+                self._state.post(number, operation, ring)
+            case BeginSync():
+                self._begin_sync(effect)
+            case CompareSync(operation, reference):
+                self.exchange.compare(operation, reference)
 
     def _begin_sync(self, begin: BeginSync) -> None:
         self.calls.moves(self._posted[begin.operation])

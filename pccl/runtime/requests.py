@@ -11,7 +11,7 @@ from pccl.collectives.weighting import total_weight
 from pccl.machines.peer.events import ReduceCall, ReduceResult, SyncResult
 from pccl.protocol.handshake.keys import CURVE25519, Curves
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.types import RoundKind
+from pccl.protocol.types import Quorum, RoundKind
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.control.greeting import leaves_machine
 from pccl.runtime.state.progress import SyncProgress
@@ -87,6 +87,8 @@ class RunRequest:
 
     kind: RoundKind
     timeout_s: float | None = None
+    quorum: Quorum | None = None
+    """When the call need not wait for all members; None: it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class ReduceInfo:
             tensors, the largest.
         weights: weights in a weighted average, ordered as ``contributors``; otherwise empty.
         excluded: ids of the contributors that a guard gave weight 0.
+        took_part: whether the values of this peer are in the result. False: this peer called too
+            late for a ``quorum``, and its input is intact.
         outcome: result of the operation (for the library).
     """
 
@@ -157,6 +161,7 @@ class ReduceInfo:
     quantization_error: float = 0.0
     weights: tuple[float, ...] = ()
     excluded: tuple[int, ...] = field(default=(), kw_only=True)
+    took_part: bool = field(default=True, kw_only=True)
     outcome: ReduceResult | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @property

@@ -71,7 +71,7 @@ class SeedRange(click.ParamType[range]):
     type=click.Choice(sorted(MIXES)),
     default="default",
     show_default=True,
-    help="What seeds draw: calls of all kinds; training; two live masters; flipped bits.",
+    help="What seeds draw: calls of all kinds; training; naps; two live masters; flipped bits.",
 )
 @click.option("--sealed", is_flag=True, help="Encrypt all connections.")
 @click.option("--planted", "bug", type=click.Choice(sorted(PLANTED)), help="Run with a known bug.")

@@ -85,7 +85,7 @@ class PeerStage:
 
     def do(self, said: Any) -> list[ev.PeerEffect]:
         """Tell the machine."""
-        event = said if type(said).__module__ == ev.__name__ else ev.ControlMessage(said)
+        event = said if isinstance(said, ev.PeerEvent) else ev.ControlMessage(said)
         effects = self.machine.handle(event, self.now_ns)
         self.machine.check()
         return effects

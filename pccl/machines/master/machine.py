@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from pccl.machines.history import InvariantViolation
 from pccl.machines.machine import Machine
@@ -327,10 +328,10 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
                 self.inquiries.answered(peer, message)
             case msg.BlockedReply():
                 self.waits.answered(peer, message)
-            case msg.RoundRequest(round_id):
-                peer.blocked = False
+            case msg.RoundRequest(round_id, quorum):
+                peer.blocked = peer.left_out = False
                 peer.pace.called(message, self._now_ns)
-                self.rounds.request(peer, round_id)
+                self.rounds.request(peer, round_id, quorum)
             case msg.KnownRoster() | msg.KnownOutcome() | msg.KnownAnswer() | msg.Reported():
                 pass  # the peer has returned to this run, which does not need its report
             case _:
@@ -430,7 +431,8 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
             if peer.id in self.membership.peers:
                 late = overdue(peer, self.timing, self._now_ns)
                 self.removals.expel(late or self.links.overdue(peer, missing))
-        for expel in self.stalls.look():
+        self.rounds.go_on()
+        for expel in chain(self.ballots.go_on(), self.stalls.look()):
             self.removals.expel(expel)
         self.waits.look()
         self.registration.report_admissions()

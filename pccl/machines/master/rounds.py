@@ -1,10 +1,12 @@
 """The joint decisions of all members of a run, admission among them.
 
-A round closes when every member has made its call. All members get the same answer.
+A round closes when every member has made its call, or a quorum has and its grace is over. All
+members get the same answer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pccl.machines.history import History, InvariantViolation
@@ -17,7 +19,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import SEATED_AT_ONCE_MAX
 from pccl.protocol.shared_state import NOTHING_EXPECTED
-from pccl.protocol.types import AbortCause, PeerId, RoundId, RoundKind
+from pccl.protocol.types import AbortCause, PeerId, Quorum, RoundId, RoundKind
 from pccl.telemetry.ended import EndedCall
 
 
@@ -39,6 +41,12 @@ class JointRounds:
         self._outbox = outbox
         self.requested: dict[RoundKind, dict[PeerId, None]] = {kind: {} for kind in RoundKind}
         """By kind: the members that have made the call of the present round."""
+        self._quorums: dict[RoundKind, dict[PeerId, Quorum]] = {kind: {} for kind in RoundKind}
+        """By kind: the quorums with which they made it; one without a quorum waits for all."""
+        self._lags_ns: dict[RoundKind, list[int]] = {kind: [] for kind in RoundKind}
+        """By kind: how long after the first call each of these calls came."""
+        self._enough_ns: dict[RoundKind, int] = {}
+        """By kind: when enough members had made the call."""
         self._asked_ns: dict[RoundKind, tuple[int, int]] = dict.fromkeys(RoundKind, (0, 0))
         """By kind: when the first and the last of these members made it."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
@@ -47,7 +55,8 @@ class JointRounds:
 
     def take_up(self, counts: Mapping[RoundKind, int]) -> None:
         """Begin without open rounds, after ``counts`` closed rounds of each kind."""
-        self.requested = {kind: {} for kind in RoundKind}
+        for kind in RoundKind:
+            self._forget_requests(kind)
         self._counts = dict(counts)
         self._closed_before = counts
 
@@ -55,7 +64,11 @@ class JointRounds:
         """Return the open round of a kind, or else the next round."""
         return RoundId(kind, self._counts[kind])
 
-    def request(self, peer: RegisteredPeer, round_id: RoundId) -> None:
+    def _forget_requests(self, kind: RoundKind) -> None:
+        self.requested[kind], self._quorums[kind], self._lags_ns[kind] = {}, {}, []
+        self._enough_ns.pop(kind, None)
+
+    def request(self, peer: RegisteredPeer, round_id: RoundId, quorum: Quorum | None) -> None:
         """Record that ``peer`` requested a round; repeat the answer if the round is closed.
 
         Raises:
@@ -80,13 +93,17 @@ class JointRounds:
             first_ns = self._asked_ns[round_id.kind][0] if requested else now_ns
             self._asked_ns[round_id.kind] = first_ns, now_ns
             requested[peer.id] = None
+            self._lags_ns[round_id.kind].append(now_ns - first_ns)
+            if quorum is not None:
+                self._quorums[round_id.kind][peer.id] = quorum
         self._close_if_complete(round_id.kind)
 
     def forget(self, gone: Iterable[PeerId]) -> None:
         """Drop the requests of removed members."""
         for peer in gone:
-            for requested in self.requested.values():
-                requested.pop(peer, None)
+            for kind in RoundKind:
+                self.requested[kind].pop(peer, None)
+                self._quorums[kind].pop(peer, None)
 
     def close_complete(self) -> None:
         """Close each round that waited for removed members only."""
@@ -96,9 +113,51 @@ class JointRounds:
 
     def _close_if_complete(self, kind: RoundKind) -> None:
         requested = self.requested[kind]
+        if requested and all(peer.id in requested for peer in self._membership.members()):
+            self._complete(kind)
+
+    def _quorum(self, kind: RoundKind) -> Quorum | None:
+        """Return the quorum of a round that has enough calls, if all of these allow one.
+
+        Each group must have enough: otherwise newcomers could enter a group whose members are in
+        the middle of their work. Callers may name different quorums: all must be satisfied, and
+        the last counts for the grace.
+        """
+        requested, quorums = self.requested[kind], self._quorums[kind]
+        if not requested or len(quorums) < len(requested):
+            return None
         members = self._membership.members()
-        if not requested or any(peer.id not in requested for peer in members):
-            return
+        sizes = Counter(peer.group for peer in members)
+        calls = Counter(peer.group for peer in members if peer.id in requested)
+        for quorum in set(quorums.values()):
+            if any(calls[group] < quorum.of(size) for group, size in sizes.items()):
+                return None
+        return next(reversed(quorums.values()))
+
+    def goes_on_by_itself(self, kind: RoundKind) -> bool:
+        """Whether the open round of a kind needs no further call."""
+        return self._quorum(kind) is not None
+
+    def go_on(self) -> None:
+        """At a tick: close rounds without the members that are late, once the grace is over."""
+        now_ns = self._outbox.now_ns
+        for kind in RoundKind:
+            quorum = self._quorum(kind)
+            if quorum is None:
+                self._enough_ns.pop(kind, None)
+                continue
+            first_ns, last_ns = self._asked_ns[kind]
+            enough_ns = self._enough_ns.setdefault(kind, last_ns)
+            arrivals = self._ballots.arrivals.at(kind)
+            if now_ns >= arrivals.goes_on_ns(quorum, first_ns, enough_ns):
+                self._complete(kind)
+
+    def _complete(self, kind: RoundKind) -> None:
+        members, requested = self._membership.members(), self.requested[kind]
+        late = [peer for peer in members if peer.id not in requested]
+        if self._quorums[kind]:
+            for lag_ns in (*self._lags_ns[kind], *(None for _ in late)):
+                self._ballots.arrivals.at(kind).note(lag_ns)
         newcomers = self._membership.admissible()
         if kind is RoundKind.UPDATE_TOPOLOGY:
             self._membership.updates = self._counts[kind] + 1
@@ -108,6 +167,10 @@ class JointRounds:
         self._close(kind, members, pending=bool(newcomers))
         if kind is RoundKind.UPDATE_TOPOLOGY:
             self._tell_admitted(newcomers)
+        for peer in late:
+            peer.left_out = True
+        for group in sorted({peer.group for peer in late}):
+            self._ballots.supersede(group)
 
     def get_stuck(self, kind: RoundKind, reason: str) -> None:
         """End a round with ``reason``, because the members wait in different calls."""
@@ -124,7 +187,7 @@ class JointRounds:
         self._finals.ended.note(
             EndedCall(kind.call_name, None, opened_ns, last, last_ns, now_ns, 0, cause)
         )
-        self.requested[kind] = {}
+        self._forget_requests(kind)
         version, sequence = self._membership.version, self._finals.next_sequence()
         answer = msg.RoundClosed(round_id, version, pending, lockstep, sequence)
         self._finals.answer(answer, members, proposes=bool(lockstep))
@@ -150,7 +213,7 @@ class JointRounds:
         if len(self._membership.peers) > SEATED_AT_ONCE_MAX and not at_tick:
             return
         for kind in RoundKind:
-            self.requested[kind] = {}
+            self._forget_requests(kind)
         newcomers = self._membership.admissible()
         self._admit(newcomers)
         self._tell_admitted(newcomers)

@@ -49,6 +49,8 @@ class Waits:
         for kind, requested in self._rounds.requested.items():
             if requested:
                 missing = tuple(peer for peer in members if peer not in requested)
+                if self._rounds.goes_on_by_itself(kind):
+                    missing = ()
                 subject = self._rounds.present(kind)
                 waits.append(Wait(subject, kind.call_name, tuple(requested), missing))
         return [*waits, *(ballot.wait() for ballot in self._ballots.open.values())]
@@ -63,6 +65,7 @@ class Waits:
                 awaited.update(peer.id for peer in members if peer.id not in requested)
         if self._membership.admissible():  # these newcomers wait for update_topology
             awaited.update(peer.id for peer in members if peer.id not in updating)
+        awaited.update(peer.id for peer in members if peer.left_out)
         for ballot in self._ballots.open.values():
             if len(awaited) == len(members):
                 break  # all members are awaited

@@ -123,10 +123,15 @@ class Refusals:
         """Whether a synchronization may begin: none was missed, or the error was reported."""
         return not self.sync_missed or self.resync is None or self.resync.is_reported
 
-    def require_resync(self, operation: OperationId) -> None:
-        """Record that the members committed ``operation``, which its caller here had left."""
+    def require_resync(self, operation: OperationId, *, was_left: bool = True) -> None:
+        """Record that the members committed ``operation``, whose result this peer lacks.
+
+        Args:
+            operation: the operation.
+            was_left: whether its caller here had left it.
+        """
         self.sync_missed = operation.tag == SYNC_TAG or not self._may_sync
-        self.resync = OneTimeError(words.resync_required(operation))
+        self.resync = OneTimeError(words.resync_required(operation, was_left=was_left))
 
     def synchronized(self) -> None:
         """Record that this peer's state equals that of the other members."""
@@ -325,6 +330,10 @@ class JointCalls:
                 (handles if operation.detached else waiting).append(operation.call)
                 if operation.detached and not operation.forgotten:
                     loss.ends(operation.call, detached=True)
+        for late in self._operations.late_calls():
+            (handles if late.detached else waiting).append(late.call)
+            if late.detached:
+                loss.ends(late.call, detached=True)
         for deferred in self.deferred:
             detached = isinstance(deferred, ev.ReduceCall) and deferred.detached
             (handles if detached else waiting).append(deferred.call)

@@ -12,13 +12,25 @@ from pccl.machines.peer.contact import PeerOutbox
 from pccl.machines.peer.eager import EagerBudget
 from pccl.machines.peer.finals import Heartbeats, SeenFinals
 from pccl.machines.peer.membership import KnownMembership, PeerIdentity
-from pccl.machines.peer.operations import MISSED_CAUSES, OpenOperation, OpenOperations
+from pccl.machines.peer.operations import (
+    MISSED_CAUSES,
+    LateCall,
+    OpenOperation,
+    OpenOperations,
+)
 from pccl.machines.peer.synchronization import AfterLeaving, Synchronizations
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
-from pccl.protocol.operation import Phase
-from pccl.protocol.types import AbortCause, Collective, OperationId, PeerId, Roster
+from pccl.protocol.operation import Phase, of_ranks
+from pccl.protocol.types import (
+    QUORUM_MIN,
+    AbortCause,
+    Collective,
+    OperationId,
+    PeerId,
+    Roster,
+)
 
 
 class Collectives:
@@ -74,17 +86,56 @@ class Collectives:
         if len(self._operations) >= OPERATIONS_OPEN_MAX:
             self._out.raise_(event.call, words.too_many_open())
             return
-        if seen.view not in newest.open_views:
+        missed = self._operations.take_missed(seen.view, event.tag)
+        if missed is not None and missed.abort is None:
+            self._call_late(event, seen, missed)
+        elif seen.view not in newest.open_views:
             self._out.raise_(event.call, words.lost_before(seen, newest))
             self._membership.show(event.call, newest.version, detached=event.detached)
         elif len(seen.members) < 2:
             self._call_alone(event, seen)
-        elif (missed := self._operations.take_missed(seen.view, event.tag)) is not None:
+        elif missed is not None:
             self._membership.show(event.call, missed.roster_version, detached=event.detached)
             asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
             self._out.raise_(event.call, words.aborted(missed, asked))
         else:
             self._open(self._made(event, seen))
+
+    def _call_late(self, event: ev.ReduceCall, seen: Roster, outcome: msg.OperationEnded) -> None:
+        """Answer a call for an operation that the members have committed without this peer."""
+        asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
+        late = LateCall(event.call, asked, event.detached, outcome)
+        self._out.add(self._operations.fetch(late))
+
+    def _fetched(self, call: int, *, has_arrived: bool) -> None:
+        """Answer a late call, whose result has arrived or is no longer kept."""
+        late = self._operations.fetched(call)
+        if late is None:
+            return
+        self._membership.show(call, late.outcome.roster_version, detached=late.detached)
+        if has_arrived:
+            self._out.return_(call, late.result)
+            return
+        self._refusals.require_resync(late.outcome.operation, was_left=False)
+        assert self._refusals.resync is not None
+        self._refusals.resync.ends(call, detached=late.detached)
+        self._out.raise_(call, self._refusals.resync.error)
+
+    def leave_late(self, call: int, reason: str) -> bool:
+        """Raise in a caller that leaves a late call; return False if the call is not late."""
+        late = self._operations.fetched(call)
+        if late is None:
+            return False
+        self._refusals.require_resync(late.outcome.operation, was_left=False)
+        self._out.raise_(call, words.left_late(reason, late.outcome.operation))
+        return True
+
+    def note_unclaimed(self) -> None:
+        """Require a synchronization if callers can no longer claim a result that they missed."""
+        seen = self._membership.seen
+        operation = self._operations.take_unclaimed(seen.view) if seen is not None else None
+        if operation is not None:
+            self._refusals.require_resync(operation, was_left=False)
 
     def withdraw_unasked(self, event: ev.ReduceCall, seen: Roster, reason: str) -> None:
         """Withdraw a deferred call that its caller left, because other members may wait for it.
@@ -143,16 +194,45 @@ class Collectives:
         assert operation.call is not None
         assert self._membership.is_open(operation.id.view)
         self._operations.open(operation)
-        what, ring = operation.descriptor, operation.ring
-        operation.eager = self._eager.take(operation.id, what, len(ring))
-        post = ev.Post(operation.call, operation.id, what, ring)
+        what = operation.descriptor
+        operation.eager = self._eager.take(operation.id, what, len(operation.ring))
         begin = (ev.Begin(operation.id, operation.eager),) if operation.eager else ()
+        self._post(operation, *begin)
+
+    def _post(self, operation: OpenOperation, *begin: ev.Begin) -> None:
+        assert operation.call is not None
+        post = ev.Post(operation.call, operation.id, operation.descriptor, operation.ring)
         self._out.add(post, *begin)
         self._out.send(operation.request())
 
     # -- from the start to the outcome -----------------------------------------------------------
 
-    def started(self, message: msg.OperationStarted) -> None:
+    def goes_on(self, message: msg.OperationNarrowed | msg.OperationStarted) -> None:
+        """Process what the master has decided about an operation before its outcome."""
+        if isinstance(message, msg.OperationNarrowed):
+            self._narrowed(message)
+        else:
+            self._started(message)
+
+    def _narrowed(self, message: msg.OperationNarrowed) -> None:
+        """Post the buffers of an operation for its participants only, and request it again."""
+        operation, ranks = self._operations.get(message.operation), message.participants
+        if operation is None or operation.call is None:
+            return
+        ring = of_ranks(ranks, operation.view_ring or operation.ring)
+        if operation.descriptor.quorum is None or ring is None or len(ring) < QUORUM_MIN:
+            raise errors.RemoteProtocolError(
+                func="control", reason="the master goes on with members that make no quorum"
+            )
+        if operation.participants == ranks:
+            self._out.send(operation.request())
+        elif operation.phase is not Phase.REQUESTED:
+            self._out.send(msg.Withdraw(operation.id, words.STARTED_TWICE))
+        elif self._own.peer in ring:  # otherwise it waits for the outcome
+            operation.narrow(ranks, ring)
+            self._post(operation)
+
+    def _started(self, message: msg.OperationStarted) -> None:
         """Start an operation, because all members have requested it."""
         operation = self._operations.get(message.operation)
         if operation is None or operation.phase is not Phase.REQUESTED:
@@ -177,18 +257,21 @@ class Collectives:
 
     def _start(self, operation: OpenOperation) -> None:
         self._operations.enter(operation, Phase.STARTED)
-        self._eager.all_asked(operation.id)
+        if not operation.participants:
+            self._eager.all_asked(operation.id)
         if operation.call is not None:
             infinite = frozenset(one.rank for one in operation.flagged if one.norm is None)
             self._out.add(ev.Begin(operation.id, weights=operation.weights, infinite=infinite))
 
-    def moved(self, event: ev.ReduceDone | ev.NotFinite) -> None:
+    def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> None:
         """Process the end of a transfer here."""
         match event:
             case ev.ReduceDone(operation, digest):
                 self.done(operation, digest)
             case ev.NotFinite(operation, peer):
                 self._refuse(operation, peer)
+            case ev.ResultFetched(call, has_arrived):
+                self._fetched(call, has_arrived=has_arrived)
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
         """Report to the master that this peer's result, or the elected state, is complete."""
@@ -212,32 +295,39 @@ class Collectives:
         """Process an outcome; return whether its caller had left, so that deferred calls retry."""
         ended, committed = message.operation, message.abort is None
         posted = self._operations.get(ended)
-        if committed and posted is not None and posted.phase is not Phase.DONE:
+        is_late = committed and self._own.peer not in message.contributors
+        may_be_late = posted is None or posted.descriptor.quorum is not None
+        is_done = posted is None or posted.phase is Phase.DONE
+        if committed and not (may_be_late if is_late else is_done):
             raise errors.RemoteProtocolError(
                 func="control", reason="the master committed an operation that is not complete here"
             )
         might_come = posted is None and self.may_come(ended)
         self._finals.see(message)
-        if ended.group == self._own.group and self._membership.is_open(ended.view):
-            if message.abort in MISSED_CAUSES:
+        if ended.group == self._own.group:
+            is_open = self._membership.is_open(ended.view)
+            if is_late or (is_open and message.abort in MISSED_CAUSES):
                 self._operations.miss(message)
-            if posted is None:
+            if posted is None and (is_open or is_late):
                 self._operations.use_up(ended)
         self._heartbeats.acknowledge(ended)
-        operation = self._operations.end(ended, committed=committed)
+        operation = self._operations.end(ended, committed=committed and not is_late)
         if operation is None:  # a repetition, or never requested here; there may be early data
             if might_come:
                 self._out.add(ev.ForgetEarly())
             return False
         if operation.withdrawn is None:
-            self._out.add(ev.End(ended, committed))
+            self._out.add(ev.End(ended, committed and not is_late))
         if committed and operation.elected is not None:
             self._synchronizations.committed(operation, operation.elected, message)
         if operation.call is None:
             if committed and not operation.only_looks:
                 self.left_committed(ended)
             return True
-        if message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
+        if is_late:
+            late = LateCall(operation.call, operation.descriptor, operation.detached, message)
+            self._out.add(self._operations.fetch(late))
+        elif message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
             again = self._operations.next_n(ended.view, ended.tag)
             self._open(operation.next_attempt(again))
         else:
@@ -259,12 +349,14 @@ class Collectives:
         elif operation.elected is not None:
             if not operation.only_looks:
                 self._refusals.synchronized()
+                self._operations.forget_missed()
             self._out.return_(call, ev.SyncResult(ended, operation.elected, contributors))
         else:
             attempts, carrier = operation.attempt + 1, operation.descriptor.carrier
             reduced = ev.ReduceResult(
-                ended, contributors, attempts, carrier, operation.weights, operation.flagged
-            )
+                ended, contributors, attempts, carrier, operation.weights, operation.flagged,
+                is_partial=bool(operation.participants),
+            )  # fmt: skip
             self._out.return_(call, reduced)
 
 

@@ -38,16 +38,22 @@ from pccl.protocol.limits import (
 )
 from pccl.protocol.messages import OperationRequest
 from pccl.protocol.operation import Eager
-from pccl.protocol.types import Descriptor, OperationId
+from pccl.protocol.types import Descriptor, OperationId, PeerId
 
 
-def fingerprint(descriptor: Descriptor) -> int:
+def fingerprint(descriptor: Descriptor, ring: tuple[PeerId, ...]) -> int:
     """Return a hash of a request, sent with early frames; 32 bits, never 0.
 
     Members may have asked for different operations under one tag. A member uses only early data
     with the hash of its own request. So if one member is done, all have asked for the same.
+
+    All frames of an operation with a quorum have a hash of its participants, too: no frame counts
+    that was sent for others, as when two masters have started it.
     """
-    return crc32(encode(OperationRequest(NO_OPERATION, descriptor))) or 1
+    asked = crc32(encode(OperationRequest(NO_OPERATION, descriptor)))
+    if descriptor.quorum is not None:
+        asked = crc32(repr(ring).encode(), asked)
+    return asked or 1
 
 
 class EagerBudget:

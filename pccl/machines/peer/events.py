@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
+from pccl.machines.reachability import LinkChanged as LinkChanged
+from pccl.machines.reachability import LinkMeasurements as LinkMeasurements
 from pccl.machines.results import ReduceResult as ReduceResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.link_messages import LinkPath
 from pccl.protocol.operation import Eager
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
@@ -18,10 +19,10 @@ from pccl.protocol.types import (
     NOBODY,
     Descriptor,
     Hosts,
-    MeasuredLink,
     Member,
     OperationId,
     PeerId,
+    Quorum,
     RoundKind,
 )
 
@@ -41,8 +42,7 @@ class JoinCall:
     min_peers: int = 1
     """How many members the run must have, this peer included, for its admission."""
     rejoins: bool = False
-    """Whether an ``update_topology`` made this call to rejoin after a loss. The admission then
-    counts as the round that this ``update_topology`` asked for."""
+    """Whether an ``update_topology`` made it, after a loss; the admission counts as its round."""
     masters: int = 1
     """How many addresses of masters are known."""
     prefetches: bool = False
@@ -58,6 +58,8 @@ class RoundCall:
 
     call: int
     kind: RoundKind
+    quorum: Quorum | None = None
+    """When it need not wait for all members; None: it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +155,6 @@ class ControlClosed:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkChanged:
-    """The link to ``peer`` is up (``reason`` is None) or down; see ``messages.LinkReport``."""
-
-    peer: PeerId
-    reason: str | None
-    relay: PeerId | None = None
-    path: LinkPath = LinkPath.DIRECT
-
-
-@dataclass(frozen=True, slots=True)
-class LinkMeasurements:
-    """All current measurements of links, unchanged ones included."""
-
-    links: tuple[MeasuredLink, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ReduceDone:
     """This peer's result of an operation, or the whole elected state, is complete."""
 
@@ -183,6 +168,14 @@ class NotFinite:
 
     operation: OperationId
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFetched:
+    """The result for a late call has arrived, or no member has it any more."""
+
+    call: int
+    has_arrived: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +205,7 @@ class HoldingsKnown:
 
     operation: OperationId
     lost: int
-    """How many members of the ring are lost."""
+    """Lost members of the ring."""
     complete: bool
 
 
@@ -277,6 +270,7 @@ PeerEvent = (
     | AddressTried
     | ReduceDone
     | NotFinite
+    | ResultFetched
     | SyncStarved
     | ComparisonDone
     | PrefetchDone
@@ -321,7 +315,7 @@ class SetLinks:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Register the buffers of a call for this operation in the ring of its view."""
+    """Register the buffers of a call for this operation in a ring; a second one replaces it."""
 
     call: int
     operation: OperationId
@@ -365,6 +359,15 @@ class Begin:
     """One per member in ring order, for a weighted average."""
     infinite: frozenset[int] = frozenset()
     """The ranks that have declared a contribution that is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Fetch the result of an operation that went on without this peer; report ``ResultFetched``."""
+
+    call: int
+    operation: OperationId
+    descriptor: Descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,6 +484,7 @@ PeerEffect = (
     | BeginSync
     | CompareSync
     | Begin
+    | FetchResult
     | CloseGap
     | SendAcross
     | Detach

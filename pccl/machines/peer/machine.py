@@ -46,7 +46,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import OperationId, PeerId, Roster
+from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster
 
 __all__ = ["PeerMachine", "Standing"]
 
@@ -213,7 +213,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self.links.changed(event)
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
-            case ev.ReduceDone() | ev.NotFinite():
+            case ev.ReduceDone() | ev.NotFinite() | ev.ResultFetched():
                 self.collectives.moved(event)
             case ev.SyncStarved(operation, reason):
                 self.synchronizations.starved(operation, reason)
@@ -265,8 +265,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case msg.RoundClosed():
                 if self.rounds.closed(message):
                     self._retry_deferred()
-            case msg.OperationStarted():
-                self.collectives.started(message)
+            case msg.OperationNarrowed() | msg.OperationStarted():
+                self.collectives.goes_on(message)
             case msg.SyncStarted(operation, elected):
                 self.synchronizations.started(operation, elected)
             case msg.CompareStates(operation, reference):
@@ -276,8 +276,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case msg.Repair():
                 self.out.add(*self.operations.send_across(message, self.peer))
             case msg.OperationEnded():
-                if self.collectives.ended(message):
-                    self._retry_deferred()
+                self._ended(message)
             case msg.Proposed():
                 self.heartbeats.stored(self.finals.store(message))
             case msg.RoundWaits():
@@ -295,6 +294,13 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case _:
                 reason = f"the master sent an unexpected {type(message).__name__}"
                 raise errors.RemoteProtocolError(func="control", reason=reason)
+
+    def _ended(self, message: msg.OperationEnded) -> None:
+        """Process the outcome of an operation."""
+        if self.collectives.ended(message):
+            self._retry_deferred()
+        if message.operation.tag == SYNC_TAG and self.peer in message.contributors:
+            self.rounds.catch_up()
 
     def _ask_shell(self, message: msg.BlockedQuery | msg.EvidenceQuery) -> None:
         """Let the shell answer a question of the master about this process."""
@@ -319,6 +325,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _make(self, event: JointCall) -> None:
         """Make a joint call of a caller, or try a deferred call again."""
+        self.collectives.note_unclaimed()
         match self.calls.decide(event):
             case CallAllowed(seen):
                 match event:
@@ -351,6 +358,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         current, join = self.rounds.of_call(call), self.control.join
         if operation is not None:
             self.collectives.leave(operation, reason)
+        elif self.collectives.leave_late(call, reason):
+            pass
         elif self.calls.deferred.leave(call, reason):
             self.out.raise_(call, words.left(reason))
         elif current is not None:

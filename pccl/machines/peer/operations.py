@@ -6,12 +6,13 @@ State only: ``collectives`` decides which messages to send and what calls return
   number, even if this peer has not requested that operation.
 * If other members had a mismatch, or one withdrew, this peer's call for that operation gets the
   same outcome. Otherwise that call would be matched with their next call, which may differ.
+* If members committed an operation without this peer, its late call gets that result.
 * Phases change only as the table ``TRANSITIONS`` in ``pccl.protocol.operation`` allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pccl.machines.history import History, InvariantViolation
@@ -30,6 +31,25 @@ numbers. After a lockstep error, this peer must still make the call in which oth
 waited."""
 
 
+@dataclass(frozen=True, slots=True)
+class LateCall:
+    """A call for an operation that the members committed without this peer."""
+
+    call: int
+    descriptor: Descriptor
+    detached: bool
+    outcome: msg.OperationEnded
+
+    @property
+    def result(self) -> ev.ReduceResult:
+        """What the call returns once the values are here."""
+        ended, weights = self.outcome, self.outcome.weights
+        return ev.ReduceResult(
+            ended.operation, ended.contributors, 1, self.descriptor.carrier, weights,
+            took_part=False, is_partial=True,
+        )  # fmt: skip
+
+
 @dataclass(slots=True)
 class OpenOperation:
     """One operation that is posted here and has no outcome yet."""
@@ -37,6 +57,7 @@ class OpenOperation:
     id: OperationId
     descriptor: Descriptor
     ring: tuple[PeerId, ...]
+    """The participants in ring order: all members of the view, unless it is narrowed."""
     call: int | None
     """None once the caller has left."""
     detached: bool = False
@@ -53,6 +74,10 @@ class OpenOperation:
     attempt: int = 0
     waits_for: str = ""
     """The members that the operation waits for, as the master last reported."""
+    view_ring: tuple[PeerId, ...] = ()
+    """All members of the view, if the operation is narrowed."""
+    participants: bytes = b""
+    """The ranks of the participants among them."""
     eager: Eager = Eager.NOTHING
     """What the operation sends before its start."""
     weight: float = 0.0
@@ -75,15 +100,30 @@ class OpenOperation:
         if self.offer is not None:
             return msg.SyncRequest(self.id, self.offer)
         return msg.OperationRequest(
-            self.id, self.descriptor, eager=self.eager, weight=self.weight, norm=self.norm
+            self.id,
+            self.descriptor,
+            eager=self.eager,
+            weight=self.weight,
+            norm=self.norm,
+            participants=self.participants,
         )
+
+    def narrow(self, participants: bytes, ring: tuple[PeerId, ...]) -> None:
+        """Go on with some members of the view only.
+
+        Args:
+            participants: their ranks among all members.
+            ring: their ids.
+        """
+        self.view_ring = self.view_ring or self.ring
+        self.participants, self.ring = participants, ring
 
     def next_attempt(self, n: int) -> OpenOperation:
         """Return the same operation for another attempt, under the number ``n``."""
         again, attempt = replace(self.id, n=n), self.attempt + 1
         return OpenOperation(
-            again, self.descriptor, self.ring, self.call, self.detached, self.forgotten,
-            attempt=attempt, weight=self.weight, norm=self.norm,
+            again, self.descriptor, self.view_ring or self.ring, self.call, self.detached,
+            self.forgotten, attempt=attempt, weight=self.weight, norm=self.norm,
         )  # fmt: skip
 
     @property
@@ -118,7 +158,11 @@ class OpenOperations:
         self._next_n: dict[tuple[int, int], int] = {}
         """(view, tag) -> number of the next operation."""
         self._missed: dict[tuple[int, int], list[msg.OperationEnded]] = {}
-        """(view, tag) -> aborts of operations that this peer has not requested yet."""
+        """(view, tag) -> outcomes of operations that this peer has not requested yet."""
+        self._unclaimed: OperationId | None = None
+        """The last operation whose result this peer lacks for good."""
+        self._late: dict[int, LateCall] = {}
+        """The calls whose results are being fetched."""
 
     def __iter__(self) -> Iterator[OpenOperation]:
         return iter(self._open.values())
@@ -136,7 +180,9 @@ class OpenOperations:
 
     def is_tag_in_use(self, tag: int) -> bool:
         """Whether an operation of ``tag`` is open for a caller."""
-        return tag in self._by_tag
+        return tag in self._by_tag or any(
+            late.outcome.operation.tag == tag for late in self._late.values()
+        )
 
     def in_doubt(self) -> list[OpenOperation]:
         """Return the operations that callers have left and that may still be committed."""
@@ -184,17 +230,54 @@ class OpenOperations:
         self._next_n[key] = max(self._next_n.get(key, 0), operation.n + 1)
 
     def miss(self, message: msg.OperationEnded) -> None:
-        """Keep an abort for a later call of this peer that would request that operation."""
+        """Keep an outcome for a later call of this peer that would request that operation."""
         ended = message.operation
         if ended.n >= self.next_n(ended.view, ended.tag):
             kept = self._missed.setdefault((ended.view, ended.tag), [])
             kept.append(message)
-            del kept[:-MISSED_KEPT_MAX]
+            if len(kept) > MISSED_KEPT_MAX:
+                self._give_up([kept.pop(0)])
 
     def take_missed(self, view: int, tag: int) -> msg.OperationEnded | None:
-        """Take the oldest abort kept for calls under ``tag`` in ``view``; None if there is none."""
+        """Take the oldest outcome kept for calls of ``tag`` in ``view``; None if there is none."""
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
+
+    def _give_up(self, missed: Iterable[msg.OperationEnded]) -> None:
+        for message in missed:
+            if message.abort is None:
+                self._unclaimed = message.operation
+
+    def take_unclaimed(self, view: int) -> OperationId | None:
+        """Return an operation whose result this peer will never get; None if there is none.
+
+        Args:
+            view: the view that callers see. No call claims results of earlier views.
+        """
+        for key in [key for key in self._missed if key[0] < view]:
+            self._give_up(self._missed.pop(key))
+        unclaimed, self._unclaimed = self._unclaimed, None
+        return unclaimed
+
+    def forget_missed(self) -> None:
+        """Forget all missed results, because this peer has received the state of the members."""
+        self._missed.clear()
+        self._unclaimed = None
+
+    # -- late calls ------------------------------------------------------------------------------
+
+    def fetch(self, late: LateCall) -> ev.FetchResult:
+        """Note a call whose result must be fetched; return the effect that fetches it."""
+        self._late[late.call] = late
+        return ev.FetchResult(late.call, late.outcome.operation, late.descriptor)
+
+    def fetched(self, call: int) -> LateCall | None:
+        """End the fetch for a call; return None if there is none."""
+        return self._late.pop(call, None)
+
+    def late_calls(self) -> list[LateCall]:
+        """Return the calls whose results are being fetched."""
+        return list(self._late.values())
 
     def gaps(self, operation: OperationId, lost: tuple[PeerId, ...]) -> list[Gap]:
         """Return the gaps in the ring of an operation, if it moves data here and is repairable."""
@@ -263,7 +346,11 @@ class OpenOperations:
     def forget_closed(self, open_views: tuple[int, ...]) -> None:
         """Forget the numbers and kept aborts of closed views."""
         self._next_n = {key: n for key, n in self._next_n.items() if key[0] in open_views}
-        self._missed = {key: kept for key, kept in self._missed.items() if key[0] in open_views}
+        self._missed = {
+            key: kept
+            for key, kept in self._missed.items()
+            if key[0] in open_views or any(message.abort is None for message in kept)
+        }
 
     def unanswered(self) -> Iterator[msg.PeerMessage]:
         """Yield the messages that a reconnect must repeat to the master."""
@@ -280,12 +367,12 @@ class OpenOperations:
     @property
     def all_block_their_callers(self) -> bool:
         """Whether every operation has a caller that waits for another member's request."""
-        return not self._left and all(known.blocks_its_caller for known in self)
+        return not (self._left or self._late) and all(known.blocks_its_caller for known in self)
 
     @property
     def have_callers(self) -> bool:
         """Whether any operation has a caller that waits for it or may read its outcome."""
-        return any(not known.forgotten for known in self._by_call.values())
+        return bool(self._late) or any(not one.forgotten for one in self._by_call.values())
 
     def _forget_caller(self, operation: OpenOperation) -> None:
         assert operation.call is not None
@@ -297,5 +384,6 @@ class OpenOperations:
         self._by_call.clear()
         self._by_tag.clear()
         self._left.clear()
+        self._late.clear()
         self._next_n.clear()
         self._missed.clear()

@@ -1,11 +1,12 @@
 """The rounds (joint decisions) that one peer has requested: at most one of each kind at a time.
 
 If a caller leaves a round, the request stays open. The next call of that kind takes the round,
-even if its answer has arrived already.
+even if its answer has arrived already. The same holds for a round that closed without this peer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from pccl.machines.peer import events as ev
@@ -15,7 +16,8 @@ from pccl.machines.peer.finals import Heartbeats, SeenFinals
 from pccl.machines.peer.membership import KnownMembership
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
-from pccl.protocol.types import RoundId, RoundKind
+from pccl.protocol.limits import MISSED_KEPT_MAX
+from pccl.protocol.types import Quorum, RoundId, RoundKind
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class OpenRound:
     answer: msg.RoundClosed | None = None
     waits_for: str = ""
     """The members that the round waits for, as the master last reported."""
+    quorum: Quorum | None = None
 
 
 class OpenRounds:
@@ -53,6 +56,8 @@ class OpenRounds:
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
         self._last: dict[RoundKind, OpenRound] = {}
         """The last round of each kind whose answer a caller has taken."""
+        self._missed = {kind: deque[msg.RoundClosed]() for kind in RoundKind}
+        """Answers of rounds that closed without this peer, for its next calls."""
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
 
@@ -100,9 +105,14 @@ class OpenRounds:
             self._out.raise_(event.call, words.alone_in_the_run())
             return
         current = self._open.get(kind)
-        if current is None:
-            current = self._open[kind] = OpenRound(RoundId(kind, self._counts[kind]), event.call)
-            self._out.send(msg.RoundRequest(current.id))
+        if current is None and self._missed[kind]:
+            answer = self._missed[kind].popleft()
+            current = self._open[kind] = OpenRound(answer.round, event.call, answer)
+            self._return(current, answer)
+        elif current is None:
+            round_id = RoundId(kind, self._counts[kind])
+            current = self._open[kind] = OpenRound(round_id, event.call, quorum=event.quorum)
+            self._out.send(msg.RoundRequest(current.id, event.quorum))
         elif current.call is not None:
             self._out.raise_(event.call, words.same_call_twice(kind.call_name))
         else:
@@ -158,13 +168,32 @@ class OpenRounds:
         self._finals.see(message)
         current = self._open.get(message.round.kind)
         if current is None or current.id != message.round or current.answer is not None:
-            self._skip(message.round)
+            self._miss(message)
             self._heartbeats.acknowledge(message.round)
             return False
         current.answer = message
         if current.call is not None:
             self._return(current, message)
         return True
+
+    def _miss(self, answer: msg.RoundClosed) -> None:
+        """Keep the answer of a round that closed without this peer, unless it is a repetition."""
+        kind, missed = answer.round.kind, self._missed[answer.round.kind]
+        if answer.lockstep:
+            self._skip(answer.round)
+        opened = self._open.get(kind)
+        newest = missed[-1].round.n if missed else -1 if opened is None else opened.id.n
+        if answer.round.n < self._counts[kind] or answer.round.n <= newest:
+            return
+        missed.append(answer)
+        if len(missed) > MISSED_KEPT_MAX:
+            missed.popleft()
+
+    def catch_up(self) -> None:
+        """Forget the rounds that closed without this peer, which is where the members are now."""
+        for missed in self._missed.values():
+            while missed:
+                self._skip(missed.popleft().round)
 
     def note_wait(self, message: msg.RoundWaits) -> None:
         """Record for which members a round waits; report that if it has a caller."""
@@ -178,7 +207,7 @@ class OpenRounds:
         """Request the unanswered rounds again."""
         for current in self._open.values():
             if current.answer is None:
-                self._out.send(msg.RoundRequest(current.id))
+                self._out.send(msg.RoundRequest(current.id, current.quorum))
 
     def _return(self, current: OpenRound, answer: msg.RoundClosed) -> None:
         assert current.call is not None
@@ -207,3 +236,5 @@ class OpenRounds:
         """Drop all rounds, because this peer leaves the run."""
         self._open.clear()
         self._last.clear()
+        for missed in self._missed.values():
+            missed.clear()

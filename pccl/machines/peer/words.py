@@ -162,6 +162,15 @@ def left_done_operation(why: str, operation: OperationId) -> errors.OutcomeUnkno
     return errors.OutcomeUnknown(reason=reason)
 
 
+def left_late(why: str, operation: OperationId) -> errors.OutcomeUnknown:
+    """Return the error of a caller that left a late call, whose result was on its way."""
+    reason = (
+        f"{why} while the result of {_what(operation)} was fetched; the input is intact. The other "
+        "members have committed it without this peer, and the next joint call reports that"
+    )
+    return errors.OutcomeUnknown(reason=reason)
+
+
 def _what(operation: OperationId) -> str:
     """Return the name by which callers know an operation."""
     return "shared state" if operation.tag == SYNC_TAG else f"tag {operation.tag}"
@@ -174,11 +183,12 @@ def left_join(why: str, waits_for: str = "") -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(errors.Result.MASTER_CONNECTION_FAILED, reason=reason)
 
 
-def resync_required(operation: OperationId) -> errors.ResyncRequired:
+def resync_required(operation: OperationId, *, was_left: bool) -> errors.ResyncRequired:
     """Return the error of joint calls while this peer lacks a committed result."""
+    why = "which this peer had left" if was_left else "without this peer, which was late"
     return errors.ResyncRequired(
-        reason=f"the members committed {_what(operation)}, which this peer had left, so its state "
-        "lacks the result: connect() again to rejoin, then sync_shared_state(). Without connect(), "
+        reason=f"the members committed {_what(operation)}, {why}, so its state lacks "
+        "the result: connect() again to rejoin, then sync_shared_state(). Without connect(), "
         "sync_shared_state() succeeds only if all other members call it as well"
     )
 

@@ -194,8 +194,10 @@ class DataPlane:
                 outlet.what = transfer.what
                 outlet.only_announces = eager is Eager.ANNOUNCEMENTS
         else:
-            transfer.what = 0
             self._started[operation] = transfer
+            for outlet in transfer.outlets.values() if transfer.has_quorum else ():
+                outlet.what = transfer.what
+            transfer.what = transfer.what if transfer.has_quorum else 0
             for outlet in transfer.outlets.values():
                 if outlet.only_announces:
                     outlet.send_held()

@@ -95,7 +95,7 @@ class Plans:
             ),
             codec,
             wide,
-            fingerprint(descriptor),
+            fingerprint(descriptor, ring),
         )
 
     def _codec(self, descriptor: Descriptor, dtype: DataType) -> Codec | None:

@@ -162,8 +162,9 @@ class Transfer(ABC):
         self.operation = operation
         self.begun = False
         self.what = plan.fingerprint
-        """Fingerprint of the request until all members are known to have made it; then 0. An early
-        frame with another fingerprint is discarded; the master reports the mismatch."""
+        """Fingerprint of the request until all members are known to have made it; then 0, without a
+        quorum. Frames with other fingerprints are discarded; the master reports the mismatch."""
+        self.has_quorum = plan.descriptor.quorum is not None
         self.rx_bytes = 0
         """Payload bytes of the segments that counted."""
         self.result = operand.target
@@ -259,8 +260,7 @@ class Transfer(ABC):
             raise RemoteProtocolError(func="lane", reason=reason)
         if hop.number not in inlet.missing:
             return None
-        segment, result = hop.segment, self.result
-        buffer = view = None
+        segment, result, buffer, view = hop.segment, self.result, None, None
         if hop.step < self._buffered_steps:
             buffer = view = self._buffers.take(segment.wire_length)
         else:

@@ -16,7 +16,7 @@ from pccl.runtime.state.frames import QUESTIONS, StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
-from pccl.runtime.state.results import Results
+from pccl.runtime.state.results import LateResults, Results
 from pccl.runtime.state.session import StateNews, StateSession
 from pccl.runtime.state.snapshot import StateSnapshot, idle_operation
 from pccl.transports.link import Lane, Link, Links
@@ -60,6 +60,7 @@ class StateExchange:
         self.prefetches: dict[OperationId, Prefetch] = {}
         """Downloads of this peer before its admission."""
         self.results = Results(self.show, self._hide)
+        self.late_results = LateResults(self.show, self._hide)
         self._group = group
         self._links = links
         self._now_ns = now_ns
@@ -142,6 +143,7 @@ class StateExchange:
         for operation in list(self.prefetches):
             self.end_prefetch(operation)
         self.results.clear()
+        self.late_results.clear()
         for operation in list(self.sessions):
             self.end(operation)
         for snapshot in self.snapshots.values():
@@ -152,6 +154,7 @@ class StateExchange:
         """Let downloads check their timeouts; drop snapshots of states that no longer exist."""
         for part in self._parts():
             part.tick()
+        self.late_results.tick(self._now_ns())
         for operation in [one for one, snapshot in self.snapshots.items() if snapshot.is_over]:
             self.snapshots.pop(operation).close()
 

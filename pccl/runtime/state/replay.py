@@ -21,10 +21,9 @@ from pccl.protocol.types import PeerId
 from pccl.runtime.collective.memory import Array
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.state.exchange import StateExchange
-from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.prefetch import Prefetch
-from pccl.runtime.state.results import ResultNews, result_memory
+from pccl.runtime.state.results import ResultNews, fetch_result, result_memory
 
 _log = logging.getLogger("pccl.peer")
 
@@ -191,18 +190,6 @@ class Replay:
     async def _fetch(self, news: ResultNews) -> Array | None:
         """Fetch the values of a result. Return None if any are missing or the digest is wrong."""
         values = np.empty(news.count, news.dtype.to_numpy_dtype())
-        memory = result_memory(news.operation, values, news.dtype)
-        fetched = FetchedPieces(memory, 0, in_place=True)
-        done: asyncio.Future[None] = self._loop.create_future()
-
-        def ready() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        fetch = self._exchange.begin_prefetch(memory, fetched, ready)
-        try:
-            await done
-            is_whole = len(fetched.verified) == memory.layout.piece_count
-            return values if is_whole and fetch.content == news.digest else None
-        finally:
-            self._exchange.end_prefetch(fetch.operation)
+        memory = result_memory(str(news.operation), values, news.dtype)
+        content = await fetch_result(self._exchange, memory)
+        return values if content == news.digest else None

@@ -6,25 +6,33 @@ order, and then has the same state as the members.
 
 A member copies and keeps results only while a newcomer watches. Each synchronization restarts the
 numbers of the results at 0, so a newcomer notices a missed result.
+
+``LateResults`` keeps what members fetch that were late: results of operations without them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
-from pccl.protocol.types import WEIGHT_MAX, OperationId, PeerId
+from pccl.protocol.types import NS_PER_S, WEIGHT_MAX, Descriptor, OperationId, PeerId
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.state.frames import StateSender
+from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.state.digests import piece_digest
+
+if TYPE_CHECKING:
+    from pccl.runtime.state.exchange import StateExchange
 
 KEPT_BYTES_MAX = 1 << 30
 """Bytes of results that a member keeps for watchers; above them, it drops the oldest results.
@@ -33,6 +41,12 @@ A watcher that misses a result fetches the state instead."""
 
 KEPT_MAX = 4096
 """Largest number of results that a member keeps: each takes memory beyond its bytes."""
+
+LATE_BYTES_MAX = 256 << 20
+"""Bytes of results that a member keeps for members that were late; it drops the oldest ones."""
+
+LATE_KEPT_NS = 120 * NS_PER_S
+"""How long it keeps each of them."""
 
 UNREAD_BYTES_MAX = 4 << 20
 """Bytes of unread announcements above which the member forgets the watcher."""
@@ -125,9 +139,31 @@ class Loose:
         self.data_ptr, self.numel = self.tensor.ctypes.data, self.tensor.size
 
 
-def result_memory(operation: OperationId, values: Array, dtype: DataType) -> StateMemory:
-    """Wrap a result as a state of one tensor, named after the operation."""
-    return StateMemory([Loose(str(operation), values, dtype)])
+def result_memory(name: str, values: Array, dtype: DataType) -> StateMemory:
+    """Wrap a result as a state of one tensor. The name is that of its operation."""
+    return StateMemory([Loose(name, values, dtype)])
+
+
+def late_memory(operation: OperationId, asked: Descriptor, values: Array) -> StateMemory:
+    """Wrap a result for late members. A call with another descriptor does not find it."""
+    return result_memory(f"{operation} {asked}", values, asked.dtype)
+
+
+async def fetch_result(exchange: StateExchange, memory: StateMemory) -> bytes:
+    """Fetch a result that other members offer; return its digest, empty if none offers it."""
+    fetched = FetchedPieces(memory, 0, in_place=True)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ready() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    fetch = exchange.begin_prefetch(memory, fetched, ready)
+    try:
+        await done
+        return fetch.content if len(fetched.verified) == memory.layout.piece_count else b""
+    finally:
+        exchange.end_prefetch(fetch.operation)
 
 
 def result_digest(memory: StateMemory) -> bytes:
@@ -195,7 +231,7 @@ class Results:
         if not self._watchers or not self._content:
             return
         values = np.ascontiguousarray(result.copy())
-        memory = result_memory(operation, values, dtype)
+        memory = result_memory(str(operation), values, dtype)
         digest = result_digest(memory)
         news = ResultNews(
             self._content, index, operation, dtype, values.size, digest, contributors, weights
@@ -212,6 +248,51 @@ class Results:
 
     def clear(self) -> None:
         """Drop all kept results."""
+        while self._kept:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        memory, _ = self._kept.popleft()
+        self._kept_bytes -= memory.layout.nbytes
+        self._hide(memory)
+
+
+class LateResults:
+    """The results that one member keeps for members that were late.
+
+    Args:
+        show: offers a state to other peers, until ``hide``.
+        hide: stops offering a state.
+    """
+
+    def __init__(
+        self, show: Callable[[StateMemory], None], hide: Callable[[StateMemory], None]
+    ) -> None:
+        self._show = show
+        self._hide = hide
+        self._kept: deque[tuple[StateMemory, int]] = deque()
+        """Each kept result, and when to drop it; the oldest first."""
+        self._kept_bytes = 0
+
+    def keep(self, operation: OperationId, asked: Descriptor, result: Memory, now_ns: int) -> None:
+        """Keep a copy of a result, unless it is too large."""
+        if asked.tensor_bytes > LATE_BYTES_MAX:
+            return
+        memory = late_memory(operation, asked, np.ascontiguousarray(result.copy()))
+        result_digest(memory)
+        self._kept.append((memory, now_ns + LATE_KEPT_NS))
+        self._kept_bytes += memory.layout.nbytes
+        self._show(memory)
+        while self._kept_bytes > LATE_BYTES_MAX:
+            self._drop_oldest()
+
+    def tick(self, now_ns: int) -> None:
+        """Drop the results that are too old."""
+        while self._kept and self._kept[0][1] <= now_ns:
+            self._drop_oldest()
+
+    def clear(self) -> None:
+        """Drop all results."""
         while self._kept:
             self._drop_oldest()
 

@@ -9,17 +9,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import numpy as np
+
 from pccl.machines.peer.events import (
     LeftCommitted,
     PeerEvent,
     PrefetchDone,
+    ReduceCall,
     ReduceResult,
+    ResultFetched,
     SyncResult,
 )
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol.shared_state import Elected, SyncPurpose
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.calls import Calls, OpenCall
 from pccl.runtime.clock import Clock
 from pccl.runtime.collective.operand import Operand
@@ -29,6 +33,7 @@ from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.results import fetch_result, late_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.sync import StateSync, SyncOptions
 from pccl.runtime.tasks import Tasks
@@ -216,15 +221,37 @@ class StateService:
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
-        """Offer an observable result to newcomers, before the caller can change its memory."""
-        if call.operand is not None:
+        """Offer a result to members that it lacks, and an observable one to newcomers.
+
+        This comes before the caller can change its memory.
+        """
+        operand, event = call.operand, call.event
+        if operand is None or not isinstance(event, ReduceCall):
+            return
+        if result.is_partial and result.took_part:
+            self.exchange.late_results.keep(
+                result.operation, event.descriptor, operand.target, self._clock.now_ns()
+            )
+        if call.observable:
             self.exchange.results.committed(
                 result.operation,
-                call.operand.data_type,
-                call.operand.target,
+                operand.data_type,
+                operand.target,
                 result.contributors,
                 result.weights,
             )
+
+    def fetch_result(self, number: int, operation: OperationId, asked: Descriptor) -> None:
+        """Fetch the result for a late call, from a member that has kept it."""
+        self._tasks.create(self._fetch_result(number, operation, asked))
+
+    async def _fetch_result(self, number: int, operation: OperationId, asked: Descriptor) -> None:
+        values = np.empty(asked.count, asked.dtype.to_numpy_dtype())
+        content = await fetch_result(self.exchange, late_memory(operation, asked, values))
+        call = self._calls.open.get(number)
+        if content and call is not None and call.operand is not None:
+            call.operand.target.write(0, values.view(np.uint8).data)
+        self._feed(ResultFetched(number, bool(content)))
 
     def check_apart(self, operand: Operand) -> None:
         """Check that a collective does not use memory of a state that is being synchronized.

@@ -88,6 +88,8 @@ class GuardCheckers:
         guarded = self._operations.get(operation)
         if guarded is None:
             guarded = self._operations[operation] = _Guarded(asked.guard, post.ring, asked.count)
+        if len(post.ring) <= len(guarded.ring):  # the operation goes on with fewer members
+            guarded.ring = post.ring
         is_finite = bool(np.isfinite(content.astype(np.float64)).all())
         guarded.declared[peer] = _Declared(call.weight, call.norm, is_finite)
 

@@ -2,7 +2,7 @@
 
 * A result equals the fold over the contributors that its outcome names, and is the same for all.
 * An operation has one outcome. A committed operation names all peers that began it as contributors,
-  also peers that were lost later.
+  also peers that were lost later. With a quorum, it may name fewer; the others get the same result.
 * Inputs are intact after every failure. Inputs with a separate result buffer are always intact.
 * The library writes nothing into a buffer after its call has returned.
 * Living members have a link to each other when they leave a run whose faults are over.
@@ -165,6 +165,9 @@ class Checkers:
         entered = set(self._entered.get(operation, ()))
         if operation.operation.tag == SYNC_TAG:  # its outcome names only members that are left
             entered.intersection_update(contributors)
+        if committed and len(contributors) < len(entered) and self._scenario.quorum is not None:
+            self.done["went on without members"] += 1
+            entered.intersection_update(contributors)
         if committed and (set(contributors) != entered or len(contributors) != len(entered)):
             raise Violation(f"{operation} was begun by {entered}, but committed for {contributors}")
         if committed and self.guards is not None:
@@ -210,7 +213,9 @@ class Checkers:
         """Check the result of a call that returned in ``run``."""
         self.reduces += 1
         operation, contributors = InRun(run, outcome.operation), outcome.contributors
-        content, alike = result.tobytes(), replace(outcome, attempts=1)
+        content = result.tobytes()
+        alike = replace(outcome, attempts=1, flagged=(), took_part=True, is_partial=False)
+        self.done["late result"] += not outcome.took_part
         known = self._results.get(operation)
         if known is None:
             self.done[outcome.algorithm.label] += 1
@@ -221,7 +226,7 @@ class Checkers:
             if slot.weighted:
                 self.done["weighted"] += 1
                 weights = [self._weights[operation, peer] for peer in contributors]
-            if self.guards is not None:
+            if self.guards is not None and outcome.took_part:
                 weights = self.guards.returned(who, operation, outcome, result, weights)
             if list(outcome.weights) != weights:
                 raise Violation(f"{who}: {operation} has weights {weights}, not {outcome}")
@@ -339,7 +344,8 @@ class Checkers:
         address = self._addresses[run, peer]
         if self.believes(address) != (run, peer):
             return  # it was killed, has left, or has another id by now: it lost no place
-        waits = self.waits(address) or self._excuses.masters_divided
+        may_be_late = self._scenario.quorum is not None  # the others go on, but not for ever
+        waits = self.waits(address) or self._excuses.masters_divided or may_be_late
         if cause is RemovalCause.SILENT and "awaited" in why and not waits:
             raise Violation(f"peer {peer} ({address.host}) was removed, but no peer waited: {why}")
         if cause is RemovalCause.UNREACHABLE and self._names_gone(run, why):

@@ -17,6 +17,7 @@ from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, k
 from pccl.stress.sim.faults.kills import Kill
 from pccl.stress.sim.faults.processes import Interrupt
 from pccl.stress.sim.faults.state import FetchInterrupt, Lies
+from pccl.stress.sim.scenarios.naps import draw_with_naps
 from pccl.stress.sim.scenarios.scenario import (
     Scenario,
     draw,
@@ -81,6 +82,7 @@ MIXES: dict[str, Mix] = {
         _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),
         seeds_min=500,
     ),
+    "quorum": Mix(draw_with_naps, ()),
     "corruption": Mix(
         draw_corrupted,
         kinds(OF_BITS),

@@ -15,6 +15,7 @@ from pccl.protocol.types import (
     Algorithm,
     Descriptor,
     Quantization,
+    Quorum,
     ReduceOp,
     WireFormat,
 )
@@ -55,6 +56,7 @@ class Slot:
     quantization: Quantization = UNQUANTIZED
     weighted: bool = False
     guard: ContributionGuard | None = None
+    quorum: Quorum | None = None
 
     def descriptor(self) -> Descriptor:
         """Return the descriptor of the collective."""
@@ -67,6 +69,7 @@ class Slot:
             forced=self.algorithm is not Algorithm.AUTO,
             weighted=self.weighted,
             guard=self.guard,
+            quorum=self.quorum,
         )
 
 
@@ -129,6 +132,10 @@ class Scenario:
     """Whether all connections are encrypted."""
     relays: bool = False
     """Whether the masters forward for peers that cannot dial each other."""
+    quorum: Quorum | None = None
+    """Quorum of the slots, of the vote and of ``update_topology``; None: all members must call."""
+    naps: float = 0.0
+    """Probability that a process does nothing for a while, before a call with that quorum."""
     drops: bool = False
     """Whether each iteration launches a reduce and drops its handle at once."""
     lanes: int = 1
@@ -205,6 +212,8 @@ _NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
 """Excluded: in these runs both masters must live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
+_QUORUMS = 0.25
+"""Share of runs of at least three processes that go on without late ones."""
 _STEPS = 0.15
 """Share of runs whose iterations launch reduces while they compute."""
 _LONGER = 4
@@ -293,6 +302,9 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
+    late = Random(f"{seed}/quorum")
+    if peers > 2 and late.random() < _QUORUMS:
+        scenario = with_quorum(scenario, late, (0.0, 0.02, 0.1))
     if peers in _CROWDS:  # in a crowd, some would always be impatient
         scenario = replace(scenario, impatience=0.0)
     if scenario.impatience:  # a process that leaves the last vote early has another vote
@@ -300,6 +312,17 @@ def draw(seed: int) -> Scenario:
     # Otherwise the other members would not make the call in which the culprit waits.
     plain = not scenario.asks_pending and not scenario.optimizes
     return scenario if plain else replace(scenario, mistake=None)
+
+
+def with_quorum(scenario: Scenario, rng: Random, naps: tuple[float, ...]) -> Scenario:
+    """Let members go on without those that are late; ``naps``: how often some are, to draw from."""
+    grace_ms = rng.choice((None, None, 0, 50, 500))
+    shares = [Quorum(share=share, grace_ms=grace_ms) for share in (0.3, 0.5, 0.7)]
+    counts = [Quorum(count, grace_ms=grace_ms) for count in (2, 2, 3)]
+    quorum, often = rng.choice(shares + counts), rng.choice(naps)
+    slots = tuple(replace(slot, quorum=quorum) for slot in scenario.slots)
+    scenario = replace(scenario, slots=slots, quorum=quorum, naps=often, mistake=None)
+    return replace(scenario, settles_ns=0)  # who is late at the end votes again, alone
 
 
 def _one_shut(scenario: Scenario) -> tuple[Fault, ...]:
@@ -347,6 +370,8 @@ def draw_to_train(seed: int) -> Scenario:
         drops=False,
         standby=plain.standby or any(fault.needs_standby for fault in faults),
         syncs=None,
+        quorum=None,
+        naps=0.0,
         buckets=None,
         training=draw_training(seed, plain.latency_ns),
     )

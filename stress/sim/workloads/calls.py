@@ -15,7 +15,7 @@ from pccl.protocol.errors import (
     OutcomeUnknown,
     PCCLError,
 )
-from pccl.protocol.types import NS_PER_S, RoundKind
+from pccl.protocol.types import NS_PER_S, Quorum, RoundKind
 from pccl.runtime.requests import RunRequest
 from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.parts import RunParts
@@ -91,17 +91,31 @@ class SimCalls:
     async def joint(self, kind: RoundKind, patience_s: float | None = None) -> bool:
         """Make a joint call of the run. If it ends early, repeat it for up to ``patience_s``."""
         began_ns = self._loop.now_ns()
+        quorum = self._scenario.quorum if kind is RoundKind.UPDATE_TOPOLOGY else None
+        if quorum is not None:
+            await self.nap()
         for attempt in range(ATTEMPTS_MAX):
             await self.pause(attempt)
             budget_s = self.budget_s() or patience_s
             try:
-                return await self.make(self._process.engine.round(RunRequest(kind, budget_s)))
+                return await self.make(self._round(kind, budget_s, quorum))
             except (DeadlineExceeded, Interrupted) as error:
                 self._done[type(error).__name__] += 1
                 spent_ns = self._loop.now_ns() - began_ns
                 if patience_s is not None and spent_ns >= patience_s * NS_PER_S:
                     raise DeadlineExceeded from error
         raise AssertionError(f"{self._process.name}: {ATTEMPTS_MAX} failed joint calls")
+
+    def _round(
+        self, kind: RoundKind, budget_s: float | None, quorum: Quorum | None
+    ) -> Coroutine[Any, Any, bool]:
+        return self._process.engine.round(RunRequest(kind, budget_s, quorum))
+
+    async def nap(self) -> None:
+        """Sometimes do nothing for a while, up to several times the longest grace."""
+        if self._rng.random() < self._scenario.naps:
+            self._done["nap"] += 1
+            await self.sleep(round(10 ** self._rng.uniform(-2, 1.6) * NS_PER_S))
 
     async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
         """Repeat a collective until it succeeds.

@@ -195,7 +195,7 @@ class Workload(Application):
     async def _vote(self) -> bool:
         """Return whether any member wants to stop: the same value on all members."""
         votes = np.array([self._time_is_up], dtype=np.int32)
-        slot = Slot(_VOTE_TAG, 1, DataType.INT32, ReduceOp.SUM)
+        slot = Slot(_VOTE_TAG, 1, DataType.INT32, ReduceOp.SUM, quorum=self._scenario.quorum)
         result = await self._reduce(slot, votes)
         if result is None:
             return self._time_is_up
@@ -246,7 +246,7 @@ class Workload(Application):
     ) -> tuple[ReduceRequest, Array, Array]:
         """Return a request on fresh copies of ``original``, and its two buffers."""
         send = original.copy()
-        recv = send if in_place else np.full_like(send, 7)
+        recv = send if in_place and slot.quorum is None else np.full_like(send, 7)
         where = self._scenario.seed, self._process.peer, self._iteration
         weight = draw_weight(slot, *where)
         norm: float | None = 0.0
@@ -266,6 +266,8 @@ class Workload(Application):
 
     async def _reduce(self, slot: Slot, original: Array) -> Array | None:
         """Repeat a reduce until it succeeds, and return the result; None: this peer is alone."""
+        if slot.quorum is not None:
+            await self._calls.nap()
         in_place = self._rng.random() < 0.5
 
         async def attempt() -> Array | None:
@@ -453,6 +455,8 @@ class Workload(Application):
         if recv is not send:
             self._checkers.untouched(self._who, send, original)
         run, result = self._process.results[slot.tag]
+        if result.took_part is not (self._process.peer in result.contributors):
+            raise Violation(f"{self._who}: who took part in {result}?")
         self._checkers.succeeded(self._who, run, result, slot, recv)
         self._checkers.returned(self._who, f"the result of {result.operation}", recv)
         return recv

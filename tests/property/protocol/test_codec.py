@@ -135,8 +135,8 @@ def test_every_message_type_round_trips(kind: type[Any], data: st.DataObject) ->
 
 def test_a_message_on_the_wire_byte_by_byte() -> None:
     message = msg.RoundRequest(RoundId(RoundKind.PEERS_PENDING, 300))
-    body = bytes.fromhex("91 92 02 cd012c")
-    prefix = bytes.fromhex("06000005") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
+    body = bytes.fromhex("92 92 02 cd012c c0")
+    prefix = bytes.fromhex("07000005") + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
     assert encode(message) == prefix + struct.pack("<I", zlib.crc32(prefix)) + body
     refused = msg.Refused(RemovalCause.SILENT, "é")
     assert taken(encode(refused)) == (0x43, bytes.fromhex("94 04 a2 c3a9 00 00"))
@@ -233,7 +233,10 @@ def _fill_samples() -> None:
     roster = [7, 2, 1, members, [1], 1, 1, 1, 1, 2, algorithms, 9, [4, 9]]
     op = [1, 2, 3, 4, 5]
     registration = [0, "h", 9, 2, 1, True, 5, "alice", ["10.0.0.7"]]
-    outcome, answer = [op, None, "", [1], 7, 3, ["w", 2, "where"]], [[1, 0], 7, True, "", 4]
+    answer = [[1, 0], 7, True, "", 4]
+    elected = [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]
+    outcome = [op, None, "", [1], 7, 3, ["w", 2, "where"], [0.0, 2.5], elected]
+    quorum = [3, 0.5, 250]
     lineage = [b"run", op]
     later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")
     bodies: dict[type[Any], list[Any]] = {
@@ -254,24 +257,26 @@ def _fill_samples() -> None:
             [["cosine", 0.25]],
             8,
         ],
-        msg.RoundRequest: [5, [1, 0]],
+        msg.RoundRequest: [5, [1, 0], quorum],
         msg.OperationRequest: [
             6,
             op,
-            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, [2, 1, 8.0, 4], True],
+            [10, 1, 8, 2, 1, [1, 96, True], 3, True, True, [2, 1, 8.0, 4], True, quorum],
             2,
             2.5,
             3.5,
+            b"\x05",
         ],
         msg.SyncRequest: [
             13,
             op,
             [*(0, 2, 1, 7, lineage, True, False), b"layout", b"content", b"extra"],
+            quorum,
         ],
         msg.Damaged: [24],
         msg.Prefetched: [15],
         msg.StatesCompared: [14, op, ["w", None, "where"]],
-        msg.SyncStarted: [80, op, [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]],
+        msg.SyncStarted: [80, op, elected],
         msg.CompareStates: [81, op, 3],
         msg.OperationDone: [7, op, b"d"],
         msg.Withdraw: [8, op, "why"],
@@ -310,6 +315,7 @@ def _fill_samples() -> None:
         msg.Admitted: [68, roster, [[1, 0]], 7, [8, lineage]],
         msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
         msg.RoundClosed: [70, *answer],
+        msg.OperationNarrowed: [91, op, b"\x05"],
         msg.OperationStarted: [71, op, [0.0, 2.5], [[0, None, None, True], [1, 3.5, 2.0, False]]],
         msg.OperationEnded: [72, *outcome],
         msg.MasterHeartbeat: [73, 9, 5, 6, 7, 8],
@@ -345,11 +351,15 @@ GUARDED = [10, 1, 8, 1, 0, [0, 0, False], 0, False, True, False]
 
 
 def asked(
-    descriptor: list[Any], weight: object = 0.0, norm: object = 0.0, guard: object = None
+    descriptor: list[Any],
+    weight: object = 0.0,
+    norm: object = 0.0,
+    guard: object = None,
+    quorum: object = None,
 ) -> tuple[int, bytes]:
     """A request of an operation."""
-    descriptor = [*descriptor[:-1], guard, descriptor[-1]]
-    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm)
+    descriptor = [*descriptor[:-1], guard, descriptor[-1], quorum]
+    return pack(6, [1, 2, 3, 4, 5], descriptor, 0, weight, norm, b"")
 
 
 @pytest.mark.parametrize(
@@ -368,9 +378,9 @@ def asked(
         (pack(65, [[1, "h", 9, 0, "", bytes(33), ["h"]]], []), "byte string has 33 bytes, over 32"),
         (pack(10, 1, 1, "", None, 0), "not bool"),
         (pack(10, 1, True, "", None, 5), "5 is not a LinkPath"),
-        (pack(5, [4, 0]), "not a RoundKind"),
-        (pack(5, [True, 0]), "not a RoundKind"),
-        (pack(5, 3), "not a list"),
+        (pack(5, [4, 0], None), "not a RoundKind"),
+        (pack(5, [True, 0], None), "not a RoundKind"),
+        (pack(5, 3, None), "not a list"),
         (asked([99, 0, 8, 1, 0, [0, 0, False], 0, False, False, False]), "not a DataType"),
         (asked([10, 0, 8, 1, 0, [99, 0, False], 0, False, False, False]), "not a WireFormat"),
         (asked([10, 0, 8, 1, 0, [1, 65537, False], 0, False, False, False]), "0 to 65536"),
@@ -390,6 +400,10 @@ def asked(
         (asked(GUARDED, 1.0, None, [2, 1, 0.5, 8]), r"float from 1 to 1e\+06"),
         (asked(GUARDED, 1.0, None, [2, 1, 8.0, 65]), "integer from 0 to 64"),
         (asked(GUARDED, 1.0, None, [2, 1, 8.0]), "ContributionGuard has 4 fields, not 3"),
+        (asked(GUARDED, 1.0, quorum=[1 << 16, 0.5, None]), "0 to 65535"),
+        (asked(GUARDED, 1.0, quorum=[0, 1.5, None]), "1.5 is not a float from 0 to 1"),
+        (asked(GUARDED, 1.0, quorum=[0, 0.5, 3600001]), "0 to 3600000"),
+        (pack(91, [1, 2, 3, 4, 5], b"x" * 351), "byte string has 351 bytes, over 350"),
         (pack(71, [1, 2, 3, 4, 5], [1.0, math.inf], []), "inf is not a float"),
         (pack(71, [1, 2, 3, 4, 5], 1.0, []), "not a list"),
         (pack(71, [1, 2, 3, 4, 5], [1.0], [[1 << 16, None, None, True]]), "0 to 65535"),

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from pccl.machines.master.ballots.arrivals import Arrivals
 from pccl.machines.master.lockstep import Wait
 from pccl.machines.repair import Tell
 from pccl.protocol.guards.contributions import FlaggedContribution
@@ -23,7 +24,14 @@ from pccl.protocol.limits import REASON_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, Progress
 from pccl.protocol.operation import Phase, name_peers
 from pccl.protocol.shared_state import Difference
-from pccl.protocol.types import QUOTES_MEMBERS, AbortCause, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import (
+    QUOTES_MEMBERS,
+    AbortCause,
+    OperationId,
+    PeerId,
+    Quorum,
+    RemovalCause,
+)
 from pccl.topology.ring_order import Pair
 
 
@@ -128,8 +136,14 @@ class Ballot(ABC):
         self._inherited = inherited
         self._loss = ""
         """The members that were lost last, and why."""
+        self.participants = members
+        """The members that the operation goes on with, in ring order, lost ones included."""
         self.survivors = list(members)
-        """The members that have not been lost, in ring order; a loss replaces the list."""
+        """The participants that have not been lost, in ring order; a loss replaces the list."""
+        self.left_out: list[PeerId] = []
+        """The members that the operation goes on without, and that have not been lost."""
+        self._enough_ns: int | None = None
+        """Since when enough members have made the call."""
         self._digests: dict[PeerId, bytes] = {}
         """The survivors that are done -> their digests."""
         self._progress: dict[PeerId, Progress] = {}
@@ -154,6 +168,17 @@ class Ballot(ABC):
     def outlives_view(self) -> bool:
         """Whether the operation continues after a loss, although its view is closed."""
 
+    @property
+    def quorum(self) -> Quorum | None:
+        """When the operation goes on without members, by the requests so far; None: never."""
+        return None
+
+    @property
+    def concerned(self) -> list[PeerId]:
+        """The members that must learn the outcome, in ring order."""
+        there = {*self.survivors, *self.left_out}
+        return [peer for peer in self.members if peer in there]
+
     @abstractmethod
     def _has_asked(self, peer: PeerId) -> bool:
         """Whether a member has requested the operation."""
@@ -165,7 +190,7 @@ class Ballot(ABC):
     @property
     def contributors(self) -> tuple[PeerId, ...]:
         """The members whose contributions are in a committed result, in ring order."""
-        return self.members
+        return self.participants
 
     def requested_by(self) -> list[PeerId]:
         """Return the remaining members that have requested the operation."""
@@ -191,13 +216,55 @@ class Ballot(ABC):
 
     def wait(self) -> Wait:
         """Return the operation as a ``Wait`` for the members whose requests are missing."""
-        has_begun = self.phase is not Phase.REQUESTED
+        has_begun = self.phase is not Phase.REQUESTED or self.goes_on_by_itself
         missing = (peer for peer in self.survivors if not (has_begun or self._has_asked(peer)))
         return Wait(self.operation, self.what, tuple(self.requested_by()), tuple(missing))
 
     def wait_for_start(self) -> list[PeerId]:
         """Return the members that do nothing before they receive the start."""
         return list(self.survivors)
+
+    # -- without all members ---------------------------------------------------------------------
+
+    @property
+    def lags_ns(self) -> list[int | None]:
+        """How long after the first request each member's came; None: it was left out."""
+        return []
+
+    def go_on(self) -> Decision | None:
+        """Go on without the members that have not made the call."""
+        return None
+
+    @property
+    def goes_on_by_itself(self) -> bool:
+        """Whether the operation, not begun yet, needs no further call."""
+        quorum = self.quorum
+        enough = quorum is not None and len(self.requested_by()) >= quorum.of(len(self.survivors))
+        return self._is_narrowed or enough
+
+    def goes_on_ns(self, arrivals: Arrivals) -> int | None:
+        """Return when the operation goes on without the members that have not made the call.
+
+        Returns:
+            None if all must make it, if too few have, or if that is decided.
+        """
+        quorum = self.quorum
+        if quorum is None or self.phase is not Phase.REQUESTED or self._is_narrowed:
+            return None
+        if not self.goes_on_by_itself:
+            return None
+        if self._enough_ns is None:
+            self._enough_ns = self.latest_ns
+        return arrivals.goes_on_ns(quorum, self.opened_ns, self._enough_ns)
+
+    @property
+    def _is_narrowed(self) -> bool:
+        return len(self.participants) < len(self.members)
+
+    def _leave_out(self, missing: Collection[PeerId]) -> None:
+        self.participants = tuple(peer for peer in self.members if peer not in missing)
+        self.left_out = [peer for peer in self.survivors if peer in missing]
+        self.survivors = [peer for peer in self.survivors if peer not in missing]
 
     # -- what members do -------------------------------------------------------------------------
 
@@ -243,6 +310,8 @@ class Ballot(ABC):
     def shift(self, gap_ns: int, now_ns: int) -> None:
         """Shift the time of progress by ``gap_ns``, because this process slept that long."""
         self.progress_ns = min(self.progress_ns + gap_ns, now_ns)
+        if self._enough_ns is not None:
+            self._enough_ns = min(self._enough_ns + gap_ns, now_ns)
 
     def separated(self, broken: Collection[Pair]) -> list[Pair]:
         """Return the pairs of members that need a link for this operation, but have none."""
@@ -284,6 +353,7 @@ class Ballot(ABC):
         )
 
     def _drop(self, peers: Sequence[PeerId], reason: str) -> None:
+        self.left_out = [peer for peer in self.left_out if peer not in peers]
         self.survivors = [peer for peer in self.survivors if peer not in peers]
         for peer in peers:
             self._digests.pop(peer, None)

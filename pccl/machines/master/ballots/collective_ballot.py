@@ -5,6 +5,10 @@ After a loss, ``repair`` continues with the data that the remaining members have
 Members send data of an all-reduce before its start (``eager``). A member can complete the
 result only if all members have made the same request. So a done report proves the start, even while
 another member's request has not reached the master.
+
+With a quorum, the operation may go on without the members that have not requested it. The master
+then names the participants. Each of them posts its buffers for these, and requests again. So, as
+always, all have posted before the start. The others get the outcome, and nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +18,21 @@ from collections.abc import Collection, Iterator, Sequence
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Decision, Stall, Start
 from pccl.machines.master.ballots.norms import NormHistory, judge
 from pccl.machines.master.lockstep import Wait
-from pccl.machines.repair import RingRepair
+from pccl.machines.repair import RingRepair, Tell
+from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
-from pccl.protocol.messages import MasterMessage, OperationStarted
-from pccl.protocol.operation import Eager, Phase, name_peers
-from pccl.protocol.types import AbortCause, Algorithm, Descriptor, OperationId, PeerId
+from pccl.protocol.messages import MasterMessage, OperationNarrowed, OperationStarted
+from pccl.protocol.operation import Eager, Phase, name_peers, of_ranks, to_ranks
+from pccl.protocol.types import (
+    QUORUM_MIN,
+    AbortCause,
+    Algorithm,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Quorum,
+)
 from pccl.topology.ring_order import Pair, broken_neighbours
 
 
@@ -54,8 +67,12 @@ class CollectiveBallot(Ballot):
         """Whether this master's guard has judged the contributions."""
         self._eager: dict[PeerId, Eager] = {}
         """The members that send before the start."""
-        self._wait: tuple[tuple[Phase, int, int], Wait] | None = None
-        """The last ``Wait``, and its origin: phase, number of requests, number of survivors."""
+        self._requested_ns: dict[PeerId, int] = {}
+        self._posted: set[PeerId] = set()
+        """The participants that have posted their buffers, if the operation is narrowed."""
+        self._wait: tuple[tuple[Phase, int, int, bool], Wait] | None = None
+        """The last ``Wait``, and its origin: phase, number of requests, number of survivors, and
+        whether the operation is narrowed."""
         self._untold = False
         """Whether members that do not wait for the start have yet to receive it."""
 
@@ -64,20 +81,32 @@ class CollectiveBallot(Ballot):
         """Whether the repair after a loss has begun."""
         return self.repair is not None
 
+    @property
+    def quorum(self) -> Quorum | None:
+        """When the operation goes on without members, by the requests so far; None: never."""
+        asked = next(iter(self._descriptors.values()), None)
+        return asked.quorum if asked is not None else None
+
+    @property
+    def lags_ns(self) -> list[int | None]:
+        """How long after the first request each member's came; None: it was left out."""
+        out = [None for _ in self.left_out]
+        return [*out, *(self._requested_ns[peer] - self.opened_ns for peer in self._requested_ns)]
+
     def _has_asked(self, peer: PeerId) -> bool:
-        return peer in self._descriptors
+        return peer in (self._posted if self._is_narrowed else self._descriptors)
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of all members in ring order, for a weighted average.
+        """The weights of all participants in ring order, for a weighted average.
 
         The guard sets that of an excluded member to 0. Some weights may be unknown if an earlier
         master started the operation. Then all members have received all weights already.
         """
         if not self._weights:
             return ()
-        out = {self.members[one.rank] for one in self._flagged if one.excluded}
-        known = [peer for peer in self.members if peer in self._weights]
+        out = {self.participants[one.rank] for one in self._flagged if one.excluded}
+        known = [peer for peer in self.participants if peer in self._weights]
         return tuple(0.0 if peer in out else self._weights[peer] for peer in known)
 
     @property
@@ -88,11 +117,13 @@ class CollectiveBallot(Ballot):
         """
         if not self._is_judged:
             return ()
-        flagged = {self.members[one.rank] for one in self._flagged}
+        flagged = {self.participants[one.rank] for one in self._flagged}
         return tuple(
             norm
-            for peer, norm in self._norms.items()
-            if norm is not None and self._weights[peer] and peer not in flagged
+            for peer in self.participants
+            if (norm := self._norms.get(peer)) is not None
+            and self._weights[peer]
+            and peer not in flagged
         )
 
     def request(
@@ -104,8 +135,9 @@ class CollectiveBallot(Ballot):
         eager: Eager = Eager.NOTHING,
         weight: float = 0.0,
         norm: float | None = 0.0,
+        participants: bytes = b"",
     ) -> Decision | None:
-        """Record a member's request. A second request of the same member changes nothing.
+        """Record a member's request. The same request of the same member changes nothing.
 
         Args:
             peer: the member.
@@ -114,9 +146,28 @@ class CollectiveBallot(Ballot):
             eager: what the member sends before the start.
             weight: the weight of its contribution to a weighted average.
             norm: the norm of that contribution; None: it is not finite.
+            participants: the ranks for which the member has posted its buffers; empty: all.
+
+        Raises:
+            RemoteProtocolError: a member cannot have posted for ``participants``.
         """
-        if self.phase.ended or peer in self._descriptors:
+        if self.phase.ended:
             return None
+        if peer not in self._descriptors:
+            decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
+            if decision is not None:
+                return decision
+        return self._narrowed_request(peer, participants)
+
+    def _first_request(
+        self,
+        peer: PeerId,
+        descriptor: Descriptor,
+        now_ns: int,
+        eager: Eager,
+        weight: float,
+        norm: float | None,
+    ) -> Decision | None:
         first = next(iter(self._descriptors.values()), None)
         self._descriptors[peer] = descriptor
         if descriptor.weighted:
@@ -126,13 +177,50 @@ class CollectiveBallot(Ballot):
         if eager and _may_be_eager(descriptor):
             self._eager[peer] = eager
         self.latest, self.latest_ns = peer, now_ns
+        self._requested_ns[peer] = now_ns
         self.progress_ns = now_ns
         if first is not None and descriptor != first:
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
             self._untold |= eager is Eager.SEGMENTS  # its request came after the start
             return None
-        return self._start() if len(self._descriptors) == len(self.members) else None
+        is_whole = not self._is_narrowed and len(self._descriptors) == len(self.members)
+        return self._start() if is_whole else None
+
+    # -- without all members ---------------------------------------------------------------------
+
+    def go_on(self) -> Decision | None:
+        """Go on without the members that have not requested the operation."""
+        if self._is_narrowed or self.phase is not Phase.REQUESTED:
+            return None
+        self._leave_out(self.waiting_for())
+        return self._narrow(self.survivors)
+
+    def _narrow(self, whom: Sequence[PeerId]) -> Tell:
+        ranks = to_ranks(self.participants, self.members)
+        return Tell(tuple(whom), OperationNarrowed(self.operation, ranks))
+
+    def _narrowed_request(self, peer: PeerId, ranks: bytes) -> Decision | None:
+        """Record for whom a member has posted its buffers; start when all participants have."""
+        if not ranks:
+            is_old = self._is_narrowed and peer not in self._posted
+            return self._narrow([peer]) if is_old else None
+        posted = of_ranks(ranks, self.members)
+        if posted is None or peer not in posted or len(posted) < QUORUM_MIN:
+            raise RemoteProtocolError(reason=f"the peer posted {self.operation} for other peers")
+        news: Decision | None = None
+        if not self._is_narrowed and self.phase is Phase.REQUESTED and self._inherited:
+            # An earlier master has decided this, and another participant may have started.
+            self._leave_out([member for member in self.members if member not in posted])
+            news = self._narrow([member for member in self.survivors if member != peer])
+        if posted != self.participants:
+            return self._end(Abort(AbortCause.MEMBER_LOST, "masters chose other participants"))
+        self._posted.add(peer)
+        if self.phase is Phase.REQUESTED and self._posted.issuperset(self.survivors):
+            return self._start()
+        return news
+
+    # -- from the start to the outcome -------------------------------------------------------------
 
     def done(self, peer: PeerId, digest: bytes, now_ns: int) -> Decision | None:
         """Record that a member holds the complete result."""
@@ -182,7 +270,7 @@ class CollectiveBallot(Ballot):
 
     def wait(self) -> Wait:
         """Return the operation as a cached ``Wait``, because the master needs it at every tick."""
-        known = (self.phase, len(self._descriptors), len(self.survivors))
+        known = self.phase, len(self._descriptors), len(self.survivors), self._is_narrowed
         if self._wait is None or self._wait[0] != known:
             self._wait = known, super().wait()
         return self._wait[1]
@@ -215,13 +303,15 @@ class CollectiveBallot(Ballot):
         self._drop(peers, reason)
         if self.phase is not Phase.STARTED or not self.survivors:
             return self._give_up()
+        if not any(peer in self.participants for peer in peers):
+            return None  # it goes on without them anyway
         outcome = self._outcome_if_complete()
         if outcome is not None:
             return outcome
         if not self.is_repairable:
             return self._give_up()
         self.progress_ns = now_ns
-        self.repair = RingRepair(self.operation, self.members, self.survivors, self._digests)
+        self.repair = RingRepair(self.operation, self.participants, self.survivors, self._digests)
         return self.repair.begin()
 
     def holdings(self, peer: PeerId, lost_count: int, *, complete: bool) -> Decision | None:
@@ -234,7 +324,11 @@ class CollectiveBallot(Ballot):
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
         """Yield what a member may have missed while its connection was lost."""
-        if peer in self.survivors and self.phase is Phase.STARTED:
+        if peer not in self.survivors:
+            return
+        if self._is_narrowed and self.phase is Phase.REQUESTED and peer not in self._posted:
+            yield self._narrow([peer]).message
+        if self.phase is Phase.STARTED:
             yield self.started()
             if self.repair is not None:
                 yield from self.repair.owed_to(peer)
@@ -244,7 +338,7 @@ class CollectiveBallot(Ballot):
         if self.follows_ring:
             return broken_neighbours(self.survivors, broken)
         star = all(asked.algorithm is Algorithm.STAR for asked in self._descriptors.values())
-        present, root = set(self.survivors), self.members[0]
+        present, root = set(self.survivors), self.participants[0]
         apart = [pair for pair in broken if pair <= present and (not star or root in pair)]
         return sorted(apart, key=sorted)
 
@@ -312,9 +406,10 @@ class CollectiveBallot(Ballot):
         self.phase = Phase.STARTED
         self._untold = Eager.SEGMENTS in self._eager.values()
         asked = next(iter(self._descriptors.values()), None)
-        if asked is not None and asked.guard is not None and len(self._norms) == len(self.members):
+        knows_norms = all(peer in self._norms for peer in self.participants)
+        if asked is not None and asked.guard is not None and knows_norms:
             past = self._history.past(self.operation, asked) if self._history is not None else ()
-            norms = [self._norms[peer] for peer in self.members]
+            norms = [self._norms[peer] for peer in self.participants]
             self._flagged = judge(asked.guard, self.weights, norms, past)
             self._is_judged = True
         return Start(self.weights, self._flagged)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pccl.machines.history import History, InvariantViolation
+from pccl.machines.master.ballots.arrivals import ArrivalHistory, Arrivals
 from pccl.machines.master.ballots.ballot import Abort, Ballot, Commit, Decision, Expel, Start
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
@@ -48,6 +49,7 @@ class OpenBallots:
         self._commits: Counter[int] = Counter()
         """Group -> collectives committed by this master since the group's last synchronization."""
         self._norms = NormHistory()
+        self.arrivals = ArrivalHistory()
         self._opened: Counter[PeerId] = Counter()
         """Member -> how many undecided operations it has opened."""
         self.next_n: dict[tuple[int, int, int], int] = {}
@@ -76,8 +78,8 @@ class OpenBallots:
         now_ns = self._outbox.now_ns
         decision: Decision | None = None
         match message:
-            case msg.OperationRequest(operation, descriptor, eager, weight, norm):
-                peer.blocked = False
+            case msg.OperationRequest(operation, descriptor, eager, weight, norm, participants):
+                peer.blocked = peer.left_out = False
                 peer.pace.called(message, now_ns)
                 if operation.tag == SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {SYNC_TAG} is for shared state only")
@@ -86,14 +88,20 @@ class OpenBallots:
                     if eager is not Eager.SEGMENTS:
                         self.repeat_start(peer, ballot)
                     decision = ballot.request(
-                        peer.id, descriptor, now_ns, eager=eager, weight=weight, norm=norm
+                        peer.id,
+                        descriptor,
+                        now_ns,
+                        eager=eager,
+                        weight=weight,
+                        norm=norm,
+                        participants=participants,
                     )
             case msg.OperationDone(operation, digest):
                 ballot = self._find(peer, operation, opens=False)
                 if ballot is not None:
                     decision = ballot.done(peer.id, digest, now_ns)
             case msg.SyncRequest(operation, offer):
-                peer.blocked = False
+                peer.blocked = peer.left_out = False
                 peer.pace.called(message, now_ns)
                 if operation.tag != SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {operation.tag} is not for shared state")
@@ -140,7 +148,8 @@ class OpenBallots:
     def _find(self, peer: RegisteredPeer, operation: OperationId, *, opens: bool) -> Ballot | None:
         """Return the ballot of an operation; make a new one if the member's message ``opens`` it.
 
-        If the operation has ended, send ``peer`` the outcome and return None. A withdrawal opens a
+        If the operation goes on without ``peer``, return None. If it has ended, send the outcome,
+        too. A withdrawal opens a
         ballot too, because the request may be lost with a connection. Then the operation ends for
         all members, since they have to count the same numbers.
 
@@ -150,6 +159,8 @@ class OpenBallots:
         known = self.open.get(operation)
         if known is not None and peer.id in known.survivors:
             return known
+        if known is not None and peer.id in known.left_out:
+            return None  # it hears the outcome
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)
             if outcome is None:
@@ -210,6 +221,25 @@ class OpenBallots:
     def _is_in_open_view(self, operation: OperationId) -> bool:
         return self._membership.view(operation.group, operation.view) is not None
 
+    # -- without all members -------------------------------------------------------------------
+
+    def go_on(self) -> Iterator[Expel]:
+        """At a tick: let operations go on without members, whose grace is over."""
+        for ballot in list(self.open.values()):
+            if ballot.quorum is None:
+                continue  # there may be many, and each would take time at every tick
+            goes_on_ns = ballot.goes_on_ns(self._arrivals_at(ballot))
+            if goes_on_ns is None or goes_on_ns > self._outbox.now_ns:
+                continue
+            expel = self.decide(ballot, ballot.go_on())
+            for peer in ballot.left_out:
+                self._membership.peers[peer].left_out = True
+            if expel is not None:
+                yield expel
+
+    def _arrivals_at(self, ballot: Ballot) -> Arrivals:
+        return self.arrivals.at((ballot.operation.group, ballot.operation.tag))
+
     # -- decisions -----------------------------------------------------------------------------
 
     def decide(self, ballot: Ballot, decision: Decision | None) -> Expel | None:
@@ -233,12 +263,18 @@ class OpenBallots:
     def _end(self, ballot: Ballot, decision: Commit | Abort) -> None:
         operation = ballot.operation
         del self.open[operation]
+        if ballot.quorum is not None:
+            for lag_ns in ballot.lags_ns:
+                self._arrivals_at(ballot).note(lag_ns)
         if ballot.opener in self._membership.peers:
             self._opened[ballot.opener] -= 1
         if self._membership.view(operation.group, operation.view) is not None:
             self.next_n[operation.group, operation.view, operation.tag] = operation.n + 1
         committed = isinstance(decision, Commit)
         expected: Expected | None = None
+        weights: tuple[float, ...] = ()
+        if committed and isinstance(ballot, CollectiveBallot) and ballot.left_out:
+            weights = ballot.weights
         if committed and isinstance(ballot, CollectiveBallot):
             self._commits[operation.group] += 1
             if norms := ballot.trusted_norms:
@@ -256,6 +292,7 @@ class OpenBallots:
             self._membership.version,
             self._finals.next_sequence(),
             decision.difference if isinstance(decision, Abort) else None,
+            weights,
         )
         call = EndedCall(
             ballot.what,
@@ -269,7 +306,7 @@ class OpenBallots:
         )
         self._finals.ended.note(call)
         follows = self._would_follow(ballot, decision)
-        self._finals.end(ended, ballot.survivors, expected or NOTHING_EXPECTED, follows=follows)
+        self._finals.end(ended, ballot.concerned, expected or NOTHING_EXPECTED, follows=follows)
 
     def _would_follow(self, ballot: Ballot, decision: Commit | Abort) -> bool:
         """Whether every master that a majority follows reaches this outcome by itself.
@@ -285,7 +322,7 @@ class OpenBallots:
     def lose(self, gone: Sequence[PeerId], why: str) -> None:
         """Decide about operations of removed members, after the new roster was sent to the rest."""
         for ballot in list(self.open.values()):
-            lost = [peer for peer in ballot.survivors if peer in gone]
+            lost = [peer for peer in ballot.concerned if peer in gone]
             if lost:
                 expel = self.decide(ballot, ballot.lose(lost, why, self._outbox.now_ns))
                 assert expel is None, "a ballot removes members after a loss"
@@ -318,6 +355,17 @@ class OpenBallots:
             if count > TAGS_PER_VIEW_MAX and view == newest(group)
         }
 
+    def supersede(self, group: int) -> None:
+        """End calls that wait in older views of a group: members have gone on without the callers.
+
+        The callers learn the newest view with the outcome.
+        """
+        newest = self._membership.newest_view(group)
+        for operation, ballot in list(self.open.items()):
+            is_old = operation.group == group and operation.view < newest
+            if is_old and ballot.phase is Phase.REQUESTED:
+                self.decide(ballot, ballot.close_view("the other members went on in a newer view"))
+
     def forget_numbers(self) -> None:
         """Forget the operation numbers of closed views."""
         ring = self._membership.ring
@@ -334,7 +382,7 @@ class OpenBallots:
             ring = self._membership.ring(operation.group, operation.view)
             if ballot.phase.ended or operation in self._finals.outcomes:
                 raise InvariantViolation(f"{operation} is decided, but still open", history)
-            strayed = any(peer not in members for peer in ballot.survivors)
-            whole = not ballot.outlives_view and len(ballot.survivors) == len(ballot.members)
+            strayed = any(peer not in members for peer in ballot.concerned)
+            whole = not ballot.outlives_view and len(ballot.concerned) == len(ballot.members)
             if strayed or ring != (ballot.members if whole else None):
                 raise InvariantViolation(f"the members of {operation} contradict its view", history)

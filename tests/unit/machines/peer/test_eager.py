@@ -16,7 +16,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.limits import EARLY_STORE_BYTES_MAX
 from pccl.protocol.operation import Eager, Phase
-from pccl.protocol.types import AbortCause, Descriptor, Member, PeerId, ReduceOp
+from pccl.protocol.types import AbortCause, Descriptor, Member, PeerId, Quorum, ReduceOp
 from tests.support.peer_stage import SUM, PeerStage, ended
 from tests.support.scenarios import op
 
@@ -38,9 +38,12 @@ def test_what_differs_has_another_fingerprint() -> None:
         Descriptor.broadcast(DataType.FLOAT, 8, 1),
         Descriptor.barrier(),
     ]
-    assert fingerprint(alike) == fingerprint(SUM)
-    assert len({fingerprint(what) for what in [SUM, *others]}) == 8
-    assert all(0 < fingerprint(what) < 1 << 32 for what in [SUM, *others])
+    ring, fewer = (PeerId(1), PeerId(2), PeerId(3)), (PeerId(1), PeerId(3))
+    assert fingerprint(alike, ring) == fingerprint(SUM, fewer)
+    assert len({fingerprint(what, ring) for what in [SUM, *others]}) == 8
+    assert all(0 < fingerprint(what, ring) < 1 << 32 for what in [SUM, *others])
+    with_quorum = replace(SUM, quorum=Quorum(2))
+    assert fingerprint(with_quorum, ring) != fingerprint(with_quorum, fewer)
 
 
 # -- the account -------------------------------------------------------------------------------

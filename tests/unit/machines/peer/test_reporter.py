@@ -43,7 +43,7 @@ class Told(PeerStage):
         self._looked = 0
 
     def do(self, said: Any) -> list[ev.PeerEffect]:
-        event = said if type(said).__module__ == ev.__name__ else ev.ControlMessage(said)
+        event = said if isinstance(said, ev.PeerEvent) else ev.ControlMessage(said)
         effects = super().do(event)
         self.reporter.note(self.machine, event, effects, self.now_ns)
         return effects

@@ -377,7 +377,7 @@ def test_early_frames_that_make_no_sense_close_the_link(bench: Bench, lane: Any)
 
 def test_what_goes_ahead_says_what_was_asked_for(bench: Bench, lane: Any) -> None:
     bench.go_ahead(OPERATION, np.arange(8, dtype=np.int32))
-    what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 8))
+    what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 8), ())
     assert [header for header, _ in bench.link.sent] == [
         replace(data(0, 0), what=what),
         replace(data(0, 8), what=what),
@@ -391,7 +391,7 @@ def test_what_goes_ahead_says_what_was_asked_for(bench: Bench, lane: Any) -> Non
 def test_of_another_descriptor_nothing_is_taken(bench: Bench, lane: Any) -> None:
     """Else one could be done with a result of two different things."""
     bench.go_ahead(OPERATION, np.arange(8, dtype=np.int32))
-    other = fingerprint(Descriptor(DataType.INT32, ReduceOp.MAX, 8))
+    other = fingerprint(Descriptor(DataType.INT32, ReduceOp.MAX, 8), ())
     for header in (data(0, 16), data(0, 24), data(1, 0), data(1, 8)):
         bench.frame(lane, replace(header, what=other), ints(7, 7))
     assert bench.done == []
@@ -403,7 +403,7 @@ def test_of_another_descriptor_nothing_is_taken(bench: Bench, lane: Any) -> None
 
 def test_of_another_descriptor_nothing_is_a_fault_before_the_start(bench: Bench, lane: Any) -> None:
     bench.coming.add(OPERATION)
-    what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 1 << 20))
+    what = fingerprint(Descriptor(DataType.INT32, ReduceOp.SUM, 1 << 20), ())
     larger = replace(data(0, 1 << 20, 4), what=what)
     bench.frame(lane, larger, ints(7))  # before it is posted here
     bench.frame(lane, replace(query(1), what=what), b"")

@@ -373,7 +373,7 @@ def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
 ) -> None:
     """A member that lies may show a map by which nothing need be fetched."""
     scene.fetch(memory_of(2))
-    result = result_memory(OPERATION, VALUES, DataType.UINT8)
+    result = result_memory(str(OPERATION), VALUES, DataType.UINT8)
     digest = result_digest(result)
     if shown == "another":
         digest = digest_of_map(result, b"a" * 32)

@@ -1,0 +1,83 @@
+"""How members arrive at joint calls, and how long a quorum waits for the others.
+
+A member's lag is the time from the first request of a call to its own. The adaptive grace expects
+the others within the median of the last lags plus ``DEVIATIONS`` scaled median absolute deviations.
+A member that a call went on without counts with ``GRACE_MAX_S``. So a few members that are always
+late make nobody wait, as half of all lags can be wrong without moving the expectation much; but if
+more than half are late, the grace grows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from statistics import median
+
+from pccl.protocol.types import NS_PER_MS, NS_PER_S, Quorum
+
+GRACE_MIN_S, GRACE_MAX_S = 0.1, 10.0
+"""Bounds of the adaptive grace, from the moment when enough members have made the call."""
+
+GRACE_FIRST_S = 1.0
+"""The adaptive grace before any member has been seen to arrive."""
+
+DEVIATIONS = 4.0
+SCALE = 1.4826
+"""Makes the median absolute deviation of a normal distribution its standard deviation."""
+
+LAGS_KEPT_MAX = 256
+"""The last lags that count, of all members together."""
+
+CALLS_KEPT_MAX = 1024
+"""Most calls whose arrivals a master remembers; it forgets the one that was longest unused."""
+
+_MIN_NS, _MAX_NS = round(GRACE_MIN_S * NS_PER_S), round(GRACE_MAX_S * NS_PER_S)
+
+
+class Arrivals:
+    """The lags of the members at one call that they repeat."""
+
+    def __init__(self) -> None:
+        self._lags_ns: deque[int] = deque(maxlen=LAGS_KEPT_MAX)
+        self._expected_ns: int | None = None
+
+    def note(self, lag_ns: int | None) -> None:
+        """Record the lag of a member; None: the call went on without it."""
+        self._lags_ns.append(_MAX_NS if lag_ns is None else min(max(lag_ns, 0), _MAX_NS))
+        self._expected_ns = None
+
+    def goes_on_ns(self, quorum: Quorum, first_ns: int, enough_ns: int) -> int:
+        """Return when a call goes on without the members that have not made it.
+
+        Args:
+            quorum: what the members agreed on.
+            first_ns: when the first member made the call.
+            enough_ns: when enough members had made it.
+        """
+        if quorum.grace_ms is not None:
+            return enough_ns + quorum.grace_ms * NS_PER_MS
+        if not self._lags_ns:
+            return enough_ns + round(GRACE_FIRST_S * NS_PER_S)
+        if self._expected_ns is None:
+            middle = median(self._lags_ns)
+            deviation = SCALE * median(abs(lag - middle) for lag in self._lags_ns)
+            self._expected_ns = round(middle + DEVIATIONS * deviation)
+        wanted_ns = first_ns + self._expected_ns
+        return min(max(wanted_ns, enough_ns + _MIN_NS), enough_ns + _MAX_NS)
+
+
+class ArrivalHistory:
+    """The arrivals at all calls that members repeat; a restart of the master loses them."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[Hashable, Arrivals] = OrderedDict()
+
+    def at(self, call: Hashable) -> Arrivals:
+        """Return the arrivals at a call: at a tag of a group, or at a kind of round."""
+        known = self._calls.get(call)
+        if known is None:
+            known = self._calls[call] = Arrivals()
+            if len(self._calls) > CALLS_KEPT_MAX:
+                self._calls.popitem(last=False)
+        self._calls.move_to_end(call)
+        return known
