@@ -317,6 +317,9 @@ class Communicator(CommunicatorBase):
                 the library logs the error, and stops calling it. It may be a
                 :class:`pccl.progress.ProgressBar`. None: with ``PCCL_PROGRESS=1``, a bar shows
                 fetches that take longer than a second.
+            quorum: as for ``all_reduce``. A member that calls later gets the same outcome if its
+                contents are equal. Otherwise its call takes part in the next synchronization.
+            grace_s: as for ``all_reduce``.
             timeout_s: budget of all attempts together, in seconds.
 
         Returns:

@@ -429,6 +429,8 @@ def sync_request(
     staging_bytes_max: int = 1 << 30,
     staging_directory: str | os.PathLike[str] | None = None,
     on_progress: Callable[[SyncProgress], None] | None = None,
+    quorum: int | float | None = None,
+    grace_s: float | str = "auto",
     timeout_s: float | None = None,
 ) -> SyncOptions:
     """Check the arguments of ``sync_shared_state``."""
@@ -448,6 +450,7 @@ def sync_request(
         staging_directory=_check_directory("staging_directory", staging_directory),
         on_progress=listener_of(on_progress, "synchronizing"),
         timeout_s=check_timeout(timeout_s),
+        quorum=check_quorum(quorum, grace_s),
     )
 
 

@@ -133,6 +133,12 @@ class Refusals:
         self.sync_missed = operation.tag == SYNC_TAG or not self._may_sync
         self.resync = OneTimeError(words.resync_required(operation, was_left=was_left))
 
+    def raise_resync(self, out: PeerOutbox, call: int, *, detached: bool = False) -> None:
+        """Raise in the caller of ``call`` that this peer lacks a committed result."""
+        assert self.resync is not None
+        self.resync.ends(call, detached=detached)
+        out.raise_(call, self.resync.error)
+
     def synchronized(self) -> None:
         """Record that this peer's state equals that of the other members."""
         self.resync, self.sync_missed = None, False

@@ -117,9 +117,7 @@ class Collectives:
             self._out.return_(call, late.result)
             return
         self._refusals.require_resync(late.outcome.operation, was_left=False)
-        assert self._refusals.resync is not None
-        self._refusals.resync.ends(call, detached=late.detached)
-        self._out.raise_(call, self._refusals.resync.error)
+        self._refusals.raise_resync(self._out, call, detached=late.detached)
 
     def leave_late(self, call: int, reason: str) -> bool:
         """Raise in a caller that leaves a late call; return False if the call is not late."""
@@ -318,13 +316,15 @@ class Collectives:
             return False
         if operation.withdrawn is None:
             self._out.add(ev.End(ended, committed and not is_late))
-        if committed and operation.elected is not None:
+        if committed and not is_late and operation.elected is not None:
             self._synchronizations.committed(operation, operation.elected, message)
         if operation.call is None:
             if committed and not operation.only_looks:
                 self.left_committed(ended)
             return True
-        if is_late:
+        if is_late and operation.offer is not None:
+            self._synchronizations.late(operation, message)
+        elif is_late:
             late = LateCall(operation.call, operation.descriptor, operation.detached, message)
             self._out.add(self._operations.fetch(late))
         elif message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):

@@ -15,16 +15,9 @@ from pccl.protocol.operation import Eager
 from pccl.protocol.run_messages import EvidenceKind
 from pccl.protocol.shared_state import Difference, Elected, Offer
 from pccl.protocol.status_report import Figures
-from pccl.protocol.types import (
-    NOBODY,
-    Descriptor,
-    Hosts,
-    Member,
-    OperationId,
-    PeerId,
-    Quorum,
-    RoundKind,
-)
+from pccl.protocol.types import NOBODY, Descriptor, Hosts, Member, OperationId, PeerId
+from pccl.protocol.types import Quorum as Quorum
+from pccl.protocol.types import RoundKind as RoundKind
 
 # -- events ------------------------------------------------------------------------------------
 
@@ -40,11 +33,11 @@ class JoinCall:
     attempts: int
     """How many attempts to reach a master the peer makes before it gives up."""
     min_peers: int = 1
-    """How many members the run must have, this peer included, for its admission."""
+    """Members that the run must have, this peer included, for its admission."""
     rejoins: bool = False
     """Whether an ``update_topology`` made it, after a loss; the admission counts as its round."""
     masters: int = 1
-    """How many addresses of masters are known."""
+    """Known addresses of masters."""
     prefetches: bool = False
     """Whether the master may admit this peer only after ``PrefetchDone``."""
     machine: int = 0
@@ -88,6 +81,7 @@ class SyncCall:
     offer: Offer
     begun_by: PeerId = NOBODY
     """As in ``ReduceCall``."""
+    quorum: Quorum | None = None
 
 
 CallEvent = JoinCall | RoundCall | ReduceCall | SyncCall

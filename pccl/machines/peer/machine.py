@@ -83,8 +83,10 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.eager = eager or EagerBudget()
         self.left_sync = left_sync or LeftSync()
         self.left_sync.forget_repeat()
-        self.synchronizations = Synchronizations(out, own, membership, operations, self.left_sync)
         self.refusals = Refusals(former_loss)
+        self.synchronizations = Synchronizations(
+            out, own, membership, operations, self.left_sync, self.refusals
+        )
         self.calls = JointCalls(
             out, own, membership, operations, self.rounds, self.left_sync, self.refusals
         )
@@ -334,7 +336,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                     case ev.ReduceCall():
                         self.collectives.call(event, seen)
                     case ev.SyncCall():
-                        self.synchronizations.call(event, stale=self.needs_resync)
+                        self.synchronizations.call(event)
             case CallRejected(error):
                 self.out.raise_(event.call, error)
             case CallDeferred(asks):

@@ -23,7 +23,14 @@ from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import MISSED_KEPT_MAX
 from pccl.protocol.operation import TRANSITIONS, Eager, Phase
 from pccl.protocol.shared_state import Elected, Offer, SyncPurpose
-from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Roster
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Roster,
+)
 
 MISSED_CAUSES = (AbortCause.DESCRIPTOR_MISMATCH, AbortCause.WITHDRAWN)
 """Only aborts of these causes are kept for later calls. A loss closes the view, and with it all
@@ -98,7 +105,7 @@ class OpenOperation:
     def request(self) -> msg.OperationRequest | msg.SyncRequest:
         """Return the request for the master."""
         if self.offer is not None:
-            return msg.SyncRequest(self.id, self.offer)
+            return msg.SyncRequest(self.id, self.offer, self.descriptor.quorum)
         return msg.OperationRequest(
             self.id,
             self.descriptor,
@@ -245,7 +252,7 @@ class OpenOperations:
 
     def _give_up(self, missed: Iterable[msg.OperationEnded]) -> None:
         for message in missed:
-            if message.abort is None:
+            if message.abort is None and message.operation.tag != SYNC_TAG:
                 self._unclaimed = message.operation
 
     def take_unclaimed(self, view: int) -> OperationId | None:

@@ -10,6 +10,9 @@ with the other members:
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
   changed, the offer is stale: it counts only if no member has advanced further.
 
+If members synchronized without this peer, its late call returns the same if its contents equal the
+elected ones. Otherwise the call takes part in their next synchronization.
+
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
@@ -28,6 +32,9 @@ from pccl.protocol import messages as msg
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Lineage, Offer, expected_after
 from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId
+
+if TYPE_CHECKING:
+    from pccl.machines.peer.calls import Refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,7 @@ class Synchronizations:
         membership: the rosters; callers see a new one when a call returns.
         operations: operations that are posted and have no outcome.
         left_sync: the last committed synchronization.
+        refusals: whether this peer lacks a committed result.
     """
 
     def __init__(
@@ -151,20 +159,17 @@ class Synchronizations:
         membership: KnownMembership,
         operations: OpenOperations,
         left_sync: LeftSync,
+        refusals: Refusals,
     ) -> None:
         self._out, self._own, self._membership = out, own, membership
-        self._operations = operations
+        self._operations, self._refusals = operations, refusals
         self.left_sync = left_sync
         self.expected = NOTHING_EXPECTED
         """What this peer expects of the group's shared state."""
 
-    def call(self, event: ev.SyncCall, *, stale: bool) -> None:
-        """Start a synchronization in an open view, unless its outcome is known already.
-
-        Args:
-            event: the call.
-            stale: whether the members have committed a result that this peer lacks.
-        """
+    def call(self, event: ev.SyncCall) -> None:
+        """Start a synchronization in an open view, unless its outcome is known already."""
+        stale = self._refusals.resync is not None
         repeated = self.left_sync.take_repeat(event.offer)
         if repeated is not None:
             self._membership.show(event.call, repeated.roster_version, detached=False)
@@ -173,20 +178,56 @@ class Synchronizations:
         roster, newest = self._membership.seen, self._membership.newest
         assert roster is not None
         assert newest is not None
+        seen_view = roster.view
         if roster.view not in newest.open_views:
             roster = newest
-        while (missed := self._operations.take_missed(roster.view, SYNC_TAG)) is not None:
-            if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
+        while missed := (
+            self._operations.take_missed(seen_view, SYNC_TAG)
+            or self._operations.take_missed(roster.view, SYNC_TAG)
+        ):
+            if missed.abort is None:
+                if self._was_answered(event, missed):
+                    return
+            elif missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
                 self._out.raise_(event.call, words.aborted(missed, event.offer))
                 return
         operation = self._operations.next_id(roster, self._own.group, SYNC_TAG)
-        opened = OpenOperation(operation, Descriptor.sync(), roster.ring, event.call)
+        asked = replace(Descriptor.sync(), quorum=event.quorum)
+        opened = OpenOperation(operation, asked, roster.ring, event.call)
         opened.made = event.offer
         opened.offer = self.left_sync.offer(event.offer, stale=stale)
         self._operations.open(opened)
         self._out.add(ev.PostSync(event.call, operation, roster.ring))
         self._out.send(opened.request())
+
+    def late(self, operation: OpenOperation, outcome: msg.OperationEnded) -> None:
+        """Answer a call for a synchronization that the members made without this peer."""
+        assert operation.call is not None
+        assert operation.made is not None
+        quorum = operation.descriptor.quorum
+        event = ev.SyncCall(operation.call, operation.made, quorum=quorum)
+        if not self._was_answered(event, outcome):
+            self.call(event)
+
+    def _was_answered(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> bool:
+        """Answer a late call if this peer has what the members elected without it.
+
+        Returns:
+            False if it has not; then the call is for their next synchronization.
+        """
+        offer, elected, call = event.offer, outcome.elected, event.call
+        if elected is None or offer.stale or self._refusals.resync is not None:
+            return False
+        if (offer.layout, offer.content) != (elected.layout, elected.content):
+            return False
+        known = OpenOperation(outcome.operation, Descriptor.sync(), (), call)
+        known.made, known.offer, known.elected = offer, offer, elected
+        self.committed(known, elected, outcome)
+        self._membership.show(call, outcome.roster_version, detached=False)
+        result = ev.SyncResult(outcome.operation, elected, outcome.contributors)
+        self._out.return_(call, result)
+        return True
 
     def started(self, operation_id: OperationId, elected: Elected) -> None:
         """Fetch the elected state; ignore a repetition, but fetch again if the election changed."""

@@ -23,7 +23,7 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import NOBODY, PeerId
+from pccl.protocol.types import NOBODY, PeerId, Quorum
 from pccl.runtime.collective.memory import Range, clash
 from pccl.runtime.collective.operand import Operand
 from pccl.runtime.hashing import Hasher
@@ -75,6 +75,7 @@ class SyncOptions:
         staging_directory: directory of that file; None: the system's for temporary files.
         on_progress: receives progress reports, on the loop's thread.
         timeout_s: time limit for all attempts together, in seconds; None: no limit.
+        quorum: when the call goes on without members; None: never.
     """
 
     state: State
@@ -87,6 +88,7 @@ class SyncOptions:
     staging_directory: str | None = None
     on_progress: Callable[[SyncProgress], None] | None = None
     timeout_s: float | None = None
+    quorum: Quorum | None = None
 
 
 class StateSync:
@@ -192,7 +194,7 @@ class StateSync:
             content=self.memory.piece_map.digest(may_differ=False),
             extra=self.memory.piece_map.digest(may_differ=True),
         )
-        return SyncCall(0, offer, self._begun_by)
+        return SyncCall(0, offer, self._begun_by, request.quorum)
 
     def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
         """Record that an attempt failed, which this peer began as ``peer``. Return the next step.

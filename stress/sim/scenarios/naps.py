@@ -6,6 +6,10 @@ from dataclasses import replace
 from random import Random
 
 from pccl.stress.sim.scenarios.scenario import Scenario, draw, with_quorum
+from pccl.stress.sim.workloads.syncs import Recipe
+
+_DRIFTS = 0.3
+"""Share of the runs with shared state in which it may differ, so that all must synchronize."""
 
 _WAITS = 0.2
 """Share of runs with calls that wait for all members."""
@@ -35,6 +39,8 @@ def draw_with_naps(seed: int) -> Scenario:
             optimizes=False,
             drops=False,
             buckets=None,
-            syncs=None,
         )
+    if longer.syncs is not None and rng.random() >= _DRIFTS:
+        kept = replace(longer.syncs, recipe=Recipe.POPULAR, drifts=0.0, lags=0.0, spoils=0.0)
+        longer = replace(longer, syncs=replace(kept, verifies=0.0))
     return with_quorum(longer, rng, (0.05, 0.1, 0.2))

@@ -47,6 +47,7 @@ class StateWork:
         assert syncs is not None
         assert checkers is not None
         self._syncs = syncs
+        self._scenario = scenario
         self._seed = scenario.seed
         self._process = process
         self._checkers = checkers
@@ -108,6 +109,9 @@ class StateWork:
         for attempt in range(ATTEMPTS_MAX):
             await self._calls.pause(attempt)
             self._checkers.look_at(state)
+            quorum = self._scenario.quorum if self._syncs.keeps_step else None
+            if quorum is not None:
+                await self._calls.nap()
             in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
             state.is_lent_in_place = in_place
             request = SyncOptions(
@@ -118,6 +122,7 @@ class StateWork:
                 expect_unchanged=expects,
                 in_place=in_place,
                 timeout_s=self._calls.budget_s(),
+                quorum=quorum,
             )
             process, before = self._process, Before.of(state)
             term = process.engine.machine.term

@@ -80,6 +80,16 @@ class Syncs:
     """A newcomer fetches the state before its admission."""
 
     @property
+    def keeps_step(self) -> bool:
+        """Whether members may synchronize without others.
+
+        Each has the contents of all others, unless it missed a call. And none compares its state
+        with those of all others, which may be in another call.
+        """
+        differ = self.drifts or self.lags or self.spoils or self.verifies
+        return self.recipe is Recipe.POPULAR and not differ
+
+    @property
     def has_drift(self) -> bool:
         """Whether members may offer different contents of the same revision."""
         return self.drifts > 0 or (self.spoils > 0 and self.verifies > 0)

@@ -22,7 +22,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX, TAGS_PER_VIEW_MAX
 from pccl.protocol.operation import Eager, Phase
-from pccl.protocol.shared_state import NOTHING_EXPECTED, Expected
+from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Expected
 from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
 from pccl.telemetry.ended import EndedCall
 
@@ -100,14 +100,14 @@ class OpenBallots:
                 ballot = self._find(peer, operation, opens=False)
                 if ballot is not None:
                     decision = ballot.done(peer.id, digest, now_ns)
-            case msg.SyncRequest(operation, offer):
+            case msg.SyncRequest(operation, offer, quorum):
                 peer.blocked = peer.left_out = False
                 peer.pace.called(message, now_ns)
                 if operation.tag != SYNC_TAG:
                     raise RemoteProtocolError(reason=f"tag {operation.tag} is not for shared state")
                 ballot = self._find(peer, operation, opens=True)
                 if isinstance(ballot, SyncBallot):
-                    decision = ballot.request(peer.id, offer, now_ns)
+                    decision = ballot.request(peer.id, offer, now_ns, quorum)
             case msg.StatesCompared(operation, difference):
                 ballot = self._find(peer, operation, opens=False)
                 if isinstance(ballot, SyncBallot):
@@ -273,8 +273,11 @@ class OpenBallots:
         committed = isinstance(decision, Commit)
         expected: Expected | None = None
         weights: tuple[float, ...] = ()
+        elected: Elected | None = None
         if committed and isinstance(ballot, CollectiveBallot) and ballot.left_out:
             weights = ballot.weights
+        elif committed and isinstance(ballot, SyncBallot):
+            elected = ballot.elected_without_all
         if committed and isinstance(ballot, CollectiveBallot):
             self._commits[operation.group] += 1
             if norms := ballot.trusted_norms:
@@ -293,6 +296,7 @@ class OpenBallots:
             self._finals.next_sequence(),
             decision.difference if isinstance(decision, Abort) else None,
             weights,
+            elected,
         )
         call = EndedCall(
             ballot.what,

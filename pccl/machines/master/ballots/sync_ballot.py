@@ -4,6 +4,9 @@
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
         └── a member is lost before the rest has offered: aborted, and called again
 
+With a quorum, the members that have offered may elect without the others. These get the outcome,
+and offer again when the members next synchronize.
+
 After a loss, the remaining members elect among themselves, or continue while one of them has the
 elected content. After an abort, members keep the pieces that they have fetched.
 """
@@ -30,7 +33,7 @@ from pccl.protocol.shared_state import (
     Unavailable,
     expected_after,
 )
-from pccl.protocol.types import AbortCause, OperationId, PeerId, RemovalCause
+from pccl.protocol.types import AbortCause, OperationId, PeerId, Quorum, RemovalCause
 from pccl.state.election import elect
 
 _UNKNOWN = Difference("", None, "")
@@ -65,6 +68,8 @@ class SyncBallot(Ballot):
         super().__init__(operation, members, opener, now_ns, inherited=inherited)
         self._expected = expected
         self._offers: dict[PeerId, Offer] = {}
+        self._quorum: Quorum | None = None
+        self._lags_ns: list[int] = []
         self._elected: Elected | None = None
         self._started_ns = now_ns
         self._early: dict[PeerId, bytes] = {}
@@ -85,7 +90,24 @@ class SyncBallot(Ballot):
     @property
     def outlives_view(self) -> bool:
         """Whether a member was lost; then the remaining members continue."""
-        return len(self.survivors) < len(self.members)
+        return len(self.concerned) < len(self.members)
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """When the operation goes on without members, by the requests so far; None: never."""
+        return self._quorum
+
+    @property
+    def lags_ns(self) -> list[int | None]:
+        """How long after the first request each member's came; None: it was left out."""
+        return [*self._lags_ns, *(None for _ in self.left_out)]
+
+    @property
+    def elected_without_all(self) -> Elected | None:
+        """The elected state, for members that it was elected without; None: there are none."""
+        if not self.left_out or self._elected is None:
+            return None
+        return replace(self._elected, sources=(), behind=(), outdated=(), extra_sources=())
 
     @property
     def contributors(self) -> tuple[PeerId, ...]:
@@ -118,10 +140,17 @@ class SyncBallot(Ballot):
 
     # -- what members do -------------------------------------------------------------------------
 
-    def request(self, peer: PeerId, offer: Offer, now_ns: int) -> Decision | None:
-        """Record a member's offer. A second request of the same member changes nothing."""
+    def request(
+        self, peer: PeerId, offer: Offer, now_ns: int, quorum: Quorum | None = None
+    ) -> Decision | None:
+        """Record a member's offer. A second request of the same member changes nothing.
+
+        If members give different quorums, all must call.
+        """
         if self.phase.ended or peer in self._offers:
             return None
+        self._quorum = quorum if not self._offers or quorum == self._quorum else None
+        self._lags_ns.append(now_ns - self.opened_ns)
         self._offers[peer] = offer
         self.latest, self.latest_ns = peer, now_ns
         self.progress_ns = now_ns
@@ -147,9 +176,16 @@ class SyncBallot(Ballot):
             return None
         return self._judge_conflict(self._conflict)
 
+    def go_on(self) -> Decision | None:
+        """Elect without the members that have not offered."""
+        self._leave_out(self.waiting_for())
+        return self._hold_election(self.latest_ns)
+
     def lose(self, peers: Sequence[PeerId], reason: str, now_ns: int) -> Decision | None:
         """Drop lost members; then commit, elect again, continue with other sources, or abort."""
         self._drop(peers, reason)
+        if not any(peer in self.participants for peer in peers):
+            return None  # it goes on without them anyway
         self.progress_ns = now_ns
         for lost in peers:
             self._offers.pop(lost, None)
