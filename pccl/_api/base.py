@@ -184,6 +184,14 @@ class CommunicatorBase:
         """
         return len(self._session.roster("world_size").members)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a quorum waits for this peer's next ``update_topology``, or went on without it.
+
+        Local; never blocks. False without ``quorum=``, and for a peer that is no member.
+        """
+        return self._engine.machine.is_awaited
+
     def members(self) -> tuple[MemberInfo, ...]:
         """Return the members of this peer's group in ring order, as of its last joint call. Local.
 

@@ -102,6 +102,7 @@ CODES: dict[type[Any], int] = {
     messages.Undialable: 86,
     messages.AddressIs: 95,
     messages.OperationNarrowed: 91,
+    messages.RoundAwaits: 92,
 }
 """The code of each type of message."""
 

@@ -522,6 +522,13 @@ class RoundWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundAwaits:
+    """Enough members have made this joint call, and wait for the peer during the grace."""
+
+    round: RoundId
+
+
+@dataclass(frozen=True, slots=True)
 class OperationWaits:
     """The same for the operation with the longest wait."""
 
@@ -613,6 +620,7 @@ MasterMessage = (
     | HoldingsQuery
     | Repair
     | RoundWaits
+    | RoundAwaits
     | OperationWaits
     | AdmissionWaits
     | BlockedQuery

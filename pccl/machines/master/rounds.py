@@ -115,6 +115,8 @@ class JointRounds:
         requested = self.requested[kind]
         if requested and all(peer.id in requested for peer in self._membership.members()):
             self._complete(kind)
+        else:
+            self._go_on_if_due(kind)
 
     def _quorum(self, kind: RoundKind) -> Quorum | None:
         """Return the quorum of a round that has enough calls, if all of these allow one.
@@ -140,17 +142,28 @@ class JointRounds:
 
     def go_on(self) -> None:
         """At a tick: close rounds without the members that are late, once the grace is over."""
-        now_ns = self._outbox.now_ns
         for kind in RoundKind:
-            quorum = self._quorum(kind)
-            if quorum is None:
-                self._enough_ns.pop(kind, None)
-                continue
-            first_ns, last_ns = self._asked_ns[kind]
-            enough_ns = self._enough_ns.setdefault(kind, last_ns)
-            arrivals = self._ballots.arrivals.at(kind)
-            if now_ns >= arrivals.goes_on_ns(quorum, first_ns, enough_ns):
-                self._complete(kind)
+            self._go_on_if_due(kind)
+
+    def _go_on_if_due(self, kind: RoundKind) -> None:
+        """Close a round without the members that are late, as operations go on without them.
+
+        Those that are awaited hear of it, as they may be able to call at once.
+        """
+        quorum = self._quorum(kind)
+        if quorum is None:
+            self._enough_ns.pop(kind, None)
+            return
+        first_ns, last_ns = self._asked_ns[kind]
+        missing = [p for p in self._membership.members() if p.id not in self.requested[kind]]
+        if kind not in self._enough_ns:
+            self._enough_ns[kind] = last_ns
+            for peer in missing:
+                self._outbox.send(peer, msg.RoundAwaits(self.present(kind)))
+        enough_ns = self._enough_ns[kind]
+        goes_on_ns = self._ballots.arrivals.at(kind).goes_on_ns(quorum, first_ns, enough_ns)
+        if all(peer.left_out for peer in missing) or self._outbox.now_ns >= goes_on_ns:
+            self._complete(kind)
 
     def _complete(self, kind: RoundKind) -> None:
         members, requested = self._membership.members(), self.requested[kind]

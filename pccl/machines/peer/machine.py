@@ -46,7 +46,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.handshake.certificates import Certificate
 from pccl.protocol.limits import Timing
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster
+from pccl.protocol.types import SYNC_TAG, OperationId, PeerId, Roster, RoundKind
 
 __all__ = ["PeerMachine", "Standing"]
 
@@ -162,6 +162,12 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def in_round(self) -> bool:
         """Whether a caller waits for the answer to a round."""
         return bool(self.rounds.waiting())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether members wait for the next ``update_topology`` here, or went on without it."""
+        is_member = self.standing is Standing.MEMBER
+        return is_member and self.rounds.is_awaited(RoundKind.UPDATE_TOPOLOGY)
 
     @property
     def open_operations(self) -> tuple[OpenOperation, ...]:
@@ -281,7 +287,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
                 self._ended(message)
             case msg.Proposed():
                 self.heartbeats.stored(self.finals.store(message))
-            case msg.RoundWaits():
+            case msg.RoundWaits() | msg.RoundAwaits():
                 self.rounds.note_wait(message)
             case msg.OperationWaits():
                 self.out.add(*self.operations.note_wait(message))

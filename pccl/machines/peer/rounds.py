@@ -58,6 +58,8 @@ class OpenRounds:
         """The last round of each kind whose answer a caller has taken."""
         self._missed = {kind: deque[msg.RoundClosed]() for kind in RoundKind}
         """Answers of rounds that closed without this peer, for its next calls."""
+        self._awaited: set[RoundId] = set()
+        """The rounds for whose calls enough other members wait."""
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
 
@@ -195,8 +197,17 @@ class OpenRounds:
             while missed:
                 self._skip(missed.popleft().round)
 
-    def note_wait(self, message: msg.RoundWaits) -> None:
+    def is_awaited(self, kind: RoundKind) -> bool:
+        """Whether members wait for the next call of a kind here, or went on without it."""
+        awaits = RoundId(kind, self._counts[kind]) in self._awaited and kind not in self._open
+        return awaits or bool(self._missed[kind])
+
+    def note_wait(self, message: msg.RoundWaits | msg.RoundAwaits) -> None:
         """Record for which members a round waits; report that if it has a caller."""
+        if isinstance(message, msg.RoundAwaits):
+            self._awaited = {one for one in self._awaited if one.kind is not message.round.kind}
+            self._awaited.add(message.round)
+            return
         current = self._open.get(message.round.kind)
         if current is not None and current.id == message.round and current.call is not None:
             current.waits_for = message.whom

@@ -124,7 +124,10 @@ class OpenBallots:
                 ballot = self._find(peer, operation, opens=False)
             case _:
                 raise RemoteProtocolError(reason=f"{type(message).__name__} is unexpected")
-        return None if ballot is None or decision is None else self.decide(ballot, decision)
+        if ballot is None:
+            return None
+        expel = None if decision is None else self.decide(ballot, decision)
+        return expel or self._go_on_if_due(ballot)
 
     def note_progress(self, peer: PeerId, reports: Iterable[msg.Progress]) -> None:
         """Record the progress that a member reports."""
@@ -226,16 +229,29 @@ class OpenBallots:
     def go_on(self) -> Iterator[Expel]:
         """At a tick: let operations go on without members, whose grace is over."""
         for ballot in list(self.open.values()):
-            if ballot.quorum is None:
-                continue  # there may be many, and each would take time at every tick
-            goes_on_ns = ballot.goes_on_ns(self._arrivals_at(ballot))
-            if goes_on_ns is None or goes_on_ns > self._outbox.now_ns:
-                continue
-            expel = self.decide(ballot, ballot.go_on())
-            for peer in ballot.left_out:
-                self._membership.peers[peer].left_out = True
+            expel = self._go_on_if_due(ballot)
             if expel is not None:
                 yield expel
+
+    def _go_on_if_due(self, ballot: Ballot) -> Expel | None:
+        """Let an operation go on without members, whose grace is over.
+
+        Nobody waits for a member that the members went on without before, and that has made no
+        call since: it has had its grace.
+        """
+        if ballot.quorum is None:
+            return None
+        goes_on_ns = ballot.goes_on_ns(self._arrivals_at(ballot))
+        if goes_on_ns is None:
+            return None
+        peers = self._membership.peers
+        is_awaited = any(not peers[peer].left_out for peer in ballot.waiting_for())
+        if is_awaited and goes_on_ns > self._outbox.now_ns:
+            return None
+        expel = self.decide(ballot, ballot.go_on())
+        for peer in ballot.left_out:
+            peers[peer].left_out = True
+        return expel
 
     def _arrivals_at(self, ballot: Ballot) -> Arrivals:
         return self.arrivals.at((ballot.operation.group, ballot.operation.tag))
