@@ -317,8 +317,8 @@ class Communicator(CommunicatorBase):
                 the library logs the error, and stops calling it. It may be a
                 :class:`pccl.progress.ProgressBar`. None: with ``PCCL_PROGRESS=1``, a bar shows
                 fetches that take longer than a second.
-            quorum: as for ``all_reduce``. A member that calls later gets the same outcome if its
-                contents are equal. Otherwise its call takes part in the next synchronization.
+            quorum: as for ``all_reduce``. A member that calls later fetches what the others have
+                elected.
             grace_s: as for ``all_reduce``.
             timeout_s: budget of all attempts together, in seconds.
 
@@ -329,6 +329,8 @@ class Communicator(CommunicatorBase):
             StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not
                 differ; the message names the first tensor, the piece, and the members.
             StateUnavailable: no member has a state to continue with; the message says what to do.
+            ResyncRequired: this call is so late that no member offers that state any more. A
+                further call takes part in the next synchronization.
             DescriptorMismatch: members gave strategies that exclude each other.
             Evicted: this peer's state conflicts with that of the majority.
             PendingOperations: collectives of this peer are still open.

@@ -666,6 +666,8 @@ class PeerEngine:
 
     def _move_state(self, effect: FetchResult | PostSync | BeginSync | CompareSync) -> None:
         match effect:
+            case FetchResult(number, operation, _, content) if operation.tag == SYNC_TAG:
+                self._state.fetch_state(number, content)
             case FetchResult(number, operation, descriptor):
                 self._state.fetch_result(number, operation, descriptor)
             case PostSync(number, operation, ring):

@@ -107,23 +107,31 @@ class Collectives:
         late = LateCall(event.call, asked, event.detached, outcome)
         self._out.add(self._operations.fetch(late))
 
-    def _fetched(self, call: int, *, has_arrived: bool) -> None:
+    def _fetched(self, call: int, *, has_arrived: bool) -> int:
         """Answer a late call, whose result has arrived or is no longer kept."""
         late = self._operations.fetched(call)
         if late is None:
-            return
+            return 0
+        if late.sync is not None:
+            has_lacked = self._refusals.resync is not None
+            self._synchronizations.fetched(late, late.sync, has_arrived=has_arrived)
+            return late.outcome.sequence if has_lacked and has_arrived else 0
         self._membership.show(call, late.outcome.roster_version, detached=late.detached)
         if has_arrived:
             self._out.return_(call, late.result)
-            return
+            return 0
         self._refusals.require_resync(late.outcome.operation, was_left=False)
         self._refusals.raise_resync(self._out, call, detached=late.detached)
+        return 0
 
     def leave_late(self, call: int, reason: str) -> bool:
         """Raise in a caller that leaves a late call; return False if the call is not late."""
         late = self._operations.fetched(call)
         if late is None:
             return False
+        if late.sync is not None:
+            self._out.raise_(call, words.left(reason))
+            return True
         self._refusals.require_resync(late.outcome.operation, was_left=False)
         self._out.raise_(call, words.left_late(reason, late.outcome.operation))
         return True
@@ -153,7 +161,8 @@ class Collectives:
         """Withdraw ``operation``, or detach it if done here; ``reason``: why its caller left."""
         call, done = operation.call, operation.phase is Phase.DONE
         assert call is not None
-        in_doubt = done or self._own.has_standby
+        may_go_on = operation.descriptor.quorum is not None
+        in_doubt = done or self._own.has_standby or may_go_on
         self._operations.leave(operation, None if done else reason, in_doubt=in_doubt)
         if done:
             self._out.add(ev.Detach(operation.id))
@@ -161,8 +170,13 @@ class Collectives:
             return
         self._out.add(ev.End(operation.id, committed=False))
         self._out.send(msg.Withdraw(operation.id, reason))
-        left = words.left_operation_in_doubt if in_doubt else words.left_operation
-        self._out.raise_(call, left(reason, operation.waits_for))
+        left: errors.PCCLError
+        if in_doubt:
+            why = words.BY_QUORUM if may_go_on else words.BY_STANDBY
+            left = words.left_operation_in_doubt(reason, operation.waits_for, why)
+        else:
+            left = words.left_operation(reason, operation.waits_for)
+        self._out.raise_(call, left)
 
     def left_committed(self, operation: OperationId) -> None:
         """Record that the caller of ``operation`` left, and the members committed it."""
@@ -261,15 +275,20 @@ class Collectives:
             infinite = frozenset(one.rank for one in operation.flagged if one.norm is None)
             self._out.add(ev.Begin(operation.id, weights=operation.weights, infinite=infinite))
 
-    def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> None:
-        """Process the end of a transfer here."""
+    def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> int:
+        """Process the end of a transfer here.
+
+        Returns:
+            The place of the decision up to which this peer has caught up, if it lacked a result.
+        """
         match event:
             case ev.ReduceDone(operation, digest):
                 self.done(operation, digest)
             case ev.NotFinite(operation, peer):
                 self._refuse(operation, peer)
             case ev.ResultFetched(call, has_arrived):
-                self._fetched(call, has_arrived=has_arrived)
+                return self._fetched(call, has_arrived=has_arrived)
+        return 0
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
         """Report to the master that this peer's result, or the elected state, is complete."""
@@ -349,7 +368,7 @@ class Collectives:
         elif operation.elected is not None:
             if not operation.only_looks:
                 self._refusals.synchronized()
-                self._operations.forget_missed()
+                self._operations.forget_missed(message.sequence)
             self._out.return_(call, ev.SyncResult(ended, operation.elected, contributors))
         else:
             attempts, carrier = operation.attempt + 1, operation.descriptor.carrier

@@ -362,6 +362,8 @@ class FetchResult:
     call: int
     operation: OperationId
     descriptor: Descriptor
+    content: bytes = b""
+    """Of a synchronization: the digest of the elected contents."""
 
 
 @dataclass(frozen=True, slots=True)

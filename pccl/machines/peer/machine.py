@@ -222,7 +222,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
             case ev.ReduceDone() | ev.NotFinite() | ev.ResultFetched():
-                self.collectives.moved(event)
+                self.rounds.catch_up(self.collectives.moved(event))
             case ev.SyncStarved(operation, reason):
                 self.synchronizations.starved(operation, reason)
             case ev.ComparisonDone(operation, difference):
@@ -308,7 +308,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         if self.collectives.ended(message):
             self._retry_deferred()
         if message.operation.tag == SYNC_TAG and self.peer in message.contributors:
-            self.rounds.catch_up()
+            self.rounds.catch_up(message.sequence)
 
     def _ask_shell(self, message: msg.BlockedQuery | msg.EvidenceQuery) -> None:
         """Let the shell answer a question of the master about this process."""

@@ -46,6 +46,8 @@ class LateCall:
     descriptor: Descriptor
     detached: bool
     outcome: msg.OperationEnded
+    sync: ev.SyncCall | None = None
+    """The call, if it is for a synchronization."""
 
     @property
     def result(self) -> ev.ReduceResult:
@@ -266,9 +268,10 @@ class OpenOperations:
         unclaimed, self._unclaimed = self._unclaimed, None
         return unclaimed
 
-    def forget_missed(self) -> None:
-        """Forget all missed results, because this peer has received the state of the members."""
-        self._missed.clear()
+    def forget_missed(self, sequence: int) -> None:
+        """Forget the outcomes before a place, whose state this peer has received."""
+        for key, kept in list(self._missed.items()):
+            self._missed[key] = [message for message in kept if message.sequence > sequence]
         self._unclaimed = None
 
     # -- late calls ------------------------------------------------------------------------------
@@ -276,7 +279,9 @@ class OpenOperations:
     def fetch(self, late: LateCall) -> ev.FetchResult:
         """Note a call whose result must be fetched; return the effect that fetches it."""
         self._late[late.call] = late
-        return ev.FetchResult(late.call, late.outcome.operation, late.descriptor)
+        elected = late.outcome.elected
+        content = b"" if elected is None else elected.content
+        return ev.FetchResult(late.call, late.outcome.operation, late.descriptor, content)
 
     def fetched(self, call: int) -> LateCall | None:
         """End the fetch for a call; return None if there is none."""

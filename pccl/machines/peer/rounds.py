@@ -191,10 +191,10 @@ class OpenRounds:
         if len(missed) > MISSED_KEPT_MAX:
             missed.popleft()
 
-    def catch_up(self) -> None:
-        """Forget the rounds that closed without this peer, which is where the members are now."""
+    def catch_up(self, sequence: int) -> None:
+        """Forget the rounds that closed without this peer before a place, which it has reached."""
         for missed in self._missed.values():
-            while missed:
+            while missed and missed[0].sequence < sequence:
                 self._skip(missed.popleft().round)
 
     def is_awaited(self, kind: RoundKind) -> bool:

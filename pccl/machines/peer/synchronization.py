@@ -10,8 +10,8 @@ with the other members:
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
   changed, the offer is stale: it counts only if no member has advanced further.
 
-If members synchronized without this peer, its late call returns the same if its contents equal the
-elected ones. Otherwise the call takes part in their next synchronization.
+If members synchronized without this peer, its late call fetches what they elected, unless it has
+equal contents. If no member offers that any more, the peer must synchronize with them.
 
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
@@ -27,7 +27,7 @@ from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import PeerOutbox
 from pccl.machines.peer.membership import KnownMembership, PeerIdentity
-from pccl.machines.peer.operations import OpenOperation, OpenOperations
+from pccl.machines.peer.operations import LateCall, OpenOperation, OpenOperations
 from pccl.protocol import messages as msg
 from pccl.protocol.operation import Phase
 from pccl.protocol.shared_state import NOTHING_EXPECTED, Elected, Lineage, Offer, expected_after
@@ -186,9 +186,9 @@ class Synchronizations:
             or self._operations.take_missed(roster.view, SYNC_TAG)
         ):
             if missed.abort is None:
-                if self._was_answered(event, missed):
-                    return
-            elif missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
+                self._answer_late(event, self._newest_of(missed) if stale else missed)
+                return
+            if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
                 self._out.raise_(event.call, words.aborted(missed, event.offer))
                 return
@@ -201,33 +201,54 @@ class Synchronizations:
         self._out.add(ev.PostSync(event.call, operation, roster.ring))
         self._out.send(opened.request())
 
+    def _newest_of(self, missed: msg.OperationEnded) -> msg.OperationEnded:
+        """Return the last synchronization that the members made without this peer."""
+        view = missed.operation.view
+        while later := self._operations.take_missed(view, SYNC_TAG):
+            missed = later if later.abort is None else missed
+        return missed
+
     def late(self, operation: OpenOperation, outcome: msg.OperationEnded) -> None:
         """Answer a call for a synchronization that the members made without this peer."""
         assert operation.call is not None
         assert operation.made is not None
         quorum = operation.descriptor.quorum
-        event = ev.SyncCall(operation.call, operation.made, quorum=quorum)
-        if not self._was_answered(event, outcome):
-            self.call(event)
+        self._answer_late(ev.SyncCall(operation.call, operation.made, quorum=quorum), outcome)
 
-    def _was_answered(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> bool:
-        """Answer a late call if this peer has what the members elected without it.
+    def _answer_late(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> None:
+        """Return what the members elected without this peer, or first fetch it from one of them."""
+        offer, elected = event.offer, outcome.elected
+        late = LateCall(event.call, Descriptor.sync(), detached=False, outcome=outcome, sync=event)
+        is_stale = offer.stale or self._refusals.resync is not None
+        if (
+            elected is not None
+            and not is_stale
+            and (offer.layout, offer.content) == (elected.layout, elected.content)
+        ):
+            self._adopt(late, event)
+        else:
+            self._out.add(self._operations.fetch(late))
 
-        Returns:
-            False if it has not; then the call is for their next synchronization.
-        """
-        offer, elected, call = event.offer, outcome.elected, event.call
-        if elected is None or offer.stale or self._refusals.resync is not None:
-            return False
-        if (offer.layout, offer.content) != (elected.layout, elected.content):
-            return False
-        known = OpenOperation(outcome.operation, Descriptor.sync(), (), call)
-        known.made, known.offer, known.elected = offer, offer, elected
+    def fetched(self, late: LateCall, event: ev.SyncCall, *, has_arrived: bool) -> None:
+        """Return from a late call; or raise, so that its caller decides how to catch up."""
+        if has_arrived:
+            self._adopt(late, event)
+            return
+        if self._refusals.resync is None:
+            self._refusals.require_resync(late.outcome.operation, was_left=False)
+        self._refusals.raise_resync(self._out, event.call)
+
+    def _adopt(self, late: LateCall, event: ev.SyncCall) -> None:
+        outcome, elected = late.outcome, late.outcome.elected
+        assert elected is not None
+        known = OpenOperation(outcome.operation, Descriptor.sync(), (), event.call)
+        known.made, known.offer, known.elected = event.offer, event.offer, elected
         self.committed(known, elected, outcome)
-        self._membership.show(call, outcome.roster_version, detached=False)
+        self._refusals.synchronized()
+        self._operations.forget_missed(outcome.sequence)
+        self._membership.show(event.call, outcome.roster_version, detached=False)
         result = ev.SyncResult(outcome.operation, elected, outcome.contributors)
-        self._out.return_(call, result)
-        return True
+        self._out.return_(event.call, result)
 
     def started(self, operation_id: OperationId, elected: Elected) -> None:
         """Fetch the elected state; ignore a repetition, but fetch again if the election changed."""

@@ -143,12 +143,24 @@ def left_operation(why: str, waits_for: str) -> errors.DeadlineExceeded:
     return errors.DeadlineExceeded(reason=f"{left(why, waits_for).reason}; {told}")
 
 
-def left_operation_in_doubt(why: str, waits_for: str) -> errors.OutcomeUnknown:
-    """Return the error of a caller that left an operation in a run with a standby master."""
+BY_STANDBY = (
+    "The run has a standby master, so a majority of the members must confirm that no member gets a "
+    "result"
+)
+BY_QUORUM = "The call has a quorum, so the members may have committed a result without this peer"
+
+
+def left_operation_in_doubt(why: str, waits_for: str, doubt: str) -> errors.OutcomeUnknown:
+    """Return the error of a caller that left an operation that may still be committed.
+
+    Args:
+        why: why the caller left.
+        waits_for: members that it waited for, if known.
+        doubt: why the outcome is not known: ``BY_STANDBY`` or ``BY_QUORUM``.
+    """
     reason = (
         f"{left(why, waits_for).reason}; the operation is withdrawn, and the input is intact. "
-        "The run has a standby master, so a majority of the members must confirm that no member "
-        "gets a result. The next joint call waits for that"
+        f"{doubt}. The next joint call waits for that"
     )
     return errors.OutcomeUnknown(reason=reason)
 

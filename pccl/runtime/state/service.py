@@ -245,6 +245,16 @@ class StateService:
         """Fetch the result for a late call, from a member that has kept it."""
         self._tasks.create(self._fetch_result(number, operation, asked))
 
+    def fetch_state(self, number: int, content: bytes) -> None:
+        """Fetch, for a late call, the contents that other members have elected and offer."""
+        self._tasks.create(self._fetch_state(number, content))
+
+    async def _fetch_state(self, number: int, content: bytes) -> None:
+        call = self._calls.open.get(number)
+        sync = call.sync if call is not None else None
+        has_arrived = sync is not None and await sync.fetch_shown(self.exchange, content)
+        self._feed(ResultFetched(number, has_arrived))
+
     async def _fetch_result(self, number: int, operation: OperationId, asked: Descriptor) -> None:
         values = np.empty(asked.count, asked.dtype.to_numpy_dtype())
         content = await fetch_result(self.exchange, late_memory(operation, asked, values))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pccl.machines.peer.events import SyncCall, SyncResult
 from pccl.protocol import errors
@@ -35,6 +36,9 @@ from pccl.runtime.state.progress import ProgressMeter, SyncProgress
 from pccl.runtime.state.session import StateSession
 from pccl.state.attempts import Next, SyncAttempts
 from pccl.state.digests import layout_digest
+
+if TYPE_CHECKING:
+    from pccl.runtime.state.exchange import StateExchange
 
 
 class State(Protocol):
@@ -139,6 +143,8 @@ class StateSync:
         self._wanted_bytes = 0
         self._is_torn = False
         """Whether a failed attempt may have written some pieces into the tensors, but not all."""
+        self._stop_fetch: Callable[[], None] = lambda: None
+        """Ends a fetch for a late call."""
         self._meter = ProgressMeter(request.on_progress, self.fetched, now_ns)
         self._ranges = _ranges(self.memory)
 
@@ -196,6 +202,27 @@ class StateSync:
         )
         return SyncCall(0, offer, self._begun_by, request.quorum)
 
+    async def fetch_shown(self, exchange: StateExchange, content: bytes) -> bool:
+        """Fetch the contents that other members offer; return whether they have this digest."""
+        if self._request.in_place:
+            return False
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        prefetch = exchange.begin_prefetch(self.memory, self.fetched, partial(_settle, done))
+
+        def stop() -> None:
+            exchange.end_prefetch(prefetch.operation)
+            _settle(done)
+
+        self._stop_fetch = stop
+        try:
+            await done
+            download = prefetch.download
+            self._rx_bytes += download.rx_bytes
+            self._wanted, self._wanted_bytes = download.wanted, download.wanted_bytes
+            return prefetch.content == content
+        finally:
+            stop()
+
     def failed(self, error: errors.PCCLError, peer: PeerId) -> Next:
         """Record that an attempt failed, which this peer began as ``peer``. Return the next step.
 
@@ -228,6 +255,7 @@ class StateSync:
 
     def fail(self) -> None:
         """Record that an attempt failed. Pieces that it wrote in place stay in the tensors."""
+        self._stop_fetch()
         self._count()
         if self._request.in_place and self._wanted:
             self._is_torn = True
@@ -306,3 +334,8 @@ def _address_of(view: memoryview) -> int:
     array: Any = np.frombuffer(view, np.uint8)
     address: int = array.ctypes.data
     return address
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -42,5 +42,5 @@ def draw_with_naps(seed: int) -> Scenario:
         )
     if longer.syncs is not None and rng.random() >= _DRIFTS:
         kept = replace(longer.syncs, recipe=Recipe.POPULAR, drifts=0.0, lags=0.0, spoils=0.0)
-        longer = replace(longer, syncs=replace(kept, verifies=0.0))
+        longer = replace(longer, syncs=replace(kept, verifies=0.0, expects=0.0))
     return with_quorum(longer, rng, (0.05, 0.1, 0.2))

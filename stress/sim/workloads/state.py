@@ -166,7 +166,8 @@ class StateWork:
                 self._sends = True
                 self.state.load(Random(f"{self._seed}/contents"))
         else:
-            if isinstance(error, ResyncRequired):
+            # A member that is late, and finds no source, cannot know whether it needs anything.
+            if isinstance(error, ResyncRequired) and self._scenario.quorum is None:
                 self._checkers.out_of_step(self._process.name)
             await self._calls.again(error)
 

@@ -86,7 +86,7 @@ class Syncs:
         Each has the contents of all others, unless it missed a call. And none compares its state
         with those of all others, which may be in another call.
         """
-        differ = self.drifts or self.lags or self.spoils or self.verifies
+        differ = self.drifts or self.lags or self.spoils or self.verifies or self.expects
         return self.recipe is Recipe.POPULAR and not differ
 
     @property
