@@ -103,6 +103,7 @@ class World(VirtualRun):
             {**network, "ragged": False},
             token=token,
             segment_bytes=128,
+            lanes=4,
             eager_bytes_max=ahead,
         )
 

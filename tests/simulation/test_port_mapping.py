@@ -11,6 +11,7 @@ from pccl.machines.router_path import RouterPath
 from pccl.protocol.errors import DeadlineExceeded, NotConnected
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.requests import JoinRequest, PeerOptions
+from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.process import MASTER_ADDRESS
 from pccl.telemetry.events import Joined, PortForwarded, PortNotForwarded
 from pccl.transports.base import Address
@@ -32,7 +33,10 @@ class HomePeer:
         self.home.router = router
         host = self.run.network.host("home")
         options = PeerOptions(
-            listen=Address("", 0), random_bytes=Random(7).randbytes, encrypts=in_the_clear
+            listen=Address("", 0),
+            random_bytes=Random(7).randbytes,
+            curves=QuickCurves(),
+            encrypts=in_the_clear,
         )
         self.engine = PeerEngine(
             self.run.loop, self.run.loop, host, MASTER_ADDRESS, 0, options,

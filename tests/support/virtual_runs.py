@@ -14,6 +14,7 @@ from pccl.protocol.types import NS_PER_S, ReduceOp
 from pccl.runtime.engine import PeerEngine
 from pccl.runtime.master_server import MasterServer
 from pccl.runtime.requests import JoinRequest, PeerOptions
+from pccl.stress.sim.curves import QuickCurves
 from pccl.stress.sim.faults.base import MS, Fault
 from pccl.stress.sim.loop import VirtualLoop
 from pccl.stress.sim.process import MASTER_ADDRESS, ProcessClock
@@ -62,14 +63,24 @@ def run_peers(
         host = network.host(f"peer{index}")
         nonces = Random(index).randbytes
         told = PeerOptions(
-            timing, Address("", 0), random_bytes=nonces, encrypts=encrypts, **options
+            timing,
+            Address("", 0),
+            random_bytes=nonces,
+            curves=QuickCurves(),
+            encrypts=encrypts,
+            **options,
         )
         return PeerEngine(loop, ProcessClock(loop, host), host, MASTER_ADDRESS, 0, told)
 
     async def main() -> None:
         host = network.host("master")
         master = MasterServer(
-            ProcessClock(loop, host), host, timing, Random(2).randbytes, encrypts=encrypts
+            ProcessClock(loop, host),
+            host,
+            timing,
+            Random(2).randbytes,
+            curves=QuickCurves(),
+            encrypts=encrypts,
         )
         await master.start(MASTER_ADDRESS)
         engines = [peer(index) for index in range(peers)]
@@ -87,6 +98,8 @@ def run_peers(
 
 class VirtualRun:
     """A master and peers whose insides a test looks at, on a network in virtual time.
+
+    Their keys are quick, as those of the simulator.
 
     Args:
         groups: of the peers.
@@ -122,12 +135,17 @@ class VirtualRun:
             Timing(),
             Random(2).randbytes,
             token=token,
+            curves=QuickCurves(),
             encrypts=encrypts,
             relays=relays,
         )
-        listen, nonces = Address("", 0), Random(3).randbytes
         told = PeerOptions(
-            listen=listen, random_bytes=nonces, token=token, encrypts=encrypts, **options
+            listen=Address("", 0),
+            random_bytes=Random(3).randbytes,
+            curves=QuickCurves(),
+            token=token,
+            encrypts=encrypts,
+            **options,
         )
         self.hosts = [self.network.host(f"p{n}") for n in range(len(groups))]
         self.engines = [
