@@ -8,6 +8,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal import entropy
 
 from tests.support.patience import PATIENCE, VARIABLE
+
+# Before torch comes. Its tensors here are small, and threads that share one out spin for longer than
+# they compute; tests run side by side anyway. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "deterministic",

@@ -85,6 +85,7 @@ def test_environment(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in config.OF_A_PEER:
         monkeypatch.setenv(name, "of another run")
     monkeypatch.setenv("SOMETHING", "else")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
     script = "print(__import__('json').dumps(dict(__import__('os').environ)))"
     crew.start("one", "timeit", ["-n1", "-r1", script], {config.TOKEN: "ours"})
     found = json.loads(hear_all(crew, "one")[0])
