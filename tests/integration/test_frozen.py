@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -28,7 +29,7 @@ from pccl.errors import Evicted
 from pccl.runtime.collective.transfer import Placement
 from tests.support import members
 from tests.support.insides import knows_the_time
-from tests.support.patience import LIMIT_S, patient
+from tests.support.patience import LIMIT_S, LONG_LIMIT_S, patient
 from tests.support.peers import PeerProcess, obey
 from tests.support.ports import free_port
 from tests.support.processes import wait_stopped
@@ -42,7 +43,9 @@ LOADED_S = patient(15.0)
 
 QUICK = pccl.Timing(deadline_s=2.0, heartbeat_s=0.2, tick_s=0.05)
 PATIENT = pccl.Timing(deadline_s=5.0, heartbeat_s=0.2, tick_s=0.05)
-TIMINGS = {"quick": QUICK, "patient": PATIENT}
+CUT_OFF = replace(QUICK, resume_s=LONG_LIMIT_S)
+"""Members that have no link to a peer for ``resume_s`` blame the link: here long after silence."""
+TIMINGS = {"quick": QUICK, "patient": PATIENT, "cut off": CUT_OFF}
 
 
 # -- the peers' program ----------------------------------------------------------------------------
@@ -261,7 +264,7 @@ else:
         crew_of: Callable[[str], Crew], fault: str
     ) -> None:
         """It is the eldest, so that all its connections go by way of two proxies."""
-        crew = crew_of("quick")
+        crew = crew_of("cut off")
         port = free_port()
         slow = LinkSpec.parse("rate=40mbit,rtt=2ms")
         door = crew.own(ProxyThread(f"127.0.0.1:{port}", slow))
