@@ -20,8 +20,8 @@ from hypothesis.internal import entropy
 
 from tests.support.patience import PATIENCE, VARIABLE
 
-# Before torch comes. Its tensors here are small, and threads that share one out spin for longer than
-# they compute; tests run side by side anyway. Processes that tests start inherit it.
+# Before torch comes. Its tensors here are small, and threads that share one out spin for longer
+# than they compute; tests run side by side anyway. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(

@@ -107,9 +107,9 @@ def check_sides(results: list[dict[str, Any]], sides: list[str]) -> None:
         assert each["cpu_s_per_gib"] > 0
 
 
-def test_against_a_bare_ring() -> None:
+def test_against_a_bare_ring(ready_pccl: tuple[str, ...]) -> None:
     sizes = ("--size", "4,1MiB", "--peers", "3", "--in-place", "--dtype", "bfloat16")
-    results = measure(PCCL, *sizes, "--against", "ring", "--rounds", "3", "--warmup", "0")
+    results = measure(ready_pccl, *sizes, "--against", "ring", "--rounds", "3", "--warmup", "0")
     for case in (results[:2], results[2:]):
         check_sides(case, ["pccl", "ring"])
         assert case[0]["congestion"] == case[1]["congestion"]
@@ -117,10 +117,10 @@ def test_against_a_bare_ring() -> None:
         assert case[0]["conditions"]["no_namespace"] == ""
 
 
-def test_against_gloo_also_under_our_congestion_control() -> None:
+def test_against_gloo_also_under_our_congestion_control(ready_pccl: tuple[str, ...]) -> None:
     pytest.importorskip("torch")
     ask = ("--size", "64KiB", "--peers", "3", "--against", "gloo,ring")
-    results = measure(PCCL, *ask, "--rounds", "3", "--warmup", "0")
+    results = measure(ready_pccl, *ask, "--rounds", "3", "--warmup", "0")
     conditions, control = results[0]["conditions"], results[0]["congestion"]
     default = conditions["congestion_default"]
     again = [f"gloo-{control}"] if control != default and not conditions["no_namespace"] else []

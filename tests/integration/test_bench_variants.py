@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pccl.cli.main import group
-from tests.support.commands import PCCL, environment_with, printed_objects
+from tests.support.commands import environment_with, printed_objects
 
 ONCE = ("--rounds", "1", "--warmup", "1")
 
@@ -62,11 +62,10 @@ def test_every_format(wire: str, ready_pccl: tuple[str, ...]) -> None:
     assert result["algorithm"] in {"ring", "star", "mesh"}
 
 
-def test_beside_gloo() -> None:
+def test_beside_gloo(ready_pccl: tuple[str, ...]) -> None:
     pytest.importorskip("torch")
-    found = measure(
-        PCCL, *("--size", "64KiB", "--quantize", "none,int8", "--rounds", "1", "--against", "gloo")
-    )
+    ways = ("--size", "64KiB", "--quantize", "none,int8", "--rounds", "1", "--against", "gloo")
+    found = measure(ready_pccl, *ways)
     sides = [(each["side"].partition("-")[0], each["quantize"]) for each in found]
     assert sides[:3] == [("pccl", "none"), ("pccl", "int8"), ("gloo", "none")]
     assert all(each["values_ok"] for each in found)

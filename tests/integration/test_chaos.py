@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +66,10 @@ def test_it_says_its_own_name() -> None:
     assert "Usage: pccl stress run" in run_to_end(*COMMAND, "--nonsense").stderr
 
 
-def test_a_short_run_with_faults_of_many_kinds(tmp_path: Path) -> None:
+def test_a_short_run_with_faults_of_many_kinds(ready_pccl: tuple[str, ...], tmp_path: Path) -> None:
     scenario = write(tmp_path, SHORT)
-    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json", "--html", "r.html")
+    options = ("--scenario", scenario, "--json", "r.json", "--html", "r.html")
+    done = stress(tmp_path, *options, pccl=ready_pccl)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert report.keys() >= REPORT_KEYS
@@ -86,7 +86,7 @@ def test_a_short_run_with_faults_of_many_kinds(tmp_path: Path) -> None:
     assert (tmp_path / "r.html").read_text().count("<svg") == 3
 
 
-def test_processes_that_share_memory_go_on(tmp_path: Path) -> None:
+def test_processes_that_share_memory_go_on(ready_pccl: tuple[str, ...], tmp_path: Path) -> None:
     faults = [
         {"at_s": 0.5, "kind": "freeze", "peer": 1, "duration_s": 0.5},
         {"at_s": 1.5, "kind": "restart", "peer": 2, "duration_s": 0.2},
@@ -94,7 +94,7 @@ def test_processes_that_share_memory_go_on(tmp_path: Path) -> None:
     ]
     changes = {"duration_s": 4.0, "link": "", "local": True, "faults": faults}
     scenario = write(tmp_path, {**SHORT, **changes})
-    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json")
+    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json", pccl=ready_pccl)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["faults"] == {"freeze": 1, "restart": 1, "reset": 1}
@@ -111,10 +111,10 @@ def test_a_wrong_value_is_seen(ready_pccl: tuple[str, ...], tmp_path: Path) -> N
     assert re.search(r"peer 0, iteration \d+, tag \d: .*1 elements differ", done.stdout)
 
 
-def test_a_restarted_master_goes_on(tmp_path: Path) -> None:
+def test_a_restarted_master_goes_on(ready_pccl: tuple[str, ...], tmp_path: Path) -> None:
     faults = [{"at_s": 0.5, "kind": "master_restart", "duration_s": 0.2}]
     scenario = write(tmp_path, {**SHORT, "duration_s": 4.0, "faults": faults})
-    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json")
+    done = stress(tmp_path, "--scenario", scenario, "--json", "r.json", pccl=ready_pccl)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["faults"] == {"master_restart": 1}
@@ -180,8 +180,8 @@ def test_what_was_drawn_can_be_saved_and_run_again(
     assert saved["link"] == "rate=200mbit,rtt=10ms"
 
 
-def test_recovery_and_joins_are_measured(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pccl.stress", "recovery"]
+def test_recovery_and_joins_are_measured(forked_python: tuple[str, ...], tmp_path: Path) -> None:
+    command = [*forked_python, "-m", "pccl.stress", "recovery"]
     options = ["--tries", "2", "--peers", "3", "--size", "1M", "--json"]
     done = run_to_end(*command, *options, cwd=tmp_path, env=FROM_ANYWHERE)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from gpt.text import Text, load
 from pccl.stress.studies.quality.batch import GPTBatch
 from pccl.stress.studies.quality.command import quality
 from pccl.stress.studies.quality.trainer import excerpts, train
-from tests.support.commands import PCCL, environment_with, run_to_end
+from tests.support.commands import environment_with, run_to_end
 from tests.support.diloco_peers import Peers
 from tests.support.paths import ROOT
 from tests.support.patience import LIMIT_S
@@ -54,10 +54,12 @@ def test_four_replicas_end_with_the_bits_of_the_batched_trainer(peers: Peers, te
     assert ends == {run.digest}
 
 
-def test_launched_processes_end_with_the_bits_of_the_batched_trainer(text: Text) -> None:
+def test_launched_processes_end_with_the_bits_of_the_batched_trainer(
+    ready_pccl: tuple[str, ...], text: Text
+) -> None:
     program = (sys.executable, "-m", "tests.support.quality_run")
     environment = environment_with(PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "examples")]))
-    ended = run_to_end(*PCCL, "launch", "-n", "2", "--", *program, env=environment)
+    ended = run_to_end(*ready_pccl, "launch", "-n", "2", "--", *program, env=environment)
     assert ended.returncode == 0, ended.stderr
     ends: dict[str, list[str]] = {}
     for line in ended.stdout.splitlines():

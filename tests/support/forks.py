@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.support import ready_python as client
+from tests.support.forked_children import use_forks
 from tests.support.patience import LIMIT_S
 
 _PYTHON = """#!/bin/sh
@@ -202,6 +203,7 @@ def _run_script(command: list[str], python: str) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1)
     warnings.simplefilter("error")
     if command[0] == "-m":
+        use_forks((sys.executable, python))
         sys.executable = python
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
