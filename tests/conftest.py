@@ -38,6 +38,8 @@ entropy.NP_RANDOM = random.Random()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
