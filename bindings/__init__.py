@@ -4,6 +4,7 @@
 * ``compression``: the wire format of the reduces, with its error feedback.
 * ``schedulers``: finds learning-rate schedulers that begin at step 0 in a run that is further; or
   brings them to the run's step.
+* ``interrupts``: defers Ctrl-C while a model is being updated.
 * ``tensors``: helpers for the tensors of a model: parts of sharded tensors, and names.
 * ``events``: the events of training over ``pccl``: one dataclass for each kind.
 * ``event_queue``: keeps the events of a replica until it calls the listeners.

@@ -4,6 +4,7 @@
 * ``schedule``: the fragment of each round, and the inner steps between rounds.
 * ``ledger``: the position of the run, and the contributors of its last rounds.
 * ``rounds``: the joint calls of one replica, in the order in which all members make them. Pure.
+* ``round_effects``: the calls that ``rounds`` asks for, their results, and its notices.
 * ``pipeline``: decides what a replica has to do after each inner step. Pure.
 * ``local_trainer``: the actions of a replica's training loop between the joint calls. Pure.
 * ``outer``: the outer parameters: a float32 copy on the host, bit-identical on all members.
@@ -13,7 +14,6 @@
 * ``local_model``: the local model, and its distance from the outer parameters.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
 * ``training_driver``: the part of a replica that runs on the training thread.
-* ``interrupts``: defers Ctrl-C while a model is being updated.
 
     from pccl.bindings.diloco import DiLoCo
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,6 +69,24 @@ class JointNews:
     buffers: list[torch.Tensor] = field(default_factory=lambda: [])
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For whom the joint calls wait.
+
+    Attributes:
+        quorum: as for ``Communicator.all_reduce``; None: for all members.
+        grace_s: as there.
+    """
+
+    quorum: int | float | None = None
+    grace_s: float | str = "auto"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of a joint call."""
+        return {} if self.quorum is None else {"quorum": self.quorum, "grace_s": self.grace_s}
+
+
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
@@ -88,6 +107,7 @@ class JointCaller:
         compression: wire format and error feedback of the reduces.
         shards: number of peers in a replica; the peers with the same shard form a group.
         guard: guard of the reduces; None: no guard.
+        waiting: quorum and grace of the calls.
 
     Raises:
         ValueError: another object makes the joint calls of ``comm``.
@@ -102,6 +122,7 @@ class JointCaller:
         compression: Compression,
         shards: int = 1,
         guard: pccl.Guard | str | None = None,
+        waiting: Waiting = Waiting(),
     ) -> None:
         self._comm = comm
         self._outer = outer
@@ -109,6 +130,7 @@ class JointCaller:
         self._compression = compression
         self._shards = shards
         self._guard = guard
+        self._waiting = waiting
         checked = None if guard is None else check_guard(guard)
         self._excludes_infinite = (
             checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
@@ -150,6 +172,14 @@ class JointCaller:
             news = list(self._news)
             self._news.clear()
             return news
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether members wait for the next round here, or went on without this replica.
+
+        False while a contribution is on its way.
+        """
+        return self._waiting.quorum is not None and self._is_idle and self._comm.is_awaited
 
     def wait(self) -> None:
         """Wait until an event has arrived.
@@ -241,11 +271,11 @@ class JointCaller:
 
     def _carry_out(self, effect: Effect) -> object:
         match effect:
-            case Connect():
-                self._connect()
+            case Connect(again):
+                self._connect(again=again)
                 return self._members()
             case Update():
-                self._comm.update_topology()
+                self._comm.update_topology(**self._waiting.options)
                 return self._members()
             case Sync():
                 return self._sync()
@@ -279,10 +309,13 @@ class JointCaller:
                 *(there, wanted, "" if self._shards == 1 else ", and replicas must be complete"),
             )
 
-    def _connect(self) -> None:
+    def _connect(self, *, again: bool) -> None:
+        is_connected = not again
         try:
             _ = self._comm.peer_id
         except NotConnected:
+            is_connected = False
+        if not is_connected:
             self._comm.connect(
                 min_peers=self._min_peers,
                 shared_state=self._outer.state,
@@ -293,12 +326,15 @@ class JointCaller:
         state = self._outer.state
         state.revision = self._revisions.next()
         began_s = time.monotonic()
-        info = self._comm.sync_shared_state(state, resume="advanced")
+        options = self._waiting.options
+        info = self._comm.sync_shared_state(state, resume="advanced", **options)
         self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
             self._notify(GroupSynced(info, time.monotonic() - began_s))
         assert state.lineage is not None
-        return Members(self._comm.peer_id, info.members, run=state.lineage.run)
+        # Members that were late synchronize by themselves.
+        ids = info.members if not options else self._members().ids
+        return Members(self._comm.peer_id, ids, run=state.lineage.run)
 
     def _take(self) -> Contribution | None:
         with self._changed:
@@ -339,6 +375,7 @@ class JointCaller:
                 guard=self._guard,
                 observable=True,
                 retry=True,
+                **self._waiting.options,
             )
         except TooFewPeers:
             average.copy_(work)
@@ -354,14 +391,25 @@ class JointCaller:
             _workers(info),
             torch.dot(work, average).item() if contribution.weight else math.nan,
             _replicas(info.weights),
+            info.took_part,
         )
 
     def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> None:
         if not leads:
             self._outer.buffers.follow(sums)
+        options = self._waiting.options
+        result = torch.empty_like(sums) if options else sums
         self._comm.all_reduce(
-            sums, op=pccl.ReduceOp.SUM, tag=self._buffers_tag, observable=True, retry=True
+            sums,
+            result,
+            op=pccl.ReduceOp.SUM,
+            tag=self._buffers_tag,
+            observable=True,
+            retry=True,
+            **options,
         )
+        if result is not sums:
+            sums.copy_(result)
 
     def _replay(self, seen: pccl.ObservedReduction) -> None:
         """Take the outer step of a round of the members, while waiting for admission."""

@@ -164,8 +164,18 @@ class LocalTrainer:
         self.entry = entered.entry
 
     def commit(self, committed: RoundCommitted) -> None:
-        """Store the outcome of a round until the round is merged."""
-        self.commits[committed.contribution.number] = committed
+        """Store the outcome of a round until the round is merged.
+
+        If the members went on without this replica, its work goes into the next round.
+        """
+        number = committed.contribution.number
+        self.commits[number] = committed
+        if committed.average.took_part:
+            return
+        self.pipeline.miss(number)
+        work = self._taken.pop(number, None)
+        if work is not None:
+            self._parts[committed.contribution.fragment].put_back(work)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -173,13 +183,15 @@ class LocalTrainer:
         """Make the merges that are due before the first inner step."""
         yield from self._carry_out(self.pipeline.due_merges())
 
-    def step(self, weight: float) -> Steps:
+    def step(self, weight: float, *, is_awaited: bool = False) -> Steps:
         """Count an inner step, and make the launches and merges that are due after it.
 
         Args:
             weight: weight of the work in the step.
+            is_awaited: whether members wait for the next round of this replica.
         """
-        yield from self._carry_out(self.pipeline.step(weight, self._clock()))
+        due = self.pipeline.step(weight, self._clock(), is_awaited=is_awaited)
+        yield from self._carry_out(due)
 
     def finish(self) -> Steps:
         """Launch the final rounds immediately, and merge all rounds.
@@ -232,18 +244,19 @@ class LocalTrainer:
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
         self._taken.pop(merge.number, None)  # first: a preview can use the memory
-        kept = self._mixing if merge.is_taken else 1.0
+        is_taken = merge.is_taken and committed.average.took_part
+        kept = self._mixing if is_taken else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if self._is_eager:
             common = self._preview(part, committed)
-        if merge.is_taken:
+        if is_taken:
             part.merge(common, self._mixing)
         else:
             part.anchor(common, ())
         buffers = committed.contribution.buffers
         if self._buffers is not None and buffers is not None:
-            self._buffers.merge(buffers, self._mixing if merge.is_taken else 0.0)
+            self._buffers.merge(buffers, self._mixing if is_taken else 0.0)
         self.has_changed = True
         return RoundMerged(merge, committed)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 import pccl
+from pccl.bindings import interrupts
 from pccl.bindings.arguments import (
     check_amount,
     check_communicator,
@@ -19,10 +20,9 @@ from pccl.bindings.arguments import (
     check_listeners,
 )
 from pccl.bindings.compression import of_pseudo_gradients
-from pccl.bindings.diloco import interrupts
 from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
-from pccl.bindings.diloco.joint_caller import JointCaller
+from pccl.bindings.diloco.joint_caller import JointCaller, Waiting
 from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.outer_optimizers import OuterFactory, outer_factor, outer_factory
@@ -32,7 +32,7 @@ from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
 from pccl.bindings.tensors import own_name
-from pccl.checks import shown
+from pccl.checks import check_quorum, shown
 from pccl.config import resolve_min_peers
 from pccl.descriptors import check_guard
 from pccl.errors import raised_here
@@ -95,13 +95,15 @@ class DiLoCo(torch.optim.Optimizer):
             buffers, weighted as the parameters, and take other buffers from one member. Newcomers
             receive them, too. None: the buffers in the ``state_dict`` of ``params``, if that is a
             module; otherwise, and with ``()``, none.
-        warm_up: None: a peer that joins late fetches what ``inner`` keeps, which must have the same
-            names, shapes and dtypes on all peers; without usable values it logs that, and uses 100.
-            A number: it fetches nothing, for which members would wait, and its learning rate rises
-            over so many steps. All peers must use None, or all a number.
+        warm_up: None: a peer that joins late fetches what ``inner`` keeps, of the same names, shapes
+            and dtypes on all peers; without usable values it logs that, and uses 100. A number: it
+            fetches nothing, and its learning rate rises over so many steps. All peers must use
+            None, or all a number.
         guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
             same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
             are logged. An excluded replica takes the outer parameters, and drops its local work.
+        quorum: members that a round waits for, and ``grace_s`` its grace for the others, as for
+            ``Communicator.all_reduce``. Work that comes later goes into the next round. None: all.
         on_event: functions that receive each event, on the training thread.
 
     Raises:
@@ -128,11 +130,14 @@ class DiLoCo(torch.optim.Optimizer):
         buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
         warm_up: int | None = None,
         guard: pccl.Guard | str | None = None,
+        quorum: int | float | None = None,
+        grace_s: float | str = "auto",
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
         if guard is not None:
             check_guard(guard)
+        check_quorum(quorum, grace_s)
         named = named_parameters(params, inner)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
@@ -158,7 +163,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
-            pccl.Guard() if guard is None else guard,
+            pccl.Guard() if guard is None else guard, Waiting(quorum, grace_s),
         )  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:
@@ -166,8 +171,7 @@ class DiLoCo(torch.optim.Optimizer):
                 "averages that are merged a whole round late (delay=sync_every) overshoot with "
                 "outer momentum; use eager=True, or an outer optimizer without momentum"
             )
-        self._comm = comm
-        listeners = check_listeners(on_event)
+        self._comm, listeners = comm, check_listeners(on_event)
         self._events = EventQueue(listeners)
         self._stop_listening: Callable[[], object] | None = None
         if listeners.count:
@@ -256,8 +260,8 @@ class DiLoCo(torch.optim.Optimizer):
         """
         if self._is_made:
             raise RuntimeError(
-                "a DiLoCo cannot get new parameters, because the members have agreed on them; make "
-                "the inner optimizer with all param groups, then a new DiLoCo from it"
+                "the members have agreed on the parameters of a DiLoCo; make the inner optimizer "
+                "with all param groups, then a new DiLoCo from it"
             )
         super().add_param_group(param_group)
 
@@ -439,8 +443,7 @@ class DiLoCo(torch.optim.Optimizer):
         """Continue where another process stopped. Load the model's ``state_dict`` separately.
 
         The first ``step`` joins the run with this state. If the run has advanced meanwhile, this
-        replica loads the outer parameters of the run, and keeps its own work since its last
-        synchronization.
+        replica loads its outer parameters, and keeps the own work since its last synchronization.
 
         Raises:
             RuntimeError: this object has joined the run already.
@@ -454,8 +457,7 @@ class DiLoCo(torch.optim.Optimizer):
                 "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
             )
         layout = [[own_name(name) for name in part] for part in saved["layout"]]
-        numbered = [[str(index) for index in part] for part in self._parts]
-        if layout not in (self._layout, numbered):  # it was made with tensors without names
+        if layout not in (self._layout, [[str(index) for index in part] for part in self._parts]):
             raise ValueError(
                 "the saved state has other parameters, fragments or fragment_order than this "
                 "DiLoCo; make one with the same values"

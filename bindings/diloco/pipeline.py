@@ -122,6 +122,13 @@ class Pipeline:
         """Count the work of ``launch``, which was not applied, in the fragment's next launch."""
         self._work[launch.fragment] += launch.weight
 
+    def miss(self, number: int) -> None:
+        """Record that a round went on without this replica, whose work goes into the next one."""
+        flight = self._flights.get(number)
+        if flight is not None and flight.is_taken:
+            flight.is_taken = False
+            self.carry(flight.launch)
+
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
         """Drop a round that will not be merged; carry its work unless ``is_applied``."""
         del self._flights[launch.number]
@@ -158,12 +165,15 @@ class Pipeline:
 
     # -- stepping ----------------------------------------------------------------------------------
 
-    def step(self, weight: float, now_s: float) -> list[Launch | Merge]:
+    def step(
+        self, weight: float, now_s: float, *, is_awaited: bool = False
+    ) -> list[Launch | Merge]:
         """Count an inner step.
 
         Args:
             weight: weight of the work in the step.
             now_s: current time, in seconds.
+            is_awaited: whether members wait for this replica, so that its next round is due now.
 
         Returns:
             The actions that are due now, in the order in which the replica must take them.
@@ -172,7 +182,7 @@ class Pipeline:
         self._since += 1
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
-        if self._is_launch_due(now_s):
+        if is_awaited or self._is_launch_due(now_s):
             due.append(self._launch(now_s))
         return due + self.due_merges()
 

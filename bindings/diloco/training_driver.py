@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pccl.bindings.diloco import interrupts
+from pccl.bindings import interrupts
 from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller, JointNews
 from pccl.bindings.diloco.ledger import ROUNDS_KEPT
 from pccl.bindings.diloco.local_model import LocalModel
@@ -111,7 +111,8 @@ class TrainingDriver:
         step = self.trainer.pipeline.steps + 1
         self._events.put(InnerStep(step=step, seconds=now_s - self._last_step_s))
         self._last_step_s = now_s
-        self.carry_out(self.trainer.step(weight))
+        is_awaited = not self._unsent and self._caller.is_awaited
+        self.carry_out(self.trainer.step(weight, is_awaited=is_awaited))
 
     def carry_out(self, steps: Steps) -> None:
         """Carry out the actions of the trainer.

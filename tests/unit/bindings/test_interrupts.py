@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from pccl.bindings.diloco import interrupts
+from pccl.bindings import interrupts
 
 
 @pytest.fixture(autouse=True)
