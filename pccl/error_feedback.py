@@ -67,14 +67,12 @@ class ErrorFeedback:
             self._open.add(name)
 
         def end(kept: Array | None) -> None:
-            if kept is not None and self.decay != 1.0:
-                kept *= self.decay
             with self._lock:
                 self._open.discard(name)
                 if kept is not None:
                     self._residuals[name] = kept
 
-        return Residual(current, staged, end)
+        return Residual(current, staged, end, self.decay)
 
     def check(self, name: str, count: int, data_type: DataType) -> None:
         """Check that ``begin`` can open the residual. The library calls this before it sends data.

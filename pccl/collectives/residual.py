@@ -29,23 +29,42 @@ class Residual:
             None if there are none.
         staged: zeros, same dtype and shape; collects the rounding errors of this operation.
         on_end: receives the new residual: ``staged``, or None if the residual does not change.
+        decay: share of the new errors that stays in the residual.
     """
 
     def __init__(
-        self, current: Array | None, staged: Array, on_end: Callable[[Array | None], None]
+        self,
+        current: Array | None,
+        staged: Array,
+        on_end: Callable[[Array | None], None],
+        decay: float = 1.0,
     ) -> None:
         self.current = current
         self.staged = staged
+        self._decay = decay
+        self._kept: dict[int, slice] = {}
+        """First value of a part that adds none of ``current`` to the operation -> the part."""
         self._on_end: Callable[[Array | None], None] | None = on_end
+
+    def keep(self, where: slice) -> None:
+        """Record that the operation reads nothing of ``current`` there, so it stays owed."""
+        self._kept[where.start] = where
+        self.staged[where] = 0
 
     def commit(self) -> None:
         """Make ``staged`` the new residual, because the operation was committed.
 
-        A value that was NaN or infinite leaves no residual.
+        A value that was NaN or infinite leaves no residual. Only new errors decay, not a residual
+        that the operation has not read: no part of it was sent.
         """
         for first in range(0, len(self.staged), _PART):
             part = self.staged[first : first + _PART]
             part[~np.isfinite(part)] = 0
+            if self._decay != 1.0:
+                part *= self._decay
+        if self.current is not None:
+            for where in self._kept.values():
+                self.staged[where] += self.current[where]
         self._end(self.staged)
 
     def drop(self) -> None:

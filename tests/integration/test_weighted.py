@@ -198,6 +198,28 @@ def test_quantized_with_error_feedback(run_of: Callable[..., Run], algorithm: st
     assert np.abs(last).max() < 0.06
 
 
+@pytest.mark.parametrize("wire", ["sparse", "int8"])
+def test_a_residual_that_is_not_sent_does_not_decay(run_of: Callable[..., Run], wire: str) -> None:
+    run = run_of(3)
+    owed = [ErrorFeedback(decay=0.5) for _ in range(3)]
+
+    def reduce(member: pccl.Communicator, rank: int, weight: float) -> None:
+        options = QuantizationOptions(format=wire, error_feedback=owed[rank], name="w")
+        member.all_reduce(values_of(rank), op=AVG, weight=weight, quantization_options=options)
+
+    def residual_after(weight: float) -> Array:
+        calls = [run.start(reduce, m, rank, weight if rank == 2 else 1.0)
+                 for rank, m in enumerate(run.members)]  # fmt: skip
+        for call in calls:
+            call.result(LIMIT_S)
+        return owed[2].state_dict()["w"]
+
+    first, second = residual_after(1.0), residual_after(0.0)
+    assert np.any(first)
+    # Beside sparse formats, each member also rounds the sums of its own third.
+    assert np.mean(first == second) >= (1.0 if wire == "sparse" else 0.6)
+
+
 def test_the_total_of_another_attempt_is_that_of_who_is_left(new_run: Callable[..., Run]) -> None:
     run = new_run(3)
     arrays = [np.full(1000, value) for value in (1.0, 4.0, 9.0)]

@@ -64,6 +64,21 @@ def test_errors_decay() -> None:
     assert feedback.state_dict()["x"].tolist() == [0.5, -2]
 
 
+def test_what_was_not_sent_does_not_decay() -> None:
+    feedback = ErrorFeedback(decay=0.5)
+    feedback.load_state_dict({"x": np.array([4, 8], np.float32)})
+    residual = feedback.begin("x", 2, DataType.FLOAT)
+    residual.keep(slice(1, 2))
+    residual.keep(slice(1, 2))
+    residual.staged[:] += [2, 1]
+    residual.commit()
+    assert feedback.state_dict()["x"].tolist() == [1, 8.5]
+    residual = feedback.begin("x", 2, DataType.FLOAT)
+    residual.keep(slice(0, 2))
+    residual.forget()
+    assert feedback.state_dict()["x"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("decay", "kind"), [(-0.1, ValueError), (1.1, ValueError), ("1", TypeError)]
 )

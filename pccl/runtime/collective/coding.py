@@ -120,10 +120,8 @@ class Coding:
 
     def abstain(self, segment: Segment) -> None:
         """Keep the residual of a segment, because a muted contribution adds nothing."""
-        residual = self._residual
-        if residual is not None and segment.position not in self._errors:
-            where = self._range(segment)
-            residual.staged[where] = 0 if residual.current is None else residual.current[where]
+        if self._residual is not None and segment.position not in self._errors:
+            self._residual.keep(self._range(segment))
 
     def _with_residual(self, segment: Segment, values: Array) -> Array:
         """Return ``values`` plus residual, in the residual's dtype. Finite values stay finite."""
