@@ -327,6 +327,11 @@ class Ballot(ABC):
         return False
 
     @property
+    def is_gathered(self) -> bool:
+        """Whether each member needs a link to each other one, because a format is sparse."""
+        return False
+
+    @property
     def way_out(self) -> str:
         """What callers can do if a link is down that the only algorithm needs; empty: nothing."""
         return ""

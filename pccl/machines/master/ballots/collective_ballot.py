@@ -343,9 +343,14 @@ class CollectiveBallot(Ballot):
         return sorted(apart, key=sorted)
 
     @property
+    def is_gathered(self) -> bool:
+        """Whether each member needs a link to each other one, because a format is sparse."""
+        return any(asked.quantization.is_gathered for asked in self._descriptors.values())
+
+    @property
     def way_out(self) -> str:
         """What callers can do if a link is down, unless another algorithm would help."""
-        if any(asked.quantization.is_gathered for asked in self._descriptors.values()):
+        if self.is_gathered:
             return "a sparse reduce needs links between all members, so use another format"
         if any(asked.forced for asked in self._descriptors.values()):
             return 'omit algorithm, or use "ring"'

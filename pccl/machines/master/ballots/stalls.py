@@ -70,10 +70,16 @@ class StallWatch:
         In that view, the members have other neighbours, and the algorithm table avoids a mesh.
         Peers keep redialling a lost lane. So a link counts as down only after ``resume_s``, the
         time in which a peer may reconnect to the master.
+
+        A sparse reduce needs all links, so no other view helps it. It waits for ``link_s``, within
+        which both ends have dialled again, and a relay may have joined them.
         """
         ballots, membership = self._ballots, self._membership
         patience_ns = self._timing.ns(self._timing.resume_s)
         broken = membership.broken_links(group, self._outbox.now_ns - patience_ns)
+        since_ns = self._outbox.now_ns - self._timing.ns(self._timing.link_s)
+        lasting = membership.broken_links(group, since_ns) if broken else {}
+        waiting: list[Ballot] = []
         started = [
             ballot
             for ballot in ballots.open.values()
@@ -84,11 +90,18 @@ class StallWatch:
             self._links.demand(pairs)
             if any(map(self._links.may_meet, pairs)):
                 return
+            if pairs and ballot.is_gathered and not ballot.separated(lasting):
+                waiting.append(ballot)
+                continue
             if pairs and ballot.way_out and not ballot.follows_ring:
                 # Another view would not help, because the request allows one algorithm only.
                 reason = f"{apart(pairs[0], broken)}; {ballot.way_out}"
                 ballots.decide(ballot, ballot.cannot_talk(reason))
-        started = [ballot for ballot in started if ballot.operation in ballots.open]
+        started = [
+            ballot
+            for ballot in started
+            if ballot.operation in ballots.open and ballot not in waiting
+        ]
         pairs = [pair for ballot in started for pair in ballot.separated(broken)] if broken else []
         if not pairs:
             return

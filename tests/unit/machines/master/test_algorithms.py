@@ -374,6 +374,30 @@ def test_a_mesh_that_was_named_fails_alone_where_members_cannot_talk() -> None:
     assert isinstance(error, errors.LinkError)
 
 
+def test_a_sparse_reduce_waits_for_a_redial_or_a_relay() -> None:
+    """No other view helps it: the end that has not noticed yet that the link is gone may redial."""
+    master = new(4)
+    sparse = replace(by(MESH), quantization=Quantization(WireFormat.SPARSE, 128))
+    asked = op(view=view_of(master)[0])
+    for peer in (1, 2, 3, 4):
+        master.hear(peer, msg.OperationRequest(asked, sparse))
+    assert what_a_broken_pair_ends(master) == []
+    aborts = [message for _, message in told(master.wait(8, 1, 2, 3, 4), msg.OperationEnded)]
+    assert [(m.operation, m.abort) for m in aborts] == [(asked, AbortCause.LINK_BROKEN)] * 4
+    assert aborts[0].reason.startswith("peers 1, 3 have no link (reset); a sparse reduce needs")
+
+
+def test_a_sparse_reduce_keeps_no_other_operation_waiting() -> None:
+    master = new(4)
+    sparse = replace(by(MESH), quantization=Quantization(WireFormat.SPARSE, 128))
+    asked = op(view=view_of(master)[0])
+    for peer in (1, 2, 3, 4):
+        master.hear(peer, msg.OperationRequest(asked, sparse))
+        master.hear(peer, msg.OperationRequest(replace(asked, tag=6), by(MESH, forced=True)))
+    aborts = what_a_broken_pair_ends(master)
+    assert [m.operation.tag for m in aborts] == [6] * 4
+
+
 # -- restart -----------------------------------------------------------------------------------
 
 
