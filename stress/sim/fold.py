@@ -26,11 +26,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.types import Algorithm, ReduceOp
+from pccl.protocol.types import Algorithm, ReduceOp, WireFormat
 
 Array = npt.NDArray[Any]
 
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+_STEPS = {WireFormat.INT4: 2.05 / 15, WireFormat.E3M0: 0.51, WireFormat.INT2: 2.05 / 3}
+"""Largest step of each format of less than 8 bits, relative to a block's largest value."""
 
 _OF_INTEGERS: dict[ReduceOp, Callable[[int, int], int]] = {
     ReduceOp.SUM: operator.add,
@@ -151,12 +154,14 @@ def inaccurate(
     contributions: list[Array],
     op: ReduceOp,
     algorithm: Algorithm,
+    wire: WireFormat,
     divisor: float | None = None,
 ) -> list[int]:
     """Return the indices at which a quantized result is further off than its roundings allow.
 
-    With 8 bits or more, a step is at most 4/127 of a block's largest value. A rounding is off by
-    one step at most. A mesh or star rounds inputs and result, a ring its partial results.
+    With 8 bits or more, a step is at most 4/127 of a block's largest value; see ``_STEPS`` for
+    fewer bits. A rounding is off by one step at most. A mesh or star rounds inputs and result, a
+    ring its partial results.
     """
     wide = np.array([part.astype(np.float64) for part in contributions])
     count = len(contributions)
@@ -166,7 +171,7 @@ def inaccurate(
     else:
         exact, sums = (wide.max if op is ReduceOp.MAX else wide.min)(axis=0), 1
     hops = count * sums if algorithm is Algorithm.RING else count + sums
-    slack = hops * largest * 4.1 / 127
+    slack = hops * largest * _STEPS.get(wire, 4.1 / 127)
     share = (divisor or count) if op is ReduceOp.AVG else 1
     off = np.abs(result.astype(np.float64) * share - exact)
     return [int(index) for index in np.flatnonzero(~(off <= slack))]

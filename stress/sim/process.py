@@ -272,7 +272,7 @@ class PeerProcess:
         self._losses = ToldLosses(self.name)
         self._parts = parts
         self._on_event = on_event
-        loop, group = parts.loop, index % parts.scenario.groups
+        loop, self.group = parts.loop, index % parts.scenario.groups
         self.clock = ProcessClock(loop, host)
         random_bytes = Random(str(self.address)).randbytes
         listen, curves = Address("", port), QuickCurves()
@@ -281,7 +281,7 @@ class PeerProcess:
             encrypts=parts.scenario.encrypts,
         )  # fmt: skip
         self.engine = _RecordingEngine(
-            loop, self.clock, host, MASTER_ADDRESS, group, options, self._observe, make_link
+            loop, self.clock, host, MASTER_ADDRESS, self.group, options, self._observe, make_link
         )
         self.engine.inputs = {}
         may_lose = any(isinstance(fault, BlackHole) for fault in parts.scenario.faults)

@@ -122,6 +122,9 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
         40429,  # who was frozen before its work was reduced took it for applied, as it was old
         40751,  # a new machine's master told of a removal before its clock began, unreadably
         410232,  # of two outcomes in a checkpoint the checker took the second one for lost
+        60112,  # a residual lost a share in a round that a guard kept it out of
+        60134,  # a sparse reduce gave up a link before both ends had dialled again
+        343,  # likewise, as one end had not yet seen that the link was gone
         821060,  # a frozen member read a dead master's words, and the checker minded
     ],
 )
@@ -253,6 +256,27 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
         verdict = run_scenario(scenario)
     assert verdict.violation is not None
     assert "residual may have been added already" in verdict.violation
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed", "wire"),
+    [
+        ("residual_advances_always", 12, WireFormat.SPARSE),
+        ("residual_advances_always", 93, WireFormat.INT2),
+        ("residual_stays", 21, WireFormat.SPARSE),
+        ("residual_stays", 15, WireFormat.INT4),
+    ],
+)
+def test_a_planted_bug_is_seen_in_coarse_rounds(bug: str, seed: int, wire: WireFormat) -> None:
+    verdict = run_training_seed(seed)
+    assert verdict.ok
+    assert verdict.scenario.training is not None
+    assert verdict.scenario.training.wire is wire
+    assert verdict.done["quantized"] > 0
+    with planted(bug):
+        verdict = run_training_seed(seed)
+    assert verdict.violation is not None
+    assert "residual" in verdict.violation
 
 
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pccl.machines.peer.events import ReduceResult
 from pccl.protocol.errors import Evicted, MasterLost, NotConnected, PCCLError
 from pccl.protocol.types import SYNC_TAG, Algorithm, OperationId, PeerId, RemovalCause
+from pccl.runtime.state.replay import ObservedReduction
 from pccl.stress.sim.checkers.excuses import Excuses
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.fold import (
@@ -93,6 +94,8 @@ class Checkers:
         self._weights: dict[tuple[InRun, PeerId], float] = {}
         self._entered: dict[InRun, set[PeerId]] = {}
         self._results: dict[InRun, tuple[ReduceResult, bytes]] = {}
+        self._replayed: dict[InRun, bytes] = {}
+        """Operation -> result with which a newcomer replayed it before a member returned."""
         self._interrupted: set[InRun] = set()
         self._outcomes: dict[
             InRun, tuple[tuple[bool, tuple[PeerId, ...]], dict[Address, PeerId]]
@@ -128,11 +131,13 @@ class Checkers:
         if content is not None:
             self._inputs.setdefault((operation, peer), content)
 
-    def given(self, run: bytes, outcome: ReduceResult) -> list[tuple[Array, float]]:
+    def given(
+        self, operation: InRun, contributors: Sequence[int], weights: Sequence[float]
+    ) -> list[tuple[Array, float]]:
         """Return what counts of each contributor to a weighted average: input and weight."""
         found: list[tuple[Array, float]] = []
-        for peer, weight in zip(outcome.contributors, outcome.weights, strict=True):
-            own = self._inputs[InRun(run, outcome.operation), peer]
+        for peer, weight in zip(contributors, weights, strict=True):
+            own = self._inputs[operation, PeerId(peer)]
             found.append((own if weight else np.zeros_like(own), weight))
         return found
 
@@ -209,8 +214,18 @@ class Checkers:
         outcome: ReduceResult,
         slot: Slot,
         result: Array,
+        owed: Sequence[Array | None] = (),
     ) -> None:
-        """Check the result of a call that returned in ``run``."""
+        """Check the result of a call that returned in ``run``.
+
+        Args:
+            who: name of the caller.
+            run: the run.
+            outcome: outcome of the reduce.
+            slot: what the call asked for.
+            result: its result.
+            owed: residuals that the contributors brought into a compressed average, in their order.
+        """
         self.reduces += 1
         operation, contributors = InRun(run, outcome.operation), outcome.contributors
         content = result.tobytes()
@@ -230,40 +245,36 @@ class Checkers:
                 weights = self.guards.returned(who, operation, outcome, result, weights)
             if list(outcome.weights) != weights:
                 raise Violation(f"{who}: {operation} has weights {weights}, not {outcome}")
-            for wrong in self._wrong(operation, outcome.algorithm, slot, inputs, weights, result):
+            whole, divisor = _summands(slot, inputs, weights, owed)
+            for wrong in _wrong(outcome.algorithm, slot, whole, divisor, result):
                 values = [own[wrong] for own in inputs]
                 raise Violation(
                     f"{who}: wrong result of {operation} over {contributors}: element {wrong} is "
                     f"{result[wrong]!r}, from inputs {values!r} with weights {weights}"
                 )
+            if self._replayed.get(operation, content) != content:
+                raise Violation(f"{who}: a newcomer replayed {operation} with another result")
             self._results[operation] = (alike, content)
         elif known != (alike, content):
             raise Violation(f"{who}: the result of {operation} differs from another member's")
 
-    def _wrong(
-        self,
-        operation: InRun,
-        algorithm: Algorithm,
-        slot: Slot,
-        inputs: list[Array],
-        weights: list[float],
-        result: Array,
-    ) -> list[int]:
-        """Return the indices at which a result cannot be right."""
-        divisor, summands = None, list[Array | None](inputs)
-        if weights:
-            summands, divisor = weighed(inputs, weights)
-        whole = [np.zeros_like(result) if part is None else part for part in summands]
-        if slot.quantization.active and not all(_is_finite(part) for part in whole):
-            return []  # the other values of a block need not be accurate
-        if slot.quantization.is_gathered:
-            return inaccurate_sparse(result, whole, slot.op, divisor)
-        if slot.quantization.active:
-            return inaccurate(result, whole, slot.op, algorithm, divisor)
-        if algorithm is Algorithm.MESH:
-            return implausible(result, whole, slot.op, divisor)
-        firsts = None if algorithm is Algorithm.RING else [0]
-        return differences(result, fold(summands, slot.op, firsts, divisor), slot.op)
+    def replayed(self, who: str, run: bytes, group: int, seen: ObservedReduction) -> InRun:
+        """Check a reduce that a newcomer replays: it must have the result that the members have.
+
+        Returns:
+            The operation.
+        """
+        operation = next(
+            one
+            for one in reversed(self._entered)
+            if one == (run, OperationId(one.operation.term, group, seen.view, seen.tag, seen.n))
+        )
+        content = seen.values.tobytes()
+        known = self._results.get(operation)
+        expected = known[1] if known else self._replayed.setdefault(operation, content)
+        if content != expected:
+            raise Violation(f"{who}: it replays {operation} with another result")
+        return operation
 
     def was_broadcast(
         self,
@@ -405,6 +416,43 @@ class Checkers:
     def _host_of(self, run: bytes, peer: int) -> str | None:
         address = self._addresses.get((run, PeerId(peer)))
         return address.host if address else None
+
+
+def _summands(
+    slot: Slot, inputs: list[Array], weights: list[float], owed: Sequence[Array | None]
+) -> tuple[list[Array | None], float | None]:
+    """Return what an operation adds up, None for nothing, and the divisor of an average."""
+    if not weights:
+        return list[Array | None](inputs), None
+    summands, divisor = weighed(inputs, weights)
+    mean = divisor / len(inputs)
+    for rank, one in enumerate(owed):
+        own = summands[rank]
+        if one is not None and own is not None:
+            summands[rank] = own + mean * one
+    return summands, divisor
+
+
+def _wrong(
+    algorithm: Algorithm,
+    slot: Slot,
+    summands: list[Array | None],
+    divisor: float | None,
+    result: Array,
+) -> list[int]:
+    """Return the indices at which a result cannot be right."""
+    whole = [np.zeros_like(result) if part is None else part for part in summands]
+    if slot.quantization.active and not all(_is_finite(part) for part in whole):
+        return []  # the other values of a block need not be accurate
+    if slot.quantization.is_gathered:
+        return inaccurate_sparse(result, whole, slot.op, divisor)
+    if slot.quantization.active:
+        wire = slot.quantization.format
+        return inaccurate(result, whole, slot.op, algorithm, wire, divisor)
+    if algorithm is Algorithm.MESH:
+        return implausible(result, whole, slot.op, divisor)
+    firsts = None if algorithm is Algorithm.RING else [0]
+    return differences(result, fold(summands, slot.op, firsts, divisor), slot.op)
 
 
 def _is_finite(values: Array) -> bool:

@@ -1,7 +1,7 @@
 """``ResidualCheckers``: checks that members pay back the rounding error of rounds once.
 
 * The result of a round is the sum of its contributions, plus the residuals of the contributors
-  before it, minus their residuals after it.
+  before it, minus their residuals after it. With decay, a process keeps a part of its residual.
 * A residual advances when its process sees the round committed, and otherwise stays. A process
   forgets its residual if the ledger contradicts what it saw.
 """
@@ -44,8 +44,10 @@ class _Round:
     result: Wide
     weight: float
     """Mean weight of a contributor."""
+    size: float
+    """Largest value of the result, and of the residuals in it."""
     missing: set[PeerId]
-    """Contributors whose new residual is not known yet."""
+    """Contributors with work whose new residual is not known yet."""
     changes: list[Wide] = field(default_factory=list[Wide])
 
 
@@ -54,10 +56,16 @@ class ResidualCheckers:
 
     Args:
         done: counts of the run.
+        decay: share of an error that a process keeps.
+        is_gathered: whether a process rounds only its own contribution.
     """
 
-    def __init__(self, done: Counter[str]) -> None:
+    def __init__(
+        self, done: Counter[str], decay: float = 1.0, *, is_gathered: bool = False
+    ) -> None:
         self._done = done
+        self._decay = decay
+        self._is_gathered = is_gathered
         self._accounts: dict[tuple[int, int], _Account] = {}
         """Axis and fragment -> residual."""
         self._seen: dict[tuple[int, int], dict[int, bool]] = {}
@@ -65,6 +73,7 @@ class ResidualCheckers:
         self._rounds: dict[InRun, _Round] = {}
         self._axes: dict[tuple[bytes, PeerId], int] = {}
         """Run and id -> axis of the process."""
+        self._owed: dict[InRun, list[Wide | None]] = {}
         self._carried: dict[InRun, Wide | float] = {}
 
     def begins(
@@ -87,36 +96,37 @@ class ResidualCheckers:
             raise Violation(f"{who}: residual {words} in round {number}: {owed}, not {expected}")
         account.owed, account.is_void, account.may_be_void = owed, False, False
 
-    def carried(
+    def owed(
         self, operation: InRun, fragment: int, parts: dict[PeerId, tuple[Floats, float]]
-    ) -> Wide | float:
-        """Return what residuals of earlier rounds add to the total of a round.
+    ) -> list[Wide | None]:
+        """Return the residual that each contributor brought into a round, in their order.
 
-        A residual is an error of an average. If the sum of the weights was much smaller then, it
-        can add more than 1 to the total of this round. Call this before ``returned``.
+        Call this before ``returned``.
 
         Args:
             operation: reduce of the round.
             fragment: fragment of the round.
             parts: input and weight of each contributor; zeros if it was excluded.
         """
-        if operation not in self._carried:
+        if operation not in self._owed:
+            owed: list[Wide | None] = []
+            for peer, (part, weight) in parts.items():
+                pays = weight and np.any(part)
+                axis = self._axes[operation.run, peer] if pays else None
+                own = None if axis is None else self._account(axis, fragment).owed
+                owed.append(None if own is None else own.astype(np.float64))
+            self._owed[operation] = owed
             mean = sum(weight for _, weight in parts.values()) / len(parts)
-            payers = [peer for peer, (part, weight) in parts.items() if weight and np.any(part)]
-            axes = [self._axes[operation.run, peer] for peer in payers]
-            owed = [self._account(axis, fragment).owed for axis in axes]
-            self._carried[operation] = mean * sum(
-                (one.astype(np.float64) for one in owed if one is not None), start=0.0
-            )
-        return self._carried[operation]
+            self._carried[operation] = mean * sum((one for one in owed if one is not None), start=0)
+        return self._owed[operation]
 
-    def carried_in(self, run: bytes, view: int, tag: int, n: int) -> Wide | float:
-        """Return what ``carried`` returned for an operation; 0: no member has its result yet."""
-        for known, carried in reversed(self._carried.items()):
-            ran = known.operation
-            if (known.run, ran.view, ran.tag, ran.n) == (run, view, tag, n):
-                return carried
-        return 0.0
+    def carried(self, operation: InRun) -> Wide | float:
+        """Return what residuals of earlier rounds add to the total of a round.
+
+        A residual is an error of an average. If the sum of the weights was much smaller then, it
+        can add more than 1 to the total of this round. If no member has the result yet, return 0.
+        """
+        return self._carried.get(operation, 0.0)
 
     def failed(self, who: str, axis: int, fragment: int, owed: Floats | None) -> None:
         """Check that a round that the process did not see committed left its residual unchanged."""
@@ -153,7 +163,13 @@ class ResidualCheckers:
             owed: new residual of the process.
         """
         account = self._account(axis, fragment)
-        change = _wide(account.owed, len(total)) - _wide(owed, len(total))
+        before, after = _wide(account.owed, len(total)), _wide(owed, len(total))
+        pays = bool(parts[peer][1]) and bool(np.any(parts[peer][0]))
+        is_void = account.is_void or account.may_be_void
+        may_differ = pays or is_void or not self._is_gathered  # others encode partial results, too
+        if not may_differ and not np.array_equal(before, after):
+            raise Violation(f"{who}: round {number} without its work changed its residual")
+        change = before - after / (self._decay if pays else 1.0)
         if number in self._seen.get((axis, fragment), {}):
             self._seen[axis, fragment][number] = bool(parts[peer][1])
         account.owed = owed
@@ -164,18 +180,23 @@ class ResidualCheckers:
                 start=np.zeros(len(total)),
             )
             mean = sum(weight for _, weight in parts.values()) / len(parts)
-            known = self._rounds[operation] = _Round(total - exact, mean, set(parts))
+            payers = {one for one, (part, weight) in parts.items() if weight and np.any(part)}
+            size = float(np.abs(total).max(initial=1.0))
+            known = self._rounds[operation] = _Round(total - exact, mean, size, payers)
+        is_awaited = peer in known.missing
         known.missing.discard(peer)
         known.changes.append(change)
+        owes = float(np.abs([before, after]).max(initial=0.0))
+        known.size = max(known.size, known.weight * owes)
         # A process without work has no residual, and its rounding errors for others are lost.
-        all_pay = all(np.any(part) for part, _ in parts.values())
-        if not known.missing and all_pay:
-            self._check(who, operation, known, float(np.abs(total).max(initial=1.0)))
+        all_pay = self._is_gathered or all(np.any(part) for part, _ in parts.values())
+        if is_awaited and not known.missing and all_pay:
+            self._check(who, operation, known)
 
-    def _check(self, who: str, operation: InRun, known: _Round, size: float) -> None:
+    def _check(self, who: str, operation: InRun, known: _Round) -> None:
         made_good = known.weight * sum(known.changes, start=np.zeros(len(known.result)))
         off = float(np.abs(known.result - made_good).max(initial=0.0))
-        if off > _TOLERANCE * size * len(known.changes):
+        if off > _TOLERANCE * known.size * len(known.changes):
             raise Violation(f"{who}: {off} of {operation} is in neither result nor residuals")
         self._done["residuals checked"] += 1
 

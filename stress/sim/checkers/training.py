@@ -91,7 +91,8 @@ class TrainingCheckers:
         self._training = training
         self._done = done
         self._excuses = excuses
-        self.residuals = ResidualCheckers(done)
+        gathers = training.quantization.is_gathered
+        self.residuals = ResidualCheckers(done, training.decay, is_gathered=gathers)
         self.saved: deque[Any] = deque()
         """Processes that have saved a checkpoint, until another process continues."""
         self.may_be_offered: set[int] = {0}

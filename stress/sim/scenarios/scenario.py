@@ -348,6 +348,9 @@ def draw_to_train(seed: int) -> Scenario:
     drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
     faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
     # All must train together, but two undialable processes may never meet.
+    training = draw_training(seed, plain.latency_ns)
+    # A sparse reduce needs a link between each pair of members, direct or relayed.
+    relays = plain.relays or training.quantization.is_gathered
     faults = _one_shut(replace(plain, faults=faults))
     return replace(
         plain,
@@ -373,7 +376,8 @@ def draw_to_train(seed: int) -> Scenario:
         quorum=None,
         naps=0.0,
         buckets=None,
-        training=draw_training(seed, plain.latency_ns),
+        relays=relays,
+        training=training,
     )
 
 

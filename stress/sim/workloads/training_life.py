@@ -139,7 +139,7 @@ class TrainingLife:
         self._steps = self._steps_at_entry = self._outer.inner_steps = old._steps
         self._outer.load(old._held.contents, old._outer.revision)
         self._revisions.synced(self._outer.revision)
-        self._reduces.feedback = old._reduces.feedback
+        self._reduces.feedback.load_state_dict(old._reduces.feedback.state_dict())
         self._trainer.pipeline.resume(old._trainer.pipeline.position(), self._now_s)
         for number, _, _ in self._trainer.pipeline.position()["flights"]:
             self._trainer.commit(old._trainer.commits[number])
@@ -409,16 +409,16 @@ class TrainingLife:
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
+        process = self._process
+        operation = self._checkers.replayed(self._who, process.run, process.group, seen)
         if seen.tag == self._reduces.buffers_tag:
             self._replayed = seen.values.copy()
             return
         buffers, self._replayed = self._replayed, None
         total = seen.total_weight or 0.0
-        coded, workers = self._reduces.is_coded, workers_of(seen.contributors, seen.weights)
-        residuals = self._training_checkers.residuals
-        carried = residuals.carried_in(self._process.run, seen.view, seen.tag, seen.n)
-        work = whole(np.multiply(seen.values, total, dtype=np.float64) - carried, coded=coded)
+        workers = workers_of(seen.contributors, seen.weights)
         average = Average(seen.contributors, total, workers=workers)
+        work = self._reduces.replayed(operation, seen, total)
         self._rounds.finish(seen.tag - 1, work, average, buffers)
 
     def _members(self) -> Members:

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from random import Random
 
+from pccl.bindings.compression import SPARSE_DECAY
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.protocol.guards.contributions import ContributionGuard, GuardAction
 from pccl.protocol.types import UNQUANTIZED, Quantization, WireFormat
@@ -14,12 +15,21 @@ from pccl.stress.sim.workloads.toy_model import CODED_DIGITS, DIGITS
 _PIECES = (256, 1024, 8192)
 _FORMATS = (WireFormat.FLOAT16, WireFormat.UINT16)
 """Precise enough to tell digits apart; their rounding errors are still far above float32's."""
+_COARSE = (
+    *(WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.BFLOAT16),
+    *(WireFormat.INT4, WireFormat.E3M0, WireFormat.INT2),
+)
 _IS_CODED = 0.25
+_IS_COARSE = 0.25
+_IS_SPARSE = 0.5
+_IS_STOCHASTIC = 0.3
 _IS_EAGER = 0.5
 _MIXES = 0.5
 _IS_INTERRUPTED = 0.3
 _STOPS = 0.2
 _BLOCK = 32
+_SPARSE_BLOCKS = (128, 3200)
+"""Half of the values are kept, or one in fifty."""
 _HAS_EXTRAS = 0.5
 _IS_GUARDED = 0.4
 LIVES_MAX = 2
@@ -56,6 +66,10 @@ class TrainingPlan:
     piece_bytes: int
     wire: WireFormat = WireFormat.NONE
     """Wire format of the rounds, with error feedback; NONE: no compression."""
+    block: int = _BLOCK
+    """Values per block of the wire format."""
+    stochastic: bool = False
+    """Whether the wire format rounds at random."""
     eager: bool = False
     """Whether merges preview the next outer step."""
     mixing: float = 0.0
@@ -73,7 +87,19 @@ class TrainingPlan:
     @property
     def quantization(self) -> Quantization:
         """The wire format, as an option of a reduce."""
-        return UNQUANTIZED if self.wire is WireFormat.NONE else Quantization(self.wire, _BLOCK)
+        if self.wire is WireFormat.NONE:
+            return UNQUANTIZED
+        return Quantization(self.wire, self.block, self.stochastic)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether an average shows all digits of the work in it."""
+        return self.wire is WireFormat.NONE or self.wire in _FORMATS
+
+    @property
+    def decay(self) -> float:
+        """Share of an error that the next round adds, as ``DiLoCo`` chooses it."""
+        return SPARSE_DECAY if self.wire is WireFormat.SPARSE else 1.0
 
     @property
     def digits(self) -> int:
@@ -120,6 +146,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
             sync_steps, sync_s = 0, rng.uniform(1, 6) * step_ns / 1e9
             delay = rng.choice((0, 1, 3))
     overlaps = 0 < delay < sync_steps
+    compression = _draw_compression(seed)
     return TrainingPlan(
         mode=mode,
         fragments=fragments,
@@ -129,7 +156,9 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         min_peers=rng.choice((1, 1, 1, 2)),
         step_ns=step_ns,
         piece_bytes=rng.choice(_PIECES),
-        wire=_draw_wire(seed),
+        wire=compression.format,
+        block=compression.block,
+        stochastic=compression.stochastic,
         extras=Random(f"{seed}/extras").random() < _HAS_EXTRAS,
         guard=_draw_guard(seed),
         eager=mode is Mode.ROUND_DELAYED and Random(f"{seed}/eager").random() < _IS_EAGER,
@@ -148,6 +177,12 @@ def _draw_guard(seed: int) -> ContributionGuard | None:
     return ContributionGuard(exclude, outliers, rng.choice((3.0, 8.0, 30.0)), rng.choice((0, 8)))
 
 
-def _draw_wire(seed: int) -> WireFormat:
-    rng = Random(f"{seed}/coded")
-    return rng.choice(_FORMATS) if rng.random() < _IS_CODED else WireFormat.NONE
+def _draw_compression(seed: int) -> Quantization:
+    rng, coarse = Random(f"{seed}/coded"), Random(f"{seed}/coarse")
+    if rng.random() < _IS_CODED:
+        return Quantization(rng.choice(_FORMATS), _BLOCK)
+    if coarse.random() >= _IS_COARSE:
+        return UNQUANTIZED
+    if coarse.random() < _IS_SPARSE:
+        return Quantization(WireFormat.SPARSE, coarse.choice(_SPARSE_BLOCKS))
+    return Quantization(coarse.choice(_COARSE), _BLOCK, coarse.random() < _IS_STOCHASTIC)

@@ -15,6 +15,7 @@ from pccl.protocol.errors import PCCLError, TooFewPeers
 from pccl.protocol.types import PeerId, ReduceOp
 from pccl.runtime.collective.operand import borrow
 from pccl.runtime.requests import ReduceRequest
+from pccl.runtime.state.replay import ObservedReduction
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.training import Contents, contribution
 from pccl.stress.sim.parts import RunParts
@@ -48,7 +49,7 @@ class TrainingReduces:
         training, training_checkers = parts.scenario.training, parts.checkers.training
         assert training is not None
         assert training_checkers is not None
-        self.feedback = ErrorFeedback()
+        self.feedback = ErrorFeedback(decay=training.decay)
         self.last: tuple[InRun | None, Contents, list[Whole]] | None = None
         self._seed = parts.scenario.seed
         self._training = training
@@ -148,20 +149,18 @@ class TrainingReduces:
             residuals.alone(axis, fragment, given.number)
             raise
         run, result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, run, result, slot, buffer)
         total = fsum(info.weights)
         contributors = tuple(PeerId(peer) for peer in info.contributors)
-        work = np.multiply(buffer, total, dtype=np.float64)
         operation = InRun(run, result.operation)
-        parts = self._checkers.given(run, result)
+        parts = self._checkers.given(operation, result.contributors, result.weights)
+        named = dict(zip(contributors, parts, strict=True))
+        paid = residuals.owed(operation, fragment, named) if self.is_coded else ()
+        self._checkers.succeeded(self._who, run, result, slot, buffer, paid)
         self.last = operation, before, [contribution(*part) for part in parts]
-        if not self.is_coded:
-            given.values[:] = whole(work)
-        else:
-            named = dict(zip(contributors, parts, strict=True))
-            carried = residuals.carried(operation, fragment, named)
-            given.values[:] = whole(work - carried, coded=True)
-            peer, owed = self._process.peer, self._owed(fragment)
+        given.values[:] = self._whole(operation, buffer, total, parts)
+        if self.is_coded:
+            work, peer = np.multiply(buffer, total, dtype=np.float64), self._process.peer
+            owed = self._owed(fragment)
             residuals.returned(
                 self._who, axis, fragment, given.number, operation, peer, named, work, owed
             )
@@ -173,6 +172,29 @@ class TrainingReduces:
             self._process.peer in info.excluded,
             workers_of(contributors, info.weights),
         )
+
+    def replayed(self, operation: InRun, seen: ObservedReduction, total: float) -> Whole:
+        """Return the sum of all work in a round that a newcomer replays before its admission."""
+        parts = self._checkers.given(operation, seen.contributors, seen.weights)
+        return self._whole(operation, seen.values, total, parts)
+
+    def _whole(
+        self,
+        operation: InRun,
+        average: Floats,
+        total: float,
+        parts: list[tuple[Floats, float]],
+    ) -> Whole:
+        """Return the sum of all work in a round.
+
+        Coarse formats do not show its digits. Then it is the sum of the contributions, so that the
+        model shows which rounds a process has seen, and checkers compare the average with them.
+        """
+        if not self._training.is_exact:
+            return sum((contribution(*part) for part in parts), start=np.zeros(len(average), int))
+        work = np.multiply(average, total, dtype=np.float64)
+        carried = self._training_checkers.residuals.carried(operation)
+        return whole(work - carried, coded=self.is_coded)
 
     def _owed(self, fragment: int) -> Floats | None:
         return self.feedback.state_dict().get(f"{fragment}")
