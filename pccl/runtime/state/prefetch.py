@@ -70,6 +70,16 @@ class Prefetch:
         """Digest of the completely fetched snapshot; empty if there is none."""
         return self._target.content if self.download.complete else b""
 
+    @property
+    def completes(self) -> bool:
+        """Whether the fetched pieces, written over the tensors, give the snapshot.
+
+        They do, unless the tensors have changed since the download compared its map with them.
+        """
+        mine, theirs = self.memory.piece_map, self.download.map
+        numbers = set(mine.layout.numbers(may_differ=False)).difference(self.download.wanted)
+        return theirs is not None and all(theirs[number] == mine[number] for number in numbers)
+
     def watch(self, on_result: Callable[[PeerId, bytearray], None]) -> None:
         """Ask the members to announce results; call ``on_result`` with each announcement."""
         self.on_result = on_result

@@ -147,8 +147,16 @@ class Replay:
         return self._has_caught_up()
 
     async def _adopt(self, content: bytes) -> None:
-        """Write the fetched snapshot into the tensors; the next result is the first after it."""
+        """Write the fetched snapshot into the tensors; the next result is the first after it.
+
+        Skip a snapshot that is older than the tensors. It was compared with them before a replay,
+        so its missing pieces do not restore what the replay has changed. Without this check, the
+        tensors would be a mixture, to which the same results are applied again.
+        """
         memory, prefetch = self._prefetch.memory, self._prefetch
+        if not prefetch.completes:
+            self._adopted = content
+            return
         await self._hasher.run(partial(prefetch.fetched.apply, prefetch.download.wanted))
         await StateHashing(self._hasher).run(memory)
         self._adopted = self._holds = content

@@ -29,7 +29,7 @@ from pccl.runtime.tasks import Tasks
 from pccl.state.digests import PieceMap
 from pccl.transports.link import Links
 from tests.support.patience import LIMIT_S
-from tests.support.small_state import Recorder, filled
+from tests.support.small_state import PIECE, Recorder, filled
 
 MEMBER = PeerId(1)
 
@@ -335,6 +335,46 @@ def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
     here = scene.memory.piece_map.digest(may_differ=False)
     assert here == changed.piece_map.digest(may_differ=False)
     assert not scene.prefetch.download.is_held
+
+
+@pytest.mark.parametrize("shown", [1, 3])
+def test_a_snapshot_that_comes_during_a_replay_is_compared_with_what_it_made(
+    scene: Scene, shown: int
+) -> None:
+    """The tensors are the members', so results count at once; then the first map comes.
+
+    Another member announces the same result again.
+    """
+    theirs, changed = memory_of(1), memory_of(1)
+    changed.views[0][3 * PIECE :] = bytes([shown]) * PIECE
+    hash_here(changed, [3])
+    changed.hashed([3])
+    content = theirs.piece_map.digest(may_differ=False)
+    news = ResultNews(content, 0, OPERATION, DataType.UINT8, 1, bytes(32), (MEMBER,))
+
+    class Given(Replay):
+        async def _fetch(self, news: Any) -> Any:
+            self.heard(PeerId(2), bytearray(news.pack()))
+            scene.hear_map(changed.piece_map)
+            for number in scene.prefetch.download.wanted:
+                scene.hear_piece(changed, number)
+            return np.zeros(1, np.uint8)
+
+    def apply(_: ObservedReduction) -> None:
+        half = scene.memory.views[0][: 2 * PIECE]
+        half[:] = bytes(value + 1 for value in half)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        replay = Given(loop, scene.prefetch, NO_RESULTS, InlineHasher(), apply)
+        replay.heard(MEMBER, bytearray(news.pack()))
+        replay.end()
+        await replay.run()
+
+    asyncio.run(work())
+    assert bytes(scene.memory.views[0]) == b"".join(
+        bytes([value]) * PIECE for value in (2, 2, 1, 1)
+    )
 
 
 def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
