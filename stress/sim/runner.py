@@ -179,8 +179,9 @@ class Simulation:
         if not self._settled or self.checkers.nobody_to_join:
             return
         seats = [seat for seat in self.stage.seats if seat.alive and not seat.is_over]
-        alive = {(seat.process.run, seat.process.peer) for seat in seats}
         for seat in seats:
+            group = [one.process for one in seats if one.process.group == seat.process.group]
+            alive = {(process.run, process.peer) for process in group}
             roster = seat.process.engine.roster
             members = () if roster is None else roster.members
             if {(seat.process.run, member.peer) for member in members} != alive:

@@ -117,6 +117,8 @@ class Stage:
         self._spawned: dict[asyncio.Task[None], None] = {}
         self._stranger: SimHost | None = None
         checkers.believes = self._believes
+        if checkers.training is not None:
+            checkers.training.is_running = self._is_running
         checkers.waits = self._waits
         checkers.follows = self._follows
         checkers.before_goodbye = LinkCheckers(
@@ -272,7 +274,8 @@ class Stage:
         if not self.master.host.alive or self.excuses.was_cut_off(process.name):
             self._note_majority(process.engine.roster)  # perhaps no master received its goodbye
         self._on_done(process, task)
-        if self.checkers.training is not None and self.checkers.training.saved:
+        training = self.checkers.training
+        if training is not None and training.saved[process.group]:
             waits = Random(f"{self.scenario.seed}/{process.name}/{self.now_ns()}/comes back")
             wait_ns = waits.randrange(self.scenario.stop_ns // 4)
             self.at(self.now_ns() + wait_ns, self._continue_from_checkpoint, process)
@@ -281,9 +284,14 @@ class Stage:
         """Start a process on the machine of one that has ended, if nobody has continued."""
         training = self.checkers.training
         (seat,) = (seat for seat in self.seats if seat.process.name == process.name)
-        if training is not None and training.saved and seat.process is process and seat.is_over:
+        has_saved = training is not None and bool(training.saved[process.group])
+        if has_saved and seat.process is process and seat.is_over:
             process.kill()
             self.restart(seat)
+
+    def _is_running(self, index: int) -> bool:
+        seat = self.seats[index] if index < len(self.seats) else None
+        return seat is not None and seat.alive and not seat.is_over
 
     def kill(self, seat: Seat) -> bool:
         """Kill the process of a seat if its application runs; return whether it did."""

@@ -258,22 +258,23 @@ class Checkers:
         elif known != (alike, content):
             raise Violation(f"{who}: the result of {operation} differs from another member's")
 
-    def replayed(self, who: str, run: bytes, group: int, seen: ObservedReduction) -> InRun:
+    def replayed(self, process: PeerProcess, seen: ObservedReduction) -> InRun:
         """Check a reduce that a newcomer replays: it must have the result that the members have.
 
         Returns:
             The operation.
         """
+        rest = process.group, seen.view, seen.tag, seen.n
         operation = next(
             one
             for one in reversed(self._entered)
-            if one == (run, OperationId(one.operation.term, group, seen.view, seen.tag, seen.n))
+            if one == (process.run, OperationId(one.operation.term, *rest))
         )
         content = seen.values.tobytes()
         known = self._results.get(operation)
         expected = known[1] if known else self._replayed.setdefault(operation, content)
         if content != expected:
-            raise Violation(f"{who}: it replays {operation} with another result")
+            raise Violation(f"{process.name}: it replays {operation} with another result")
         return operation
 
     def was_broadcast(

@@ -19,8 +19,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +93,10 @@ class TrainingCheckers:
         self._excuses = excuses
         gathers = training.quantization.is_gathered
         self.residuals = ResidualCheckers(done, training.decay, is_gathered=gathers)
-        self.saved: deque[Any] = deque()
-        """Processes that have saved a checkpoint, until another process continues."""
+        self.saved: defaultdict[int, deque[Any]] = defaultdict(deque)
+        """Group -> processes that have saved a checkpoint, until another one continues."""
+        self.is_running: Callable[[int], bool] = lambda index: True
+        """Whether the process with an index trains."""
         self.may_be_offered: set[int] = {0}
         """Numbers of inner steps that processes have had."""
         self._made: list[Whole] = []
@@ -108,9 +110,9 @@ class TrainingCheckers:
         self._offered: dict[InRun, dict[PeerId, Offered]] = {}
         self._synced: dict[InRun, tuple[Contents, int]] = {}
         """Synchronization -> elected contents, and their line."""
-        self._advanced: dict[bytes, tuple[int, int]] = {}
-        """Run -> term and view of the first synchronization above revision 0 that the master must
-        know."""
+        self._advanced: dict[tuple[bytes, int], tuple[int, int]] = {}
+        """Run and group -> term and view of the first synchronization above revision 0 that the
+        master must know."""
         self._rounds: dict[InRun, tuple[Contents, Contents]] = {}
         """Reduce of a round -> contents before and after the round."""
         self._parents: dict[Contents, Contents] = {}
@@ -160,13 +162,14 @@ class TrainingCheckers:
             line = self._line(who, operation, {peer: offered[peer] for peer in members}, contents)
             self._synced[operation] = contents, line
             place = operation.operation.term, operation.operation.view
-            advanced = self._advanced.get(operation.run)
+            scope = operation.run, operation.operation.group
+            advanced = self._advanced.get(scope)
             # A frozen member may hear of the beginning when other members have advanced.
             begun_anew = advanced is not None and not revision and place >= advanced
             if begun_anew and not self._excuses.may_lack_majority:
                 raise Violation(f"{who}: {operation} began the run again")
             if revision:
-                self._advanced.setdefault(operation.run, place)
+                self._advanced.setdefault(scope, place)
         known, line = self._synced[operation]
         if known != contents:
             raise Violation(f"{who}: {operation} gave other members other contents")

@@ -343,26 +343,32 @@ def draw_to_train(seed: int) -> Scenario:
     """
     plain = draw(seed)
     peers = min(plain.peers, _TRAINERS_MAX)
+    late_peers = min(plain.late_peers, peers - 2)
+    training = draw_training(seed, plain.latency_ns)
+    if peers < 2 * training.shards:
+        training = replace(training, shards=1)
+    if training.shards > 1:  # replicas are complete, and the first one is early
+        peers -= peers % training.shards
+        late_peers -= late_peers % training.shards
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
     drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
     faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
-    # All must train together, but two undialable processes may never meet.
-    training = draw_training(seed, plain.latency_ns)
     # A sparse reduce needs a link between each pair of members, direct or relayed.
     relays = plain.relays or training.quantization.is_gathered
+    # All must train together, but two undialable processes may never meet.
     faults = _one_shut(replace(plain, faults=faults))
     return replace(
         plain,
         peers=peers,
-        late_peers=min(plain.late_peers, peers - 2),
+        late_peers=late_peers,
         slots=(),
         style=Style.SEQUENTIAL,
         window_bytes=max(plain.window_bytes, _WINDOW_MIN),
         stop_ns=stop_ns,
         faults=faults,
         asks_pending=False,
-        groups=1,
+        groups=training.shards,
         retries=True,
         broadcasts=False,
         barriers=False,

@@ -47,6 +47,7 @@ from pccl.stress.sim.checkers.training import Contents, Held
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.workloads.application import name_of, patience_s, wake
+from pccl.stress.sim.workloads.replica_pauses import ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import Doubles, ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces, workers_of
 
@@ -76,13 +77,12 @@ class TrainingLife:
         assert training_checkers is not None
         self._scenario = scenario
         self._training = training
-        self._process = process
-        self._engine = process.engine
+        self._process, self._engine = process, process.engine
         self._checkers = parts.checkers
         self._training_checkers = training_checkers
         self._loop = parts.loop
         self._sleep = sleep
-        saved = training_checkers.saved
+        saved = training_checkers.saved[process.group]
         old: TrainingLife | None = saved.popleft() if saved else None
         axes = training_checkers.axes
         axis = training_checkers.claim_axis() if old is None else old._replica.axis
@@ -98,6 +98,7 @@ class TrainingLife:
             if old is None
             else old._replica
         )
+        self._pauses = ReplicaPauses(parts, process)
         self._reduces = TrainingReduces(parts, process, self._outer, self._replica)
         self._trainer = LocalTrainer(
             schedule,
@@ -157,7 +158,7 @@ class TrainingLife:
         self._replica.flown = {n: taken[n] for n in taken.keys() & self._trainer.commits.keys()}
         self._held = Held(self._outer.contents(), self._line)
         self._checkers.done["checkpoint saved"] += 1
-        self._training_checkers.saved.append(self)
+        self._training_checkers.saved[self._process.group].append(self)
 
     @property
     def _who(self) -> str:
@@ -387,10 +388,10 @@ class TrainingLife:
             case ReduceBuffers(sums, leads):
                 await self._reduces.buffers(sums, leads=leads)
                 return None
-            case Pause(seconds, why):
-                self._checkers.done["waits for a holder"] += bool(why)
-                await self._sleep(round(seconds * NS_PER_S))
-                self._is_closing = self._is_closing or self._time_is_up
+            case Pause():
+                self._checkers.done["waits for a holder"] += bool(effect.why)
+                await self._sleep(self._pauses.next_ns(effect))
+                self._is_closing |= self._time_is_up or self._pauses.is_replica_gone
                 return self._is_closing
 
     async def _connect(self) -> None:
@@ -409,8 +410,7 @@ class TrainingLife:
 
     def _replay(self, seen: ObservedReduction) -> None:
         self._checkers.done["training replay"] += 1
-        process = self._process
-        operation = self._checkers.replayed(self._who, process.run, process.group, seen)
+        operation = self._checkers.replayed(self._process, seen)
         if seen.tag == self._reduces.buffers_tag:
             self._replayed = seen.values.copy()
             return
@@ -424,7 +424,8 @@ class TrainingLife:
     def _members(self) -> Members:
         roster = self._engine.roster
         assert roster is not None
-        return Members(self._process.peer, tuple(member.peer for member in roster.members))
+        ids = tuple(member.peer for member in roster.members)
+        return Members(self._process.peer, ids, self._pauses.are_whole(roster))
 
     async def _sync(self) -> Members:
         outer, process = self._outer, self._process
@@ -457,6 +458,7 @@ class TrainingLife:
         return Members(process.peer, result.members, run=operation.run)
 
     async def _take(self) -> Contribution | None:
+        self._pauses.end()
         self._is_idle = not self._queue
         self._changed()
         if self._is_closing:

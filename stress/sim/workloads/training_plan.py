@@ -32,6 +32,7 @@ _SPARSE_BLOCKS = (128, 3200)
 """Half of the values are kept, or one in fifty."""
 _HAS_EXTRAS = 0.5
 _IS_GUARDED = 0.4
+_HAS_SHARDS = 0.15
 LIVES_MAX = 2
 """Maximum number of lives of a process."""
 
@@ -81,6 +82,8 @@ class TrainingPlan:
     that joins continues from it."""
     extras: bool = False
     """Whether the model has buffers, and the inner optimizer a state for late peers."""
+    shards: int = 1
+    """Number of processes that hold a replica, each in the group of its shard."""
     guard: ContributionGuard | None = None
     """Guard of the rounds; None: no guard, and all contributions are sound."""
 
@@ -165,6 +168,7 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         interrupts=_IS_INTERRUPTED if Random(f"{seed}/interrupts").random() < 0.5 else 0.0,
         stops=_STOPS if Random(f"{seed}/stops").random() < 0.5 else 0.0,
         mixing=0.5 if overlaps and Random(f"{seed}/mixing").random() < _MIXES else 0.0,
+        shards=2 if Random(f"{seed}/shards").random() < _HAS_SHARDS else 1,
     )
 
 
