@@ -70,21 +70,21 @@ class JointNews:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """For whom the joint calls wait.
+class QuorumOptions:
+    """The quorum of the joint calls.
 
     Attributes:
-        quorum: as for ``Communicator.all_reduce``; None: for all members.
+        members: ``quorum`` of ``Communicator.all_reduce``; None: all members.
         grace_s: as there.
     """
 
-    quorum: int | float | None = None
+    members: int | float | None = None
     grace_s: float | str = "auto"
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of a joint call."""
-        return {} if self.quorum is None else {"quorum": self.quorum, "grace_s": self.grace_s}
+        return {} if self.members is None else {"quorum": self.members, "grace_s": self.grace_s}
 
 
 _log = logging.getLogger("pccl.diloco")
@@ -107,7 +107,7 @@ class JointCaller:
         compression: wire format and error feedback of the reduces.
         shards: number of peers in a replica; the peers with the same shard form a group.
         guard: guard of the reduces; None: no guard.
-        waiting: quorum and grace of the calls.
+        quorum: quorum of the calls, and its grace.
 
     Raises:
         ValueError: another object makes the joint calls of ``comm``.
@@ -122,7 +122,7 @@ class JointCaller:
         compression: Compression,
         shards: int = 1,
         guard: pccl.Guard | str | None = None,
-        waiting: Waiting = Waiting(),
+        quorum: QuorumOptions = QuorumOptions(),
     ) -> None:
         self._comm = comm
         self._outer = outer
@@ -130,7 +130,7 @@ class JointCaller:
         self._compression = compression
         self._shards = shards
         self._guard = guard
-        self._waiting = waiting
+        self._quorum = quorum
         checked = None if guard is None else check_guard(guard)
         self._excludes_infinite = (
             checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
@@ -179,7 +179,7 @@ class JointCaller:
 
         False while a contribution is on its way.
         """
-        return self._waiting.quorum is not None and self._is_idle and self._comm.is_awaited
+        return self._quorum.members is not None and self._is_idle and self._comm.is_awaited
 
     def wait(self) -> None:
         """Wait until an event has arrived.
@@ -275,7 +275,7 @@ class JointCaller:
                 self._connect(again=again)
                 return self._members()
             case Update():
-                self._comm.update_topology(**self._waiting.options)
+                self._comm.update_topology(**self._quorum.options)
                 return self._members()
             case Sync():
                 return self._sync()
@@ -326,7 +326,7 @@ class JointCaller:
         state = self._outer.state
         state.revision = self._revisions.next()
         began_s = time.monotonic()
-        options = self._waiting.options
+        options = self._quorum.options
         info = self._comm.sync_shared_state(state, resume="advanced", **options)
         self._revisions.synced(info.revision)
         if info.tx_bytes or info.rx_bytes:
@@ -375,7 +375,7 @@ class JointCaller:
                 guard=self._guard,
                 observable=True,
                 retry=True,
-                **self._waiting.options,
+                **self._quorum.options,
             )
         except TooFewPeers:
             average.copy_(work)
@@ -397,7 +397,7 @@ class JointCaller:
     def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> None:
         if not leads:
             self._outer.buffers.follow(sums)
-        options = self._waiting.options
+        options = self._quorum.options
         result = torch.empty_like(sums) if options else sums
         self._comm.all_reduce(
             sums,

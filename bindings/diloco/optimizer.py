@@ -22,7 +22,7 @@ from pccl.bindings.arguments import (
 from pccl.bindings.compression import of_pseudo_gradients
 from pccl.bindings.diloco.buffers import named_buffers
 from pccl.bindings.diloco.inner_state import InnerState
-from pccl.bindings.diloco.joint_caller import JointCaller, Waiting
+from pccl.bindings.diloco.joint_caller import JointCaller, QuorumOptions
 from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
 from pccl.bindings.diloco.outer import OuterParameters
 from pccl.bindings.diloco.outer_optimizers import OuterFactory, outer_factor, outer_factory
@@ -54,8 +54,7 @@ class DiLoCo(torch.optim.Optimizer):
     Every ``sync_every`` steps of the inner optimizer the peers average the change of their
     parameters (the pseudo-gradient). All of them take the same step of an outer optimizer with the
     average (DiLoCo, Douillard et al., arXiv:2311.08105). With ``delay`` they train meanwhile. With
-    ``fragments`` they average one part of the model after the other (Streaming DiLoCo,
-    arXiv:2501.18512).
+    ``fragments`` they average one part of the model after the other (Streaming, arXiv:2501.18512).
 
     It replaces the inner optimizer in the loop: its ``param_groups`` and ``state`` are those of
     ``inner``, so learning-rate schedulers, gradient scalers and clipping work unchanged.
@@ -95,7 +94,7 @@ class DiLoCo(torch.optim.Optimizer):
             buffers, weighted as the parameters, and take other buffers from one member. Newcomers
             receive them, too. None: the buffers in the ``state_dict`` of ``params``, if that is a
             module; otherwise, and with ``()``, none.
-        warm_up: None: a peer that joins late fetches what ``inner`` keeps, of the same names, shapes
+        warm_up: None: a peer that joins late fetches what ``inner`` keeps, with equal names, shapes
             and dtypes on all peers; without usable values it logs that, and uses 100. A number: it
             fetches nothing, and its learning rate rises over so many steps. All peers must use
             None, or all a number.
@@ -163,7 +162,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._caller = JointCaller(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
-            pccl.Guard() if guard is None else guard, Waiting(quorum, grace_s),
+            pccl.Guard() if guard is None else guard, QuorumOptions(quorum, grace_s),
         )  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:
@@ -207,8 +206,8 @@ class DiLoCo(torch.optim.Optimizer):
     def steps(self) -> int:
         """Inner steps that a member from the beginning of the run has made by now.
 
-        A learning rate computed from it is the same on all members, whenever they joined. With a
-        time budget there is no such number, and this equals ``inner_steps``.
+        A learning rate computed from it is the same on all members. With a time budget there is no
+        such number, and this equals ``inner_steps``.
         """
         return self._pipeline.run_steps
 
@@ -242,7 +241,7 @@ class DiLoCo(torch.optim.Optimizer):
         return self._outer.state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse to copy or pickle, because the copy would be in the run as the same member.
+        """Refuse to copy or pickle: the copy would be in the run as the same member.
 
         Raises:
             TypeError: always.
@@ -386,8 +385,8 @@ class DiLoCo(torch.optim.Optimizer):
         not averaged. All members that call it in the same ``round`` take part, and end with the
         same model, whenever they joined. It waits for peers that are still training.
 
-        Training may continue afterwards. If a peer joins before the final rounds would have been
-        due, its ``steps`` are too high, by less than ``sync_every``.
+        Training may continue. If a peer joins before the final rounds would have been due, its
+        ``steps`` are too high, by less than ``sync_every``.
 
         Raises:
             PCCLError: as for ``step``.

@@ -133,7 +133,7 @@ class Scenario:
     relays: bool = False
     """Whether the masters forward for peers that cannot dial each other."""
     quorum: Quorum | None = None
-    """Quorum of the slots, of the vote and of ``update_topology``; None: all members must call."""
+    """Quorum of slots, vote, ``update_topology`` and syncs; None: all members must call."""
     naps: float = 0.0
     """Probability that a process does nothing for a while, before a call with that quorum."""
     drops: bool = False
@@ -302,8 +302,7 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
-    late = Random(f"{seed}/quorum")
-    if peers > 2 and late.random() < _QUORUMS:
+    if peers > 2 and (late := Random(f"{seed}/quorum")).random() < _QUORUMS:
         scenario = with_quorum(scenario, late, (0.0, 0.02, 0.1))
     if peers in _CROWDS:  # in a crowd, some would always be impatient
         scenario = replace(scenario, impatience=0.0)

@@ -39,6 +39,7 @@ class Info:
     total_weight: float = 0.0
     tx_bytes: int = 0
     rx_bytes: int = 0
+    took_part: bool = True
 
 
 @dataclass(eq=False)
