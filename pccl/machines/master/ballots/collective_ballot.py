@@ -157,7 +157,10 @@ class CollectiveBallot(Ballot):
             decision = self._first_request(peer, descriptor, now_ns, eager, weight, norm)
             if decision is not None:
                 return decision
-        return self._narrowed_request(peer, participants)
+        if participants or self._is_narrowed:
+            return self._narrowed_request(peer, participants)
+        is_whole = len(self._descriptors) == len(self.members)
+        return self._start() if is_whole and self.phase is Phase.REQUESTED else None
 
     def _first_request(
         self,
@@ -183,9 +186,7 @@ class CollectiveBallot(Ballot):
             return self._end(Abort(AbortCause.DESCRIPTOR_MISMATCH, self._who_asked_what()))
         if self.phase is not Phase.REQUESTED:
             self._untold |= eager is Eager.SEGMENTS  # its request came after the start
-            return None
-        is_whole = not self._is_narrowed and len(self._descriptors) == len(self.members)
-        return self._start() if is_whole else None
+        return None
 
     # -- without all members ---------------------------------------------------------------------
 
@@ -203,8 +204,7 @@ class CollectiveBallot(Ballot):
     def _narrowed_request(self, peer: PeerId, ranks: bytes) -> Decision | None:
         """Record for whom a member has posted its buffers; start when all participants have."""
         if not ranks:
-            is_old = self._is_narrowed and peer not in self._posted
-            return self._narrow([peer]) if is_old else None
+            return self._narrow([peer]) if peer not in self._posted else None
         posted = of_ranks(ranks, self.members)
         if posted is None or peer not in posted or len(posted) < QUORUM_MIN:
             raise RemoteProtocolError(reason=f"the peer posted {self.operation} for other peers")
