@@ -246,12 +246,12 @@ class Ballot(ABC):
         """Return when the operation goes on without the members that have not made the call.
 
         Returns:
-            None if all must make it, if too few have, or if that is decided.
+            None if all must make it, if all or too few have, or if that is decided.
         """
         quorum = self.quorum
         if quorum is None or self.phase is not Phase.REQUESTED or self._is_narrowed:
             return None
-        if not self.goes_on_by_itself:
+        if len(self.requested_by()) == len(self.survivors) or not self.goes_on_by_itself:
             return None
         if self._enough_ns is None:
             self._enough_ns = self.latest_ns

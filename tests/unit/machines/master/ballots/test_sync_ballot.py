@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pccl.machines.master.ballots.arrivals import Arrivals
 from pccl.machines.master.ballots.ballot import Abort, Commit, Decision, Expel
 from pccl.machines.master.ballots.sync_ballot import SyncBallot
 from pccl.machines.master.events import CloseConnection, MasterEffect
@@ -28,7 +29,15 @@ from pccl.protocol.shared_state import (
     SharedStateSyncStrategy,
     SyncPurpose,
 )
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, RemovalCause, RoundKind
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    OperationId,
+    PeerId,
+    Quorum,
+    RemovalCause,
+    RoundKind,
+)
 from tests.support import offers
 from tests.support.master_stage import NEW_RUN, RUN, SECOND, SUM, MasterStage, closed, sent, told
 from tests.support.scenarios import op
@@ -554,3 +563,111 @@ def test_a_slow_newcomer_is_removed_and_the_others_go_on() -> None:
     assert [(m.abort, m.contributors) for m in ends] == [(None, (1,))]
     refused = [m for peer, m in told(effects, msg.Refused) if peer == 2]
     assert [m.cause for m in refused] == [RemovalCause.TOO_SLOW]
+
+
+# -- a quorum --------------------------------------------------------------------------------------
+
+QUORUM = Quorum(2, grace_ms=50)
+MS = 1_000_000
+
+
+def asked(*asking: PeerId, content: bytes = b"x", quorum: Quorum | None = QUORUM) -> SyncBallot:
+    made, _ = ballot()
+    for peer in asking:
+        made.request(peer, offer(content), 0, quorum)
+    return made
+
+
+def test_members_synchronize_without_one_that_is_late() -> None:
+    made, arrivals = asked(A), Arrivals()
+    assert made.goes_on_ns(arrivals) is None
+    assert made.request(C, offer(b"y"), 20 * MS, QUORUM) is None
+    assert made.goes_on_ns(arrivals) == 70 * MS
+    elected = elects(made.go_on())
+    assert {*elected.sources, *elected.behind} == {A, C}
+    assert (made.left_out, made.concerned, made.waiting_for()) == ([B], [A, B, C], [A, C])
+    assert made.goes_on_ns(arrivals) is None
+    made.done(A, elected.content, 80 * MS)
+    assert made.done(C, elected.content, 90 * MS) == Commit()
+    assert made.contributors == (A, C)
+    assert made.lags_ns == [0, 20 * MS, None]
+
+
+def test_who_was_late_hears_what_was_elected_but_not_from_whom() -> None:
+    made = asked(A, C)
+    assert made.elected_without_all is None  # nothing is elected
+    elected = elects(made.go_on())
+    told = made.elected_without_all
+    assert told is not None
+    assert (told.content, told.layout, told.revision) == (
+        elected.content, elected.layout, elected.revision
+    )  # fmt: skip
+    assert (told.sources, told.behind, told.outdated, told.extra_sources) == ((), (), (), ())
+    assert list(made.owed_to(B)) == []
+
+
+def test_all_came_in_time() -> None:
+    made = asked(A, B, C)
+    assert made.phase is Phase.STARTED
+    assert (made.left_out, made.elected_without_all) == ([], None)
+    assert made.goes_on_ns(Arrivals()) is None
+
+
+@pytest.mark.parametrize(
+    "quorums", [(QUORUM, None), (None, QUORUM), (QUORUM, Quorum(3, grace_ms=50))]
+)
+def test_members_that_name_different_quorums_wait_for_all(
+    quorums: tuple[Quorum | None, ...],
+) -> None:
+    made, _ = ballot()
+    for peer, quorum in zip((A, B), quorums, strict=True):
+        made.request(peer, offer(), 0, quorum)
+    assert made.goes_on_ns(Arrivals()) is None
+    elects(made.request(C, offer(), 9, QUORUM))
+
+
+def test_whoever_compares_its_state_is_not_late() -> None:
+    """All have offered. The grace is for members that have not."""
+    made, _ = ballot()
+    made.request(A, offer(layout=b"1"), 0, QUORUM)
+    made.request(B, offer(layout=b"2"), 0, QUORUM)
+    decision = made.request(C, offer(layout=b"2"), 0, QUORUM)
+    assert isinstance(decision, Tell)
+    assert isinstance(decision.message, CompareStates)
+    assert made.goes_on_ns(Arrivals()) is None
+    assert (made.left_out, made.participants) == ([], (A, B, C))
+
+
+def test_a_conflict_among_those_that_were_in_time() -> None:
+    made, _ = ballot()
+    made.request(A, offer(layout=b"1"), 0, QUORUM)
+    made.request(B, offer(layout=b"2"), 0, QUORUM)
+    decision = made.go_on()
+    assert isinstance(decision, Tell)
+    assert isinstance(decision.message, CompareStates)
+    assert made.left_out == [C]
+    difference = Difference("weights", 3, "element 3 differs")
+    (asked,) = decision.peers
+    assert aborts(made.compared(asked, difference, 1)).cause is AbortCause.STATE_MISMATCH
+
+
+def test_who_was_late_is_lost() -> None:
+    made = asked(A, C)
+    elected = elects(made.go_on())
+    assert made.lose([B], "gone", 1) is None
+    assert (made.left_out, made.concerned, made.outlives_view) == ([], [A, C], True)
+    made.done(A, elected.content, 2)
+    assert made.done(C, elected.content, 2) == Commit()
+
+
+def test_who_was_in_time_is_lost_and_the_rest_goes_on() -> None:
+    made = asked(A, C)
+    elected = elects(made.go_on())
+    made.done(A, elected.content, 1)
+    assert made.lose([C], "gone", 2) == Commit()
+    assert (made.contributors, made.concerned) == ((A,), [A, B])
+
+
+def test_a_loss_before_enough_have_offered_ends_it() -> None:
+    made = asked(A)
+    assert aborts(made.lose([C], "gone", 1)).cause is AbortCause.MEMBER_LOST
