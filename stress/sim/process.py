@@ -269,6 +269,8 @@ class PeerProcess:
         """The last synchronization that this process took part in."""
         self.caught_lying: set[int] = set()
         """Tags of guarded averages that a lie of this process has ended; it tells no more there."""
+        self.napping = 0
+        """Callers that sleep before a joint call, while others may be inside one."""
         self._losses = ToldLosses(self.name)
         self._parts = parts
         self._on_event = on_event
@@ -278,7 +280,7 @@ class PeerProcess:
         listen, curves = Address("", port), QuickCurves()
         options = replace(
             options, random_bytes=random_bytes, curves=curves, listen=listen,
-            encrypts=parts.scenario.encrypts,
+            encrypts=parts.scenario.encrypts, callers_blocked=self._callers_blocked,
         )  # fmt: skip
         self.engine = _RecordingEngine(
             loop, self.clock, host, MASTER_ADDRESS, self.group, options, self._observe, make_link
@@ -287,6 +289,9 @@ class PeerProcess:
         may_lose = any(isinstance(fault, BlackHole) for fault in parts.scenario.faults)
         self._events = ToldEvents(self.name, self.engine, may_lose_packets=may_lose)
         self.engine.events.listen(self._hear)
+
+    def _callers_blocked(self) -> bool:
+        return len(self.engine.calls) > 0 and not self.napping
 
     @property
     def alive(self) -> bool:

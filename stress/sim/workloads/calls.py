@@ -115,7 +115,11 @@ class SimCalls:
         """Sometimes do nothing for a while, up to several times the longest grace."""
         if self._rng.random() < self._scenario.naps:
             self._done["nap"] += 1
-            await self.sleep(round(10 ** self._rng.uniform(-2, 1.6) * NS_PER_S))
+            self._process.napping += 1
+            try:
+                await self.sleep(round(10 ** self._rng.uniform(-2, 1.6) * NS_PER_S))
+            finally:
+                self._process.napping -= 1
 
     async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, _T]], what: str) -> _T:
         """Repeat a collective until it succeeds.
