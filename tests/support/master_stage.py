@@ -8,6 +8,7 @@ master sends on these connections, one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count, groupby
 from typing import Any, Self, TypeVar, cast
 
@@ -15,7 +16,7 @@ from pccl.machines.master import events as ev
 from pccl.machines.master.machine import MasterMachine
 from pccl.machines.master.succession.origin import Origin
 from pccl.machines.master.succession.vouched import NOT_TOLD, Vouched
-from pccl.protocol import data_type, types
+from pccl.protocol import data_type, shared_state, types
 from pccl.protocol import messages as msg
 from pccl.protocol.data_type import DataType
 from pccl.protocol.handshake.opening import NO_RUN
@@ -25,6 +26,7 @@ from pccl.protocol.types import (
     Descriptor,
     OperationId,
     PeerId,
+    Quorum,
     ReduceOp,
     Roster,
     RoundId,
@@ -38,6 +40,8 @@ NEW_RUN, RUN, OTHER_RUN = b"run", b"the run of these", b"quite other runs"
 MASTER, NEXT = b"master A", b"master B"
 SUM, AVG = (Descriptor(DataType.FLOAT, op, 8) for op in (ReduceOp.SUM, ReduceOp.AVG))
 BARRIER = Descriptor.barrier()
+QUORUM = Quorum(2, grace_ms=1000)
+QUORATE = replace(SUM, quorum=QUORUM)
 AFAR = ("10.0.0.9:1",)
 """The masters that another one stands by for."""
 BEFORE = roster(7, 4, 1, 2, 3)
@@ -53,6 +57,8 @@ NAMED = {
     "SUM": SUM,
     "AVG": AVG,
     "BARRIER": BARRIER,
+    "QUORUM": QUORUM,
+    "QUORATE": QUORATE,
     "BEFORE": BEFORE,
 }
 Kind = TypeVar("Kind", bound=msg.Message)
@@ -72,7 +78,9 @@ SHORT = Short(
     }
 )
 VOCABULARY = {
-    name: one for module in (data_type, types, msg, ev) for name, one in public(module).items()
+    name: one
+    for module in (data_type, types, shared_state, msg, ev)
+    for name, one in public(module).items()
 }
 
 

@@ -24,6 +24,7 @@ from pccl.protocol.types import (
     Descriptor,
     OperationId,
     PeerId,
+    Quorum,
     ReduceOp,
     Roster,
 )
@@ -36,12 +37,17 @@ SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, algorithm=Algorithm.RING, weighted=True)
 GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.WARN, 8.0, 8)
 GUARDED = replace(WEIGHTED, guard=GUARD)
+QUORUM = Quorum(2, grace_ms=1000)
+QUORATE, QUORATE_MEAN = replace(SUM, quorum=QUORUM), replace(WEIGHTED, quorum=QUORUM)
 BROADCAST, BARRIER = Descriptor.broadcast(DataType.FLOAT, 8, 0), Descriptor.barrier()
 NAMED = {
     "RUN": RUN,
     "SUM": SUM,
     "WEIGHTED": WEIGHTED,
     "GUARDED": GUARDED,
+    "QUORUM": QUORUM,
+    "QUORATE": QUORATE,
+    "QUORATE_MEAN": QUORATE_MEAN,
     "BROADCAST": BROADCAST,
     "BARRIER": BARRIER,
 }

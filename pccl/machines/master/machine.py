@@ -401,7 +401,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         if tick.slept_ns:
             self.membership.shift(tick.slept_ns, self._now_ns)
             self.ratification.shift(tick.slept_ns)
-            self.ballots.shift(tick.slept_ns)
+            self.rounds.shift(tick.slept_ns)
         if tick.may_judge:
             self._judge()
         self.succession.tick_in_run()

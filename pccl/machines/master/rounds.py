@@ -47,6 +47,8 @@ class JointRounds:
         """By kind: how long after the first call each of these calls came."""
         self._enough_ns: dict[RoundKind, int] = {}
         """By kind: when enough members had made the call."""
+        self._changed_ns = 0
+        """When a member was last removed, or this process woke up: no grace begins earlier."""
         self._asked_ns: dict[RoundKind, tuple[int, int]] = dict.fromkeys(RoundKind, (0, 0))
         """By kind: when the first and the last of these members made it."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
@@ -100,10 +102,18 @@ class JointRounds:
 
     def forget(self, gone: Iterable[PeerId]) -> None:
         """Drop the requests of removed members."""
+        self._changed_ns = self._outbox.now_ns
         for peer in gone:
             for kind in RoundKind:
                 self.requested[kind].pop(peer, None)
                 self._quorums[kind].pop(peer, None)
+
+    def shift(self, gap_ns: int) -> None:
+        """Shift the times of rounds and operations, because this process slept ``gap_ns``."""
+        self._changed_ns = now_ns = self._outbox.now_ns
+        for kind, enough_ns in self._enough_ns.items():
+            self._enough_ns[kind] = min(enough_ns + gap_ns, now_ns)
+        self._ballots.shift(gap_ns)
 
     def close_complete(self) -> None:
         """Close each round that waited for removed members only."""
@@ -157,7 +167,7 @@ class JointRounds:
         first_ns, last_ns = self._asked_ns[kind]
         missing = [p for p in self._membership.members() if p.id not in self.requested[kind]]
         if kind not in self._enough_ns:
-            self._enough_ns[kind] = last_ns
+            self._enough_ns[kind] = max(last_ns, self._changed_ns)
             for peer in missing:
                 self._outbox.send(peer, msg.RoundAwaits(self.present(kind)))
         enough_ns = self._enough_ns[kind]

@@ -144,6 +144,8 @@ class Ballot(ABC):
         """The members that the operation goes on without, and that have not been lost."""
         self._enough_ns: int | None = None
         """Since when enough members have made the call."""
+        self._woke_ns = now_ns
+        """When this process last woke up from a sleep."""
         self._digests: dict[PeerId, bytes] = {}
         """The survivors that are done -> their digests."""
         self._progress: dict[PeerId, Progress] = {}
@@ -254,7 +256,7 @@ class Ballot(ABC):
         if len(self.requested_by()) == len(self.survivors) or not self.goes_on_by_itself:
             return None
         if self._enough_ns is None:
-            self._enough_ns = self.latest_ns
+            self._enough_ns = max(self.latest_ns, self._woke_ns)
         return arrivals.goes_on_ns(quorum, self.opened_ns, self._enough_ns)
 
     @property
@@ -308,8 +310,9 @@ class Ballot(ABC):
         """Return a decision, at a tick, if a deadline of the operation itself has passed."""
 
     def shift(self, gap_ns: int, now_ns: int) -> None:
-        """Shift the time of progress by ``gap_ns``, because this process slept that long."""
+        """Shift the times by ``gap_ns``, because this process slept that long."""
         self.progress_ns = min(self.progress_ns + gap_ns, now_ns)
+        self._woke_ns = now_ns
         if self._enough_ns is not None:
             self._enough_ns = min(self._enough_ns + gap_ns, now_ns)
 

@@ -10,7 +10,7 @@ from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.shared_state import Difference, Elected, Expected, Lineage, Offer, SyncPurpose
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId
+from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, Quorum
 from tests.support.offers import offer
 from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
@@ -288,3 +288,107 @@ def test_what_is_expected_goes_to_the_next_master() -> None:
     said = sent(peer.do(ev.ControlOpened(RUN, 2)))
     returns = [message for message in said if isinstance(message, msg.Return)]
     assert [message.expected for message in returns] == [expected]
+
+
+# -- late ----------------------------------------------------------------------------------------
+
+QUORUM = Quorum(2, grace_ms=50)
+SAME = replace(ELECTED, layout=OFFER.layout, content=OFFER.content, sources=())
+"""What the others elected without this peer, and what this peer holds already."""
+LATER = replace(SAME, content=b"other contents")
+
+
+def late(*elected: Elected) -> PeerStage:
+    """A member of three, without which the others have synchronized."""
+    peer = PeerStage().member(1, 2, 3)
+    for n, one in enumerate(elected):
+        peer.do(without_me(n, one))
+    return peer
+
+
+def without_me(n: int, elected: Elected) -> msg.OperationEnded:
+    return ended(op(n, tag=SYNC_TAG), contributors=(PeerId(1), PeerId(3)), elected=elected)
+
+
+def test_a_late_call_returns_what_was_elected_without_it() -> None:
+    peer = late(SAME)
+    result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [ev.ReturnCall(9, result)]
+    lineage = Lineage(RUN, NOW)
+    following = replace(OFFER, revision=5, lineage=lineage)
+    post, request = peer.do(ev.SyncCall(10, following, quorum=QUORUM))
+    assert post == ev.PostSync(10, NEXT, (PeerId(1), ME, PeerId(3)))
+    assert request == ev.Send(msg.SyncRequest(NEXT, following, QUORUM))
+
+
+def test_a_call_that_waits_is_answered_by_the_outcome_without_it() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
+    assert peer.do(without_me(0, SAME)) == [ev.End(NOW, False), ev.ReturnCall(9, result)]
+
+
+def test_a_late_call_with_other_contents_is_for_the_next_synchronization() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    end, post, request = peer.do(without_me(0, LATER))
+    assert (end, post) == (ev.End(NOW, False), ev.PostSync(9, NEXT, (PeerId(1), ME, PeerId(3))))
+    assert request == ev.Send(msg.SyncRequest(NEXT, OFFER, QUORUM))
+    peer = late(LATER, LATER)
+    post, _ = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert post == ev.PostSync(9, op(2, tag=SYNC_TAG), (PeerId(1), ME, PeerId(3)))
+
+
+def test_of_several_outcomes_the_one_with_the_same_contents_counts() -> None:
+    peer = late(LATER, SAME, LATER)
+    (returned,) = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert returned == ev.ReturnCall(9, ev.SyncResult(NEXT, SAME, (PeerId(1), PeerId(3))))
+
+
+def test_a_late_call_does_not_wait_for_members_that_wait_for_it() -> None:
+    peer = late(LATER)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    end, withdraw, raises, asks = peer.do(msg.BlockedQuery(0))
+    assert end == ev.End(NEXT, False)
+    assert isinstance(withdraw, ev.Send)
+    assert isinstance(withdraw.message, msg.Withdraw)
+    assert withdraw.message.operation == NEXT
+    assert isinstance(raises, ev.RaiseCall)
+    assert isinstance(raises.error, errors.ResyncRequired)
+    assert asks == ev.AskCallers(0)
+    assert sent(peer.do(ev.CallersAsked(0, True))) == [msg.BlockedReply(0, False)]
+    # The next call of its caller knows how the withdrawn one has ended.
+    assert peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM)) == []
+    post, _ = peer.do(ended(NEXT, AbortCause.WITHDRAWN, "peer 2 withdrew"))
+    assert isinstance(post, ev.PostSync)
+
+
+def test_a_call_of_another_attempt_is_late_as_well() -> None:
+    """The members may be lost that would have synchronized next."""
+    peer = late(LATER)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    peer.do(msg.RosterChanged(roster(2, 2, 1, 2)))
+    raised(peer.do(ended(NEXT, AbortCause.MEMBER_LOST, "gone", 2)), errors.CollectiveAborted)
+    peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
+    raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
+
+
+def test_a_call_that_is_in_time_is_not_given_up() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert peer.do(msg.BlockedQuery(0)) == [ev.AskCallers(0)]
+    peer = late(LATER)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    commits(peer, NEXT, ELECTED)
+    peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
+    assert peer.do(msg.BlockedQuery(0)) == [ev.AskCallers(0)]
+
+
+def test_a_synchronization_that_brings_the_state_replaces_missed_results() -> None:
+    peer = late(LATER)
+    peer.do(ended(op(), contributors=(PeerId(1), PeerId(3))))
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    commits(peer, NEXT, ELECTED)
+    post, _ = peer.do(ev.ReduceCall(10, 5, SUM))
+    assert isinstance(post, ev.Post)
+    assert post.operation == op(1)

@@ -95,6 +95,9 @@ def test_the_time_that_the_master_slept_is_no_grace() -> None:
     assert made.goes_on_ns(arrivals) == 50 * MS
     made.shift(30 * MS, 40 * MS)
     assert made.goes_on_ns(arrivals) == 80 * MS
+    made = ballot(A, C)
+    made.shift(5000 * MS, 5000 * MS)  # before it was known that enough have asked
+    assert made.goes_on_ns(arrivals) == 5050 * MS
 
 
 @pytest.mark.parametrize(
