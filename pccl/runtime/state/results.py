@@ -283,7 +283,7 @@ class LateResults:
         self._kept.append((memory, now_ns + LATE_KEPT_NS))
         self._kept_bytes += memory.layout.nbytes
         self._show(memory)
-        while self._kept_bytes > LATE_BYTES_MAX:
+        while self._kept_bytes > LATE_BYTES_MAX or len(self._kept) > KEPT_MAX:
             self._drop_oldest()
 
     def tick(self, now_ns: int) -> None:

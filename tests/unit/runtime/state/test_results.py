@@ -10,13 +10,14 @@ import pytest
 
 from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
-from pccl.protocol.types import OperationId, PeerId
+from pccl.protocol.types import Descriptor, OperationId, PeerId, Quorum, ReduceOp
 from pccl.runtime.collective.memory import Memory
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import Loose, Results
+from pccl.runtime.state.results import LateResults, Loose, Results, late_memory
+from pccl.state.digests import layout_digest
 from pccl.transports.link import Link, Links
 from pccl.transports.sinks import Drain
 
@@ -124,3 +125,100 @@ def test_a_newcomer_that_refuses_another_one_does_not_close_its_lane(scene: Scen
     lane: Any = SimpleNamespace(link=scene.links.to(SLOW))
     header = FrameHeader(FrameKind.WATCH, prefetch.operation, 0, 0, 0)
     assert isinstance(exchange.frame_started(lane, header), Drain)
+
+
+# -- for late members ----------------------------------------------------------------------------
+
+SECOND = 1_000_000_000
+LATE_KEPT_NS = 120 * SECOND
+LATE_BYTES_MAX = 4000
+
+
+class Kept:
+    """A member that keeps results; ``shown`` has those that late members may fetch."""
+
+    def __init__(self) -> None:
+        self.shown: list[StateMemory] = []
+        self.late = LateResults(self.shown.append, self.shown.remove)
+
+    def keep(self, n: int, count: int = 250, now_ns: int = 0) -> None:
+        values = np.full(count, n, np.float32)
+        self.late.keep(operation(n), asked(count), Memory([values]), now_ns)
+        values[:] = 0.5  # the caller goes on with its memory
+
+    @property
+    def firsts(self) -> list[float]:
+        return [memory.views[0].cast("B").cast("f")[0] for memory in self.shown]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr("pccl.runtime.state.results.LATE_BYTES_MAX", LATE_BYTES_MAX)
+    return Kept()
+
+
+def operation(n: int) -> OperationId:
+    return OperationId(1, 0, 1, 5, n)
+
+
+def asked(count: int, op: ReduceOp = ReduceOp.SUM) -> Descriptor:
+    return Descriptor(DataType.FLOAT, op, count, quorum=Quorum(2))
+
+
+def test_results_are_kept_up_to_so_many_bytes(kept: Kept) -> None:
+    for n in range(4):
+        kept.keep(n)
+    assert kept.firsts == [0, 1, 2, 3]
+    kept.keep(4)
+    assert kept.firsts == [1, 2, 3, 4]
+    kept.keep(5, count=600)
+    assert kept.firsts == [4, 5]
+
+
+def test_a_result_that_is_too_large_takes_no_room_from_others(kept: Kept) -> None:
+    kept.keep(0)
+    kept.keep(1, count=LATE_BYTES_MAX // 4 + 1)
+    assert kept.firsts == [0]
+    kept.keep(2, count=LATE_BYTES_MAX // 4)
+    assert kept.firsts == [2]
+
+
+def test_results_are_kept_for_so_long(kept: Kept) -> None:
+    kept.keep(0, now_ns=5 * SECOND)
+    kept.keep(1, now_ns=65 * SECOND)
+    kept.late.tick(5 * SECOND + LATE_KEPT_NS - 1)
+    assert kept.firsts == [0, 1]
+    kept.late.tick(5 * SECOND + LATE_KEPT_NS)
+    assert kept.firsts == [1]
+    for n in (2, 3, 4):  # the room of the first one is free
+        kept.keep(n, now_ns=130 * SECOND)
+    assert kept.firsts == [1, 2, 3, 4]
+    kept.late.tick(1000 * SECOND)
+    assert kept.shown == []
+
+
+def test_small_results_are_bounded_in_number(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.runtime.state.results.KEPT_MAX", 3)
+    for n in range(5):
+        kept.keep(n, count=1)
+    assert kept.firsts == [2, 3, 4]
+
+
+def test_none_is_kept_after_the_end(kept: Kept) -> None:
+    kept.keep(0)
+    kept.late.clear()
+    kept.late.tick(0)
+    assert kept.shown == []
+
+
+def test_a_result_is_found_by_its_operation_and_descriptor_only(kept: Kept) -> None:
+    kept.keep(3, count=8)
+    values = np.zeros(8, np.float32)
+    right = late_memory(operation(3), asked(8), values)
+    assert layout_digest(right.layout) == layout_digest(kept.shown[0].layout)
+    for other in (
+        late_memory(operation(4), asked(8), values),
+        late_memory(operation(3), asked(8, ReduceOp.MAX), values),
+        late_memory(operation(3), asked(7), values[:7]),
+    ):
+        assert layout_digest(other.layout) != layout_digest(right.layout)
