@@ -127,15 +127,19 @@ class DeadlineExceeded(PCCLError, TimeoutError):
 class OutcomeUnknown(PCCLError):
     """This peer left the call, and the other members may have committed it.
 
-    Either this peer had finished its part, or the run has a standby master. A standby may decide an
-    outcome before a majority has received the withdrawal.
+    Either this peer had finished its part, or the call has a quorum, which the others may have
+    without it, or the run has a standby master. A standby may decide an outcome before a majority
+    has received the withdrawal.
     """
 
     default_result = Result.RANK_CONNECTION_LOST
 
 
 class ResyncRequired(PCCLError):
-    """The members committed a collective that this peer left. Reconnect, then synchronize."""
+    """The members committed a collective that this peer left, or was too late for.
+
+    Reconnect, then synchronize.
+    """
 
     default_result = Result.INVALID_USAGE
 
