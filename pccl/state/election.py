@@ -104,6 +104,23 @@ def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: i
     return conflict or _elected(members, footing, content)
 
 
+def has_valid(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int) -> bool:
+    """Whether a member offers valid contents, so that they can be elected without further members.
+
+    Otherwise a member that has not offered may hold the group's state. Then rule 4 would replace
+    it. In a group that has not synchronized yet, any contents may be elected.
+
+    Args: see ``elect``.
+    """
+    members = dict(offers)
+    standing = {peer: offer for peer, offer in members.items() if _stands(offer)}
+    fresh = [offer for offer in standing.values() if not offer.stale]
+    if not expected.revision:
+        return bool(fresh)
+    revision = _revision_met(fresh, expected, _reach(members, expected, commits))
+    return any(_meets(offer, Expected(revision, expected.lineage)) for offer in fresh)
+
+
 def _check(members: _Members, count: int) -> None:
     """Assert what the caller has checked."""
     assert 0 < count == len(members), "each member offers once"

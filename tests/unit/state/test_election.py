@@ -23,7 +23,7 @@ from pccl.protocol.shared_state import (
     Verdict,
 )
 from pccl.protocol.types import OperationId, PeerId
-from pccl.state.election import elect
+from pccl.state.election import elect, has_valid
 from tests.unit.state import election_twin
 
 POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
@@ -672,3 +672,38 @@ def test_names_play_no_part(case: Case, others: list[int]) -> None:
             assert again == Differ(sets, renamed(verdict.losers), verdict.what)
         case Unavailable():
             assert isinstance(again, Unavailable)
+
+
+# -- without all members -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offers", "valid"),
+    [
+        pytest.param((AT,), True, id="one has it"),
+        pytest.param((offer(revision=9), AT), True, id="one of them has it"),
+        pytest.param((offer(revision=5), offer(revision=9)), False, id="newcomers"),
+        pytest.param((replace(AT, lineage=OLD),), False, id="of another lineage"),
+        pytest.param((replace(AT, revision=4),), False, id="of before"),
+        pytest.param((replace(AT, stale=True),) * 2, False, id="all of them lack a result"),
+        pytest.param((replace(AT, strategy=RECEIVE), offer()), False, id="only received"),
+        pytest.param((replace(AT, revision=6),), False, id="further"),
+        pytest.param(
+            (replace(AT, revision=6, resume=ResumePolicy.ADVANCED),), True, id="further, allowed"
+        ),
+        pytest.param(
+            (replace(offer(revision=9), resume=ResumePolicy.HIGHEST),), False, id="the highest"
+        ),
+    ],
+)
+def test_members_elect_without_others_only_what_is_expected(
+    offers: tuple[Offer, ...], valid: bool
+) -> None:
+    """The others may hold it, so none of the exceptions for a lost revision applies."""
+    named = [(PeerId(11 + rank), one) for rank, one in enumerate(offers)]
+    assert has_valid(named, AT_5, 1) is valid
+
+
+def test_members_of_a_group_that_has_not_synchronized_elect_what_they_have() -> None:
+    assert has_valid([(PeerId(11), offer(revision=3))], FIRST, 0)
+    assert not has_valid([(PeerId(11), replace(BASE, strategy=RECEIVE))], FIRST, 0)

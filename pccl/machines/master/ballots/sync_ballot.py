@@ -4,8 +4,9 @@
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
         └── a member is lost before the rest has offered: aborted, and called again
 
-With a quorum, the members that have offered may elect without the others. These get the outcome,
-and offer again when the members next synchronize.
+With a quorum, the members that have offered may elect without the others, if one of them holds the
+state that the group expects. The others get the outcome, and offer again when the members next
+synchronize.
 
 After a loss, the remaining members elect among themselves, or continue while one of them has the
 elected content. After an abort, members keep the pieces that they have fetched.
@@ -34,7 +35,7 @@ from pccl.protocol.shared_state import (
     expected_after,
 )
 from pccl.protocol.types import AbortCause, OperationId, PeerId, Quorum, RemovalCause
-from pccl.state.election import elect
+from pccl.state.election import elect, has_valid
 
 _UNKNOWN = Difference("", None, "")
 
@@ -96,6 +97,14 @@ class SyncBallot(Ballot):
     def quorum(self) -> Quorum | None:
         """When the operation goes on without members, by the requests so far; None: never."""
         return self._quorum
+
+    @property
+    def goes_on_by_itself(self) -> bool:
+        """Whether the operation, not begun yet, needs no further call."""
+        if self._quorum is None or not super().goes_on_by_itself:
+            return False
+        offers = [(peer, self._offers[peer]) for peer in self.requested_by()]
+        return has_valid(offers, *self._expected())
 
     @property
     def lags_ns(self) -> list[int | None]:

@@ -626,6 +626,18 @@ def test_members_that_name_different_quorums_wait_for_all(
     elects(made.request(C, offer(), 9, QUORUM))
 
 
+def test_without_the_expected_state_members_wait_for_all() -> None:
+    """Whoever has not offered may hold it."""
+    made, arrivals = ballot()[0], Arrivals()
+    newcomer = offer(b"new", revision=9, lineage=None)
+    for peer in (A, C):
+        made.request(peer, newcomer, 0, QUORUM)
+    assert made.goes_on_ns(arrivals) is None
+    assert made.wait().missing == (B,)
+    elected = elects(made.request(B, offer(), 5, QUORUM))
+    assert (elected.content, elected.behind) == (b"x", (A, C))
+
+
 def test_whoever_compares_its_state_is_not_late() -> None:
     """All have offered. The grace is for members that have not."""
     made, _ = ballot()
