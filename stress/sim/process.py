@@ -39,6 +39,7 @@ from pccl.runtime.master_server import MasterServer
 from pccl.runtime.master_store import Remembered
 from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.in_run import InRun
+from pccl.stress.sim.checkers.late_claims import LateClaims
 from pccl.stress.sim.checkers.outcomes import Violation
 from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
@@ -272,6 +273,7 @@ class PeerProcess:
         self.napping = 0
         """Callers that sleep before a joint call, while others may be inside one."""
         self._losses = ToldLosses(self.name)
+        self._claims = LateClaims(self.name, parts.checkers.done)
         self._parts = parts
         self._on_event = on_event
         loop, self.group = parts.loop, index % parts.scenario.groups
@@ -353,6 +355,7 @@ class PeerProcess:
         self._parts.trace.note(self._parts.loop.now_ns(), self.name, event)
         self.engine.machine.check()
         self._losses.saw(self.engine, event, effects)
+        self._claims.saw(self.peer, event, effects)
         values = [effect.value for effect in effects if isinstance(effect, ReturnCall)]
         self._events.check([value for value in values if isinstance(value, ReduceResult)])
         checkers, guards = self._parts.checkers, self._parts.checkers.guards

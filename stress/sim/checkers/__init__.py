@@ -7,6 +7,7 @@
 * ``links``: checks that living members of a group have links once all faults are over.
 * ``told_losses``: checks that callers get an error when their process loses its place.
 * ``told_events``: checks that the events of a peer tell the truth, and nothing twice.
+* ``late_claims``: checks that a process misses no result that members committed without it.
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.

@@ -36,6 +36,7 @@ class Mix:
         draw: draws the scenario of a seed.
         faults: kinds of fault that must strike.
         struck_in: names of events in a phase of life (see ``in_phase``) that must happen.
+        done: what calls must come to, by the names of its counts.
         killed_in: phases of life in which processes must be killed.
         seeds_min: minimum number of seeds for which all these events must happen.
     """
@@ -43,6 +44,7 @@ class Mix:
     draw: Callable[[int], Scenario]
     faults: tuple[str, ...]
     struck_in: tuple[str, ...] = ()
+    done: tuple[str, ...] = ()
     killed_in: tuple[LifePhase, ...] = ()
     seeds_min: int = 200
 
@@ -53,6 +55,7 @@ class Mix:
         wanted = {
             "faults": self.faults,
             "struck_in": self.struck_in,
+            "done": self.done,
             "kills": tuple(phase.value for phase in self.killed_in),
         }
         return [
@@ -68,6 +71,7 @@ _OF_CALLS = tuple(
     kind for kind in (*kinds(PLAIN), *kinds(OF_STATE)) if kind not in _COUNTED_BY_PHASE
 )
 _KILLED_IN = tuple(phase for phase in LifePhase if phase is not LifePhase.OTHER)
+_OF_QUORUMS = ("nap", "narrowed", "late result", "late result is gone", "late sync")
 _BEFORE_DONE, _DONE = LifePhase.REDUCE_SCATTER, LifePhase.DONE
 
 
@@ -82,7 +86,7 @@ MIXES: dict[str, Mix] = {
         _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),
         seeds_min=500,
     ),
-    "quorum": Mix(draw_with_naps, ()),
+    "quorum": Mix(draw_with_naps, _OF_CALLS, done=_OF_QUORUMS, seeds_min=500),
     "corruption": Mix(
         draw_corrupted,
         kinds(OF_BITS),
