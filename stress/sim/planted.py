@@ -55,6 +55,7 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
+from pccl.stress.sim import planted_quorums as planted_quorums
 from pccl.stress.sim.planting import PLANTED, change, does, says
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit

@@ -1,0 +1,116 @@
+"""Planted bugs of calls with a quorum; see ``planted``.
+
+Members that a call goes on without are in no trace of it. So each bug breaks what the others, a
+later master or the late call itself must do for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pccl.machines.master.ballots import sync_ballot
+from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
+from pccl.machines.master.ballots.finals import Finals
+from pccl.machines.master.rounds import JointRounds
+from pccl.machines.peer.events import ReduceResult, ResultFetched
+from pccl.machines.peer.operations import LateCall, OpenOperation, OpenOperations
+from pccl.machines.peer.synchronization import Synchronizations
+from pccl.protocol import messages as msg
+from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.runtime.collective import plans
+from pccl.runtime.state.service import StateService
+from pccl.stress.sim.planting import does, says
+
+
+@does(plans, "fingerprint")
+def participants_not_in_frames(fingerprint: Any, descriptor: Descriptor, ring: Any) -> int:
+    """A frame counts for whichever participants its sender has posted."""
+    return int(fingerprint(replace(descriptor, quorum=None), ring))
+
+
+@does(CollectiveBallot, "_narrowed_request")
+def participants_not_adopted(
+    narrowed_request: Any, ballot: CollectiveBallot, peer: PeerId, ranks: bytes
+) -> Any:
+    """A new master ignores for whom members have posted their buffers."""
+    if getattr(ballot, "_inherited") and not getattr(ballot, "_is_narrowed"):  # noqa: B009
+        asked = len(getattr(ballot, "_descriptors"))  # noqa: B009
+        start = getattr(ballot, "_start")  # noqa: B009
+        return start() if asked == len(ballot.members) else None
+    return narrowed_request(ballot, peer, ranks)
+
+
+@does(Finals, "end")
+def left_out_not_told(
+    end: Any,
+    finals: Finals,
+    ended: msg.OperationEnded,
+    peers: Sequence[PeerId],
+    *more: Any,
+    **how: Any,
+) -> None:
+    """The master does not tell the outcome to members that the operation went on without."""
+    told = [peer for peer in peers if ended.abort is not None or peer in ended.contributors]
+    end(finals, ended, told, *more, **how)
+
+
+@does(LateCall, "result")
+def late_weights_forgotten(result: Any, late: LateCall) -> ReduceResult:
+    """A late call does not return the weights of the contributors."""
+    told: ReduceResult = result.fget(late)
+    return replace(told, weights=())
+
+
+# A result that no call claims any more is forgotten, and nobody has to synchronize.
+says("unclaimed_forgotten", OpenOperations, "_give_up")
+
+
+@does(OpenOperations, "take_missed")
+def newest_missed_first(
+    take_missed: Any, operations: OpenOperations, view: int, tag: int
+) -> msg.OperationEnded | None:
+    """A late call gets the newest result that it has missed."""
+    missed: dict[tuple[int, int], list[msg.OperationEnded]] = getattr(operations, "_missed")  # noqa: B009
+    kept = missed.get((view, tag))
+    return kept.pop() if kept else None
+
+
+@does(StateService, "fetch_result")
+def own_input_for_late_result(
+    fetch_result: Any, service: StateService, number: int, operation: OperationId, asked: Descriptor
+) -> None:
+    """A late call returns the values that it has brought."""
+    calls, feed = getattr(service, "_calls"), getattr(service, "_feed")  # noqa: B009
+    operand = calls.open[number].operand
+    operand.target.write(0, operand.source.copy())
+    feed(ResultFetched(number, has_arrived=True))
+
+
+@does(OpenOperation, "narrow")
+def posted_for_all(narrow: Any, operation: OpenOperation, ranks: bytes, ring: Any) -> None:
+    """A participant posts its buffers for all members again."""
+    narrow(operation, ranks, operation.ring)
+
+
+# A member that is late for a synchronization waits for the next one, whatever its members wait for.
+says("late_sync_never_given_up", Synchronizations, "give_up_late")
+
+# Members elect a state, although only a member that is late may hold the one of the group.
+says("newcomers_elect_alone", sync_ballot, "has_valid", True)
+
+
+@does(JointRounds, "_quorum")
+def quorum_of_all_groups(quorum: Any, rounds: JointRounds, kind: Any) -> Any:
+    """A round goes on if the groups together have enough."""
+    found = quorum(rounds, kind)
+    if found is not None:
+        return found
+    members = getattr(rounds, "_membership").members()  # noqa: B009
+    quorums = getattr(rounds, "_quorums")[kind]  # noqa: B009
+    requested = rounds.requested[kind]
+    if not requested or len(quorums) < len(requested):
+        return None
+    last = next(reversed(quorums.values()))
+    return last if len(requested) >= last.of(len(members)) else None
