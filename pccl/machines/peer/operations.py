@@ -252,6 +252,13 @@ class OpenOperations:
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
 
+    def missed_syncs(self, view: int) -> Iterator[msg.OperationEnded]:
+        """Take and yield the outcomes of synchronizations in views up to ``view``, in order."""
+        views = sorted(of for of, tag in self._missed if tag == SYNC_TAG and of <= view)
+        for of in views:
+            while missed := self.take_missed(of, SYNC_TAG):
+                yield missed
+
     def _give_up(self, missed: Iterable[msg.OperationEnded]) -> None:
         for message in missed:
             if message.abort is None and message.operation.tag != SYNC_TAG:

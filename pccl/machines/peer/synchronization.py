@@ -181,13 +181,13 @@ class Synchronizations:
         seen_view = roster.view
         if roster.view not in newest.open_views:
             roster = newest
-        while missed := (
-            self._operations.take_missed(seen_view, SYNC_TAG)
-            or self._operations.take_missed(roster.view, SYNC_TAG)
-        ):
+        for missed in self._operations.missed_syncs(roster.view):
             if missed.abort is None:
-                self._answer_late(event, self._newest_of(missed) if stale else missed)
+                newest_missed = self._newest_of(missed, roster.view) if stale else missed
+                self._answer_late(event, newest_missed)
                 return
+            if missed.operation.view not in (seen_view, roster.view):
+                continue  # an attempt of members in a view that the caller does not know
             if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
                 self._out.raise_(event.call, words.aborted(missed, event.offer))
@@ -201,12 +201,10 @@ class Synchronizations:
         self._out.add(ev.PostSync(event.call, operation, roster.ring))
         self._out.send(opened.request())
 
-    def _newest_of(self, missed: msg.OperationEnded) -> msg.OperationEnded:
+    def _newest_of(self, missed: msg.OperationEnded, view: int) -> msg.OperationEnded:
         """Return the last synchronization that the members made without this peer."""
-        view = missed.operation.view
-        while later := self._operations.take_missed(view, SYNC_TAG):
-            missed = later if later.abort is None else missed
-        return missed
+        later = [one for one in self._operations.missed_syncs(view) if one.abort is None]
+        return later[-1] if later else missed
 
     def late(self, operation: OpenOperation, outcome: msg.OperationEnded) -> None:
         """Answer a call for a synchronization that the members made without this peer."""

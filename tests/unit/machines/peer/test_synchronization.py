@@ -373,6 +373,16 @@ def test_a_call_of_another_attempt_is_late_as_well() -> None:
     raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
 
 
+def test_it_may_have_been_late_in_a_view_that_its_caller_never_saw() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(msg.RosterChanged(roster(2, 2, 1, 2, 3)))
+    peer.do(replace(without_me(0, LATER), operation=op(tag=SYNC_TAG, view=2)))
+    peer.do(msg.RosterChanged(roster(3, 3, 1, 2)))
+    post, _ = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert post == ev.PostSync(9, op(tag=SYNC_TAG, view=3), (PeerId(1), ME))
+    raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
+
+
 def test_a_call_that_is_in_time_is_not_given_up() -> None:
     peer = PeerStage().member(1, 2, 3)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
