@@ -23,8 +23,6 @@ from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId
 
 NO_CALL = "no call"
-NO_QUERY = 0
-"""The number of a question whose answer decides nothing."""
 
 _CALLS_NAMED_MAX = 16
 """The most calls of one member that a message names; the message counts the rest."""
@@ -105,7 +103,7 @@ class LockstepWatch:
         """When each wait for calls was first seen."""
         self._next_report_ns: dict[_Alike, int] = {}
         self._case: _Case | None = None
-        self._last_query = NO_QUERY
+        self._last_query = 0
 
     def look(self, waits: Sequence[Wait], blocked: Iterable[PeerId], now_ns: int) -> list[Finding]:
         """Return what the master has to do about all present ``waits``."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from pccl.machines.master.ballots.open_ballots import OpenBallots
 from pccl.machines.master.connections import Outbox
 from pccl.machines.master.lockstep import (
     NO_CALL,
-    NO_QUERY,
     AskBlocked,
     Finding,
     LockstepWatch,
@@ -20,7 +17,7 @@ from pccl.machines.master.membership import Membership, RegisteredPeer
 from pccl.machines.master.rounds import JointRounds
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import WAITS_NAMED_MAX, Timing
-from pccl.protocol.types import NS_PER_S, SYNC_TAG, OperationId, PeerId, RoundId, RoundKind
+from pccl.protocol.types import NS_PER_S, OperationId, PeerId, RoundId, RoundKind
 
 
 class Waits:
@@ -114,16 +111,6 @@ class Waits:
             named.append(f"peer {missing} at {peer.member.host} ({'; '.join(says)})")
         return ", ".join(named)
 
-    def _remind(self, missing: Iterable[PeerId]) -> None:
-        """Let members that synchronize know that others wait for them in another call.
-
-        The others may have synchronized without them. Then they do not wait for the next time.
-        """
-        for operation, ballot in self._ballots.open.items():
-            if operation.tag == SYNC_TAG:
-                for peer in sorted({*missing}.intersection(ballot.requested_by())):
-                    self._outbox.send(self._membership.peers[peer], msg.BlockedQuery(NO_QUERY))
-
     def _carry_out(self, finding: Finding) -> None:
         peers = self._membership.peers
         match finding:
@@ -137,7 +124,6 @@ class Waits:
                     told = msg.OperationWaits(subject, waited_s, whom, alike, len(others))
                 for peer in wait.requested:
                     self._outbox.send(peers[peer], told)
-                self._remind(wait.missing)
             case AskBlocked(query, asked):
                 for peer in asked:
                     self._outbox.send(peers[peer], msg.BlockedQuery(query))
