@@ -146,16 +146,21 @@ class Collectives:
     def withdraw_unasked(self, event: ev.ReduceCall, seen: Roster, reason: str) -> None:
         """Withdraw a deferred call that its caller left, because other members may wait for it.
 
-        The operation cannot be committed without this peer, so no call has to wait for its outcome.
+        Without a quorum it cannot be committed without this peer, so no call waits for its outcome.
+        If the members have committed it already, this peer lacks the result.
         """
         is_open = self._membership.is_open(seen.view) and len(seen.members) > 1
         if not is_open or self._operations.is_tag_in_use(event.tag):
             return
-        if self._operations.take_missed(seen.view, event.tag) is None:
+        missed = self._operations.take_missed(seen.view, event.tag)
+        if missed is None:
             unasked = self._made(event, seen)
             self._operations.open(unasked)
-            self._operations.leave(unasked, reason, in_doubt=False)
+            in_doubt = event.descriptor.quorum is not None
+            self._operations.leave(unasked, reason, in_doubt=in_doubt)
             self._out.send(msg.Withdraw(unasked.id, reason))
+        elif missed.abort is None:
+            self._refusals.require_resync(missed.operation)
 
     def leave(self, operation: OpenOperation, reason: str) -> None:
         """Withdraw ``operation``, or detach it if done here; ``reason``: why its caller left."""

@@ -314,6 +314,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         """Let the shell answer a question of the master about this process."""
         match message:
             case msg.BlockedQuery(query):
+                if any(one.descriptor.quorum is not None for one in self.operations):
+                    self.synchronizations.give_up_late()
                 self.out.add(ev.AskCallers(query))
             case msg.EvidenceQuery(query, kind):
                 self.out.add(ev.GiveEvidence(query, kind))

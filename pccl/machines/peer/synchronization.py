@@ -10,8 +10,9 @@ with the other members:
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
   changed, the offer is stale: it counts only if no member has advanced further.
 
-If members synchronized without this peer, its late call fetches what they elected, unless it has
-equal contents. If no member offers that any more, the peer must synchronize with them.
+If members synchronized without this peer, its late call returns at once if it has the elected
+contents. Otherwise it fetches the last ones. If no member offers these, the call raises
+``ResyncRequired``, and a further call takes part in the next synchronization.
 
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
@@ -181,17 +182,21 @@ class Synchronizations:
         seen_view = roster.view
         if roster.view not in newest.open_views:
             roster = newest
+        newest_missed: msg.OperationEnded | None = None
         for missed in self._operations.missed_syncs(roster.view):
             if missed.abort is None:
-                newest_missed = self._newest_of(missed, roster.view) if stale else missed
-                self._answer_late(event, newest_missed)
-                return
-            if missed.operation.view not in (seen_view, roster.view):
-                continue  # an attempt of members in a view that the caller does not know
-            if missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
+                newest_missed = missed
+                if self._has_same(event.offer, missed):
+                    break
+            elif missed.operation.view not in (seen_view, roster.view):
+                pass  # an attempt of members in a view that the caller does not know
+            elif missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
                 self._membership.show(event.call, missed.roster_version, detached=False)
                 self._out.raise_(event.call, words.aborted(missed, event.offer))
                 return
+        if newest_missed is not None:
+            self._answer_late(event, newest_missed)
+            return
         operation = self._operations.next_id(roster, self._own.group, SYNC_TAG)
         asked = replace(Descriptor.sync(), quorum=event.quorum)
         opened = OpenOperation(operation, asked, roster.ring, event.call)
@@ -201,11 +206,6 @@ class Synchronizations:
         self._out.add(ev.PostSync(event.call, operation, roster.ring))
         self._out.send(opened.request())
 
-    def _newest_of(self, missed: msg.OperationEnded, view: int) -> msg.OperationEnded:
-        """Return the last synchronization that the members made without this peer."""
-        later = [one for one in self._operations.missed_syncs(view) if one.abort is None]
-        return later[-1] if later else missed
-
     def late(self, operation: OpenOperation, outcome: msg.OperationEnded) -> None:
         """Answer a call for a synchronization that the members made without this peer."""
         assert operation.call is not None
@@ -213,16 +213,33 @@ class Synchronizations:
         quorum = operation.descriptor.quorum
         self._answer_late(ev.SyncCall(operation.call, operation.made, quorum=quorum), outcome)
 
+    def give_up_late(self) -> None:
+        """Raise in a call that brings no state, because the members wait for other calls.
+
+        Otherwise they would never make that synchronization.
+        """
+        for operation in list(self._operations):
+            call, offer = operation.call, operation.offer
+            is_open = call is not None and operation.phase is Phase.REQUESTED
+            if not is_open or offer is None or not offer.stale or self._refusals.resync is None:
+                continue
+            assert call is not None
+            self._operations.leave(operation, words.LATE_SYNC, in_doubt=True)
+            self._out.add(ev.End(operation.id, committed=False))
+            self._out.send(msg.Withdraw(operation.id, words.LATE_SYNC))
+            self._refusals.raise_resync(self._out, call)
+
+    def _has_same(self, offer: Offer, outcome: msg.OperationEnded) -> bool:
+        """Whether this peer has what the members elected without it."""
+        elected = outcome.elected
+        if elected is None or offer.stale or self._refusals.resync is not None:
+            return False
+        return (offer.layout, offer.content) == (elected.layout, elected.content)
+
     def _answer_late(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> None:
         """Return what the members elected without this peer, or first fetch it from one of them."""
-        offer, elected = event.offer, outcome.elected
         late = LateCall(event.call, Descriptor.sync(), detached=False, outcome=outcome, sync=event)
-        is_stale = offer.stale or self._refusals.resync is not None
-        if (
-            elected is not None
-            and not is_stale
-            and (offer.layout, offer.content) == (elected.layout, elected.content)
-        ):
+        if self._has_same(event.offer, outcome):
             self._adopt(late, event)
         else:
             self._out.add(self._operations.fetch(late))

@@ -28,6 +28,9 @@ _NOT_FINITE = "are not finite, although it declared a finite contribution"
 STARTED_TWICE = "another master has started it with other contributors"
 """Why an operation is withdrawn that two masters have started."""
 
+LATE_SYNC = "this peer lacks results, and the members wait for other calls"
+"""Why a synchronization is withdrawn that the members will not make."""
+
 
 # -- calls ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.shared_state import Difference, Elected, Expected, Lineage, Offer, SyncPurpose
-from pccl.protocol.types import SYNC_TAG, AbortCause, OperationId, PeerId, Quorum
+from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId, Quorum
 from tests.support.offers import offer
 from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
@@ -328,15 +328,18 @@ def test_a_call_that_waits_is_answered_by_the_outcome_without_it() -> None:
     assert peer.do(without_me(0, SAME)) == [ev.End(NOW, False), ev.ReturnCall(9, result)]
 
 
-def test_a_late_call_with_other_contents_is_for_the_next_synchronization() -> None:
+def fetch_of(operation: OperationId, elected: Elected) -> ev.FetchResult:
+    return ev.FetchResult(9, operation, Descriptor.sync(), elected.content)
+
+
+def test_a_late_call_with_other_contents_fetches_the_last_ones() -> None:
     peer = PeerStage().member(1, 2, 3)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    end, post, request = peer.do(without_me(0, LATER))
-    assert (end, post) == (ev.End(NOW, False), ev.PostSync(9, NEXT, (PeerId(1), ME, PeerId(3))))
-    assert request == ev.Send(msg.SyncRequest(NEXT, OFFER, QUORUM))
+    assert peer.do(without_me(0, LATER)) == [ev.End(NOW, False), fetch_of(NOW, LATER)]
+    result = ev.SyncResult(NOW, LATER, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.ResultFetched(9, True)) == [ev.ReturnCall(9, result)]
     peer = late(LATER, LATER)
-    post, _ = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    assert post == ev.PostSync(9, op(2, tag=SYNC_TAG), (PeerId(1), ME, PeerId(3)))
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [fetch_of(NEXT, LATER)]
 
 
 def test_of_several_outcomes_the_one_with_the_same_contents_counts() -> None:
@@ -345,60 +348,57 @@ def test_of_several_outcomes_the_one_with_the_same_contents_counts() -> None:
     assert returned == ev.ReturnCall(9, ev.SyncResult(NEXT, SAME, (PeerId(1), PeerId(3))))
 
 
-def test_a_late_call_does_not_wait_for_members_that_wait_for_it() -> None:
+def test_without_a_source_the_caller_decides_and_then_waits_for_the_next() -> None:
+    """Otherwise it would wait for members that may wait for another call of this peer."""
     peer = late(LATER)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    end, withdraw, raises, asks = peer.do(msg.BlockedQuery(0))
-    assert end == ev.End(NEXT, False)
-    assert isinstance(withdraw, ev.Send)
-    assert isinstance(withdraw.message, msg.Withdraw)
-    assert withdraw.message.operation == NEXT
-    assert isinstance(raises, ev.RaiseCall)
-    assert isinstance(raises.error, errors.ResyncRequired)
-    assert asks == ev.AskCallers(0)
+    raised(peer.do(ev.ResultFetched(9, False)), errors.ResyncRequired)
+    post, request = peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
+    assert post == ev.PostSync(10, NEXT, (PeerId(1), ME, PeerId(3)))
+    assert request == ev.Send(msg.SyncRequest(NEXT, replace(OFFER, stale=True), QUORUM))
+
+
+def test_who_fetches_waits_for_nobody_and_may_leave() -> None:
+    peer = late(LATER)
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     assert sent(peer.do(ev.CallersAsked(0, True))) == [msg.BlockedReply(0, False)]
-    # The next call of its caller knows how the withdrawn one has ended.
-    assert peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM)) == []
-    post, _ = peer.do(ended(NEXT, AbortCause.WITHDRAWN, "peer 2 withdrew"))
+    raised(peer.do(ev.LeaveCall(9, "its time is over")), errors.DeadlineExceeded)
+    assert peer.do(ev.ResultFetched(9, True)) == []
+    post, _ = peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
     assert isinstance(post, ev.PostSync)
-
-
-def test_a_call_of_another_attempt_is_late_as_well() -> None:
-    """The members may be lost that would have synchronized next."""
-    peer = late(LATER)
-    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    peer.do(msg.RosterChanged(roster(2, 2, 1, 2)))
-    raised(peer.do(ended(NEXT, AbortCause.MEMBER_LOST, "gone", 2)), errors.CollectiveAborted)
-    peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
-    raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
 
 
 def test_it_may_have_been_late_in_a_view_that_its_caller_never_saw() -> None:
     peer = PeerStage().member(1, 2, 3)
     peer.do(msg.RosterChanged(roster(2, 2, 1, 2, 3)))
-    peer.do(replace(without_me(0, LATER), operation=op(tag=SYNC_TAG, view=2)))
+    missed = op(tag=SYNC_TAG, view=2)
+    peer.do(replace(without_me(0, LATER), operation=missed))
     peer.do(msg.RosterChanged(roster(3, 3, 1, 2)))
-    post, _ = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    assert post == ev.PostSync(9, op(tag=SYNC_TAG, view=3), (PeerId(1), ME))
-    raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [fetch_of(missed, LATER)]
 
 
-def test_a_call_that_is_in_time_is_not_given_up() -> None:
+@pytest.mark.parametrize(("place", "is_before"), [(3, True), (9, False)])
+def test_a_state_that_arrives_replaces_the_results_before_it(place: int, is_before: bool) -> None:
     peer = PeerStage().member(1, 2, 3)
+    peer.do(replace(ended(op(), contributors=(PeerId(1), PeerId(3))), sequence=place))
+    peer.do(replace(without_me(0, LATER), sequence=5))
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    assert peer.do(msg.BlockedQuery(0)) == [ev.AskCallers(0)]
+    peer.do(ev.ResultFetched(9, True))
+    (effect, *_) = peer.do(ev.ReduceCall(10, 5, SUM))
+    assert isinstance(effect, ev.Post if is_before else ev.FetchResult)
+    assert effect.operation == op(1 if is_before else 0)
+
+
+def test_a_stale_call_does_not_wait_for_members_that_wait_for_it() -> None:
     peer = late(LATER)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    commits(peer, NEXT, ELECTED)
+    assert peer.do(msg.BlockedQuery(0)) == [ev.AskCallers(0)]
+    raised(peer.do(ev.ResultFetched(9, False)), errors.ResyncRequired)
     peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
-    assert peer.do(msg.BlockedQuery(0)) == [ev.AskCallers(0)]
-
-
-def test_a_synchronization_that_brings_the_state_replaces_missed_results() -> None:
-    peer = late(LATER)
-    peer.do(ended(op(), contributors=(PeerId(1), PeerId(3))))
-    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    commits(peer, NEXT, ELECTED)
-    post, _ = peer.do(ev.ReduceCall(10, 5, SUM))
-    assert isinstance(post, ev.Post)
-    assert post.operation == op(1)
+    end, withdraw, raises, asks = peer.do(msg.BlockedQuery(1))
+    assert end == ev.End(NEXT, False)
+    assert isinstance(withdraw, ev.Send)
+    assert isinstance(withdraw.message, msg.Withdraw)
+    assert isinstance(raises, ev.RaiseCall)
+    assert isinstance(raises.error, errors.ResyncRequired)
+    assert asks == ev.AskCallers(1)
