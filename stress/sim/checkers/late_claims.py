@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from pccl.machines.peer.events import (
     ControlMessage,
+    FetchResult,
     PeerEffect,
     PeerEvent,
     Post,
@@ -69,7 +70,9 @@ class LateClaims:
                         raise Violation(f"{self._name} got {operation}, which it had not missed")
                     self._owed = [owed for owed in self._owed if owed != operation]
                     self._goes_on(operation)
-                case ReturnCall(_, SyncResult(members=members)) if peer in members:
+                case FetchResult(_, operation):  # its call gets it, or ResyncRequired
+                    self._owed = [owed for owed in self._owed if owed != operation]
+                case ReturnCall(_, SyncResult()):
                     self._owed.clear()
                 case RaiseCall(_, ResyncRequired()):
                     self._owed.clear()
