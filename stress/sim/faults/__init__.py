@@ -6,6 +6,7 @@
 * ``processes``: faults of processes: they stop, slow down, are interrupted, leave, or join.
 * ``master``: kills the master; a new master, a standby or neither takes its place.
 * ``state``: faults of shared state: liars, and faults that strike during a fetch.
+* ``narrowing``: faults that strike when an operation goes on without some members.
 * ``garbage``: a hostile connection: a stranger sends bytes to a port of the run.
 * ``connections``: faults of one connection, and processes that no other process can dial.
 * ``between``: faults of all connections between one process and another, or all others.

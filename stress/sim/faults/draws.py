@@ -12,6 +12,7 @@ from pccl.stress.sim.faults import (
     garbage,
     kills,
     master,
+    narrowing,
     processes,
     state,
 )
@@ -78,11 +79,17 @@ OF_BITS: Draws = {
 }
 """Faults that damage data in transit; each run has at least one."""
 
+OF_NAPS: Draws = {
+    narrowing.NarrowedKill: (0, 0, 0, 1),
+    narrowing.NarrowedMaster: (0, 0, 0, 1, 2),
+}
+"""Faults that strike when an operation goes on without members that nap."""
+
 UNDRAWN: Draws = {connections.OneIpVersion: (0,)}
 """Faults of scenarios that a test or a file writes."""
 
 KINDS: dict[str, type[Fault]] = {
-    fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS, *UNDRAWN)
+    fault.kind: fault for fault in (*PLAIN, *OF_STATE, *OF_MASTERS, *OF_BITS, *OF_NAPS, *UNDRAWN)
 }
 
 

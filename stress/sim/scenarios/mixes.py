@@ -13,7 +13,7 @@ from typing import Any
 from pccl.stress.sim.faults.base import LifePhase
 from pccl.stress.sim.faults.corrupt import Corrupt, OnWire, flipped_in
 from pccl.stress.sim.faults.divide import DIVIDED_IN
-from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, kinds
+from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_NAPS, OF_STATE, PLAIN, kinds
 from pccl.stress.sim.faults.kills import Kill
 from pccl.stress.sim.faults.processes import Interrupt
 from pccl.stress.sim.faults.state import FetchInterrupt, Lies
@@ -86,7 +86,7 @@ MIXES: dict[str, Mix] = {
         _of_calls_without(Interrupt.kind, FetchInterrupt.kind, Lies.kind),
         seeds_min=500,
     ),
-    "quorum": Mix(draw_with_naps, _OF_CALLS, done=_OF_QUORUMS, seeds_min=500),
+    "quorum": Mix(draw_with_naps, (*_OF_CALLS, *kinds(OF_NAPS)), done=_OF_QUORUMS, seeds_min=500),
     "corruption": Mix(
         draw_corrupted,
         kinds(OF_BITS),

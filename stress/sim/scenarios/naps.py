@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from pccl.stress.sim.faults.base import Ground
+from pccl.stress.sim.faults.draws import OF_NAPS, draw_faults
 from pccl.stress.sim.scenarios.scenario import Scenario, draw, with_quorum
 from pccl.stress.sim.workloads.syncs import Recipe
 
@@ -43,4 +45,6 @@ def draw_with_naps(seed: int) -> Scenario:
     if longer.syncs is not None and rng.random() >= _DRIFTS:
         kept = replace(longer.syncs, recipe=Recipe.POPULAR, drifts=0.0, lags=0.0, spoils=0.0)
         longer = replace(longer, syncs=replace(kept, verifies=0.0, expects=0.0))
+    ground = Ground(peers, longer.stop_ns, longer.latency_ns, longer.timing)
+    longer = replace(longer, faults=(*longer.faults, *draw_faults(OF_NAPS, seed, ground)))
     return with_quorum(longer, rng, (0.05, 0.1, 0.2))
