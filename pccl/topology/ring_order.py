@@ -21,7 +21,7 @@ _STEPS_MAX = 20_000
 _SETS_MAX = 500
 """How many sets of members the search tries to leave out, the smallest first."""
 
-_NAMED_MAX = 3
+PAIRS_NAMED_MAX = 3
 """How many broken links one reason names."""
 
 
@@ -32,9 +32,9 @@ def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
 
 
 def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
-    """Return a text that names a broken link of each peer left out, up to ``_NAMED_MAX`` links."""
+    """Return a text that names a broken link of each peer left out, up to ``PAIRS_NAMED_MAX`` links."""
     theirs = (min((p for p in broken if peer in p), key=sorted) for peer in left_out)
-    return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:_NAMED_MAX])
+    return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:PAIRS_NAMED_MAX])
 
 
 def arrange(

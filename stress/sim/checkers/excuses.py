@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pccl.protocol.limits import Timing
 from pccl.protocol.types import NS_PER_S, RemovalCause
+from pccl.topology.ring_order import PAIRS_NAMED_MAX
 from pccl.topology.segment_limit import RETRANSMITS_MIN
 from pccl.transports.sim.connection import SimConnection
 from pccl.transports.sim.pipe import RETRANSMIT_NS
@@ -253,10 +254,11 @@ class Excuses:
             case RemovalCause.LINK_BROKEN:
                 if self.masters_divided:
                     return True  # members of the other master drop their links to this peer
-                named = ({host_of(int(number)) for number in pair} for pair in _PAIR.findall(why))
+                named = [{host_of(int(number)) for number in pair} for pair in _PAIR.findall(why)]
                 other = next((ends - {host} for ends in named if host in ends), {None}).pop()
-                if other is None:
-                    return False  # the master names no pair with this peer
+                if other is None:  # the master names only the first pairs
+                    cut = len(named) == PAIRS_NAMED_MAX and host in self._shut
+                    return cut and all(self.are_apart(*ends) for ends in named if len(ends) == 2)
                 touched = self._any(host, other) or self.are_apart(host, other)
                 # After the second damaged lane in a row a link counts as down.
                 since_ns = self._now_ns() - timing.ns(timing.link_s)
