@@ -32,7 +32,7 @@ def apart(pair: Pair, broken: Mapping[Pair, str]) -> str:
 
 
 def lacking(left_out: Iterable[PeerId], broken: Mapping[Pair, str]) -> str:
-    """Return a text that names a broken link of each peer left out, up to ``PAIRS_NAMED_MAX`` links."""
+    """Return a text that names a broken link of each peer left out, up to ``PAIRS_NAMED_MAX``."""
     theirs = (min((p for p in broken if peer in p), key=sorted) for peer in left_out)
     return "; ".join(apart(pair, broken) for pair in list(dict.fromkeys(theirs))[:PAIRS_NAMED_MAX])
 
