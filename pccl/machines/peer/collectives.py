@@ -328,6 +328,7 @@ class Collectives:
         self._finals.see(message)
         if ended.group == self._own.group:
             is_open = self._membership.is_open(ended.view)
+            is_late = is_late and ended.view >= self._membership.first_view
             if is_late or (is_open and message.abort in MISSED_CAUSES):
                 self._operations.miss(message)
             if posted is None and (is_open or is_late):

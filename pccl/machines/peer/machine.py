@@ -382,6 +382,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _admitted(self, message: msg.Admitted) -> None:
         if self.standing is not Standing.PENDING:
             return  # a repetition
+        self.membership.first_view = message.roster.view
         self._learn(message.roster)
         self.membership.ratify(message.ratified)
         self.own.become(Standing.MEMBER)

@@ -94,6 +94,8 @@ class KnownMembership:
         """The newest roster that has arrived (callers may not know it yet)."""
         self._rosters: dict[int, Roster] = {}
         """By version: the rosters that the caller may still see, and the newest."""
+        self.first_view = 0
+        """The view of the own group with which this peer was admitted."""
         self.ratified = 0
         """Newest roster version that a majority of the members before it is known to have."""
         self._reported: dict[int, tuple[Roster, bytes]] = {}

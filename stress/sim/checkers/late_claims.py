@@ -22,7 +22,7 @@ from pccl.machines.peer.events import (
     SyncResult,
 )
 from pccl.protocol.errors import ResyncRequired
-from pccl.protocol.messages import OperationEnded, OperationNarrowed
+from pccl.protocol.messages import Admitted, OperationEnded, OperationNarrowed
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.stress.sim.checkers.outcomes import Violation
 
@@ -39,6 +39,8 @@ class LateClaims:
         self._name = name
         self._done = done
         self._peer = PeerId(0)
+        self._first_view = 0
+        """The view with which the process was admitted; it has no part in earlier ones."""
         self._owed: list[OperationId] = []
         self._seen: set[OperationId] = set()
         """All operations of which it has learned that members committed them without it."""
@@ -50,8 +52,11 @@ class LateClaims:
             self._owed.clear()
             self._seen.clear()
         match event:
+            case ControlMessage(Admitted(roster)):
+                self._first_view = roster.view
             case ControlMessage(OperationEnded(operation=ended) as outcome):
                 is_late = outcome.abort is None and peer not in outcome.contributors
+                is_late = is_late and ended.view >= self._first_view
                 if is_late and ended.tag != SYNC_TAG and ended not in self._seen:
                     self._seen.add(ended)
                     self._owed.append(ended)
