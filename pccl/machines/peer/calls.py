@@ -3,9 +3,10 @@
 Two errors reach callers only once: this peer lost its membership, or the members committed a result
 that a caller here had left. Each of the two is due to every caller that may not know it yet.
 
-A new call is deferred while the outcome of an operation that its caller left is in doubt. The other
-members do not defer that call. So a deferred call uses the membership that its caller saw when
-it called, even if the caller has read another outcome since. State only.
+A new call is deferred while the outcome of an operation that its caller left is in doubt, or while
+an operation of a closed view goes on without this peer. The other members do not defer that call.
+So a deferred call uses the membership that its caller saw when it called, even if the caller has
+read another outcome since. State only.
 """
 
 from __future__ import annotations
@@ -291,6 +292,9 @@ class JointCalls:
             self.deferred.add(event, self._membership.seen)
             # The master reports the outcome of withdrawn operations without being asked.
             return CallDeferred(tuple(known.id for known in in_doubt if known.withdrawn is None))
+        if elsewhere := self._elsewhere:
+            self.deferred.add(event, self._membership.seen)
+            return CallDeferred(elsewhere)
         match event:
             case ev.RoundCall(kind=RoundKind.PEERS_PENDING):
                 return self._allow(event)
@@ -309,7 +313,7 @@ class JointCalls:
 
     def decide_left(self, event: ev.ReduceCall) -> CallAllowed | CallRejected | CallDeferred:
         """Decide again on a deferred call whose caller has left."""
-        if self._operations.in_doubt():
+        if self._operations.in_doubt() or self._elsewhere:
             self.deferred.add(event)
             return CallDeferred()
         return self._catch_up(event)
@@ -385,6 +389,12 @@ class JointCalls:
         if asks and self._own.rejoins:
             return words.same_call_twice(RoundKind.UPDATE_TOPOLOGY.call_name)
         return words.not_a_member(None)
+
+    @property
+    def _elsewhere(self) -> tuple[OperationId, ...]:
+        """The undecided operations of closed views that go on without this peer."""
+        newest = self._membership.newest
+        return self._operations.elsewhere(newest.open_views) if newest is not None else ()
 
     @property
     def _is_busy(self) -> bool:

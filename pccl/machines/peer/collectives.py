@@ -234,7 +234,12 @@ class Collectives:
     def _narrowed(self, message: msg.OperationNarrowed) -> None:
         """Post the buffers of an operation for its participants only, and request it again."""
         operation, ranks = self._operations.get(message.operation), message.participants
-        if operation is None or operation.call is None:
+        if operation is None:
+            named, first_view = message.operation, self._membership.first_view
+            if named.group == self._own.group and named.view >= first_view:
+                self._operations.go_on_without(named)
+            return
+        if operation.call is None:
             return
         ring = of_ranks(ranks, operation.view_ring or operation.ring)
         if operation.descriptor.quorum is None or ring is None or len(ring) < QUORUM_MIN:
@@ -314,7 +319,7 @@ class Collectives:
             self._out.send(msg.Withdraw(operation_id, operation.given_up))
 
     def ended(self, message: msg.OperationEnded) -> bool:
-        """Process an outcome; return whether its caller had left, so that deferred calls retry."""
+        """Process an outcome; return whether deferred calls may have waited for it."""
         ended, committed = message.operation, message.abort is None
         posted = self._operations.get(ended)
         is_late = committed and self._own.peer not in message.contributors
@@ -325,6 +330,7 @@ class Collectives:
                 func="control", reason="the master committed an operation that is not complete here"
             )
         might_come = posted is None and self.may_come(ended)
+        was_elsewhere = self._operations.take_elsewhere(ended)
         self._finals.see(message)
         if ended.group == self._own.group:
             is_open = self._membership.is_open(ended.view)
@@ -338,7 +344,7 @@ class Collectives:
         if operation is None:  # a repetition, or never requested here; there may be early data
             if might_come:
                 self._out.add(ev.ForgetEarly())
-            return False
+            return was_elsewhere
         if operation.withdrawn is None:
             self._out.add(ev.End(ended, committed and not is_late))
         if committed and not is_late and operation.elected is not None:
@@ -359,7 +365,7 @@ class Collectives:
             version, detached = message.roster_version, operation.detached
             self._membership.show(operation.call, version, detached=detached)
             self._answer(operation, operation.call, message)
-        return False
+        return was_elsewhere
 
     def _may_retry(self, operation: OpenOperation) -> bool:
         """Whether to retry in the same view, as all members do, before the caller gets an error."""

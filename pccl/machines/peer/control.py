@@ -226,6 +226,9 @@ class ControlConnection:
         self._rounds.repeat()
         for message in self._operations.unanswered():
             self._out.send(message)
+        newest = self._membership.newest
+        for operation in self._operations.elsewhere(newest.open_views if newest else ()):
+            self._out.send(msg.OutcomeQuery(operation))
 
     def closed(self, reason: str, now_ns: int) -> errors.PCCLError | None:
         """Record the end of a connection or of an attempt: dial again, or return why to give up."""

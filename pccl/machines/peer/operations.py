@@ -12,7 +12,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pccl.machines.history import History, InvariantViolation
@@ -170,6 +170,8 @@ class OpenOperations:
         """(view, tag) -> outcomes of operations that this peer has not requested yet."""
         self._unclaimed: OperationId | None = None
         """The last operation whose result this peer lacks for good."""
+        self._elsewhere: dict[OperationId, None] = {}
+        """Undecided operations that go on without this peer, which has not requested them."""
         self._late: dict[int, LateCall] = {}
         """The calls whose results are being fetched."""
 
@@ -258,6 +260,22 @@ class OpenOperations:
         for of in views:
             while missed := self.take_missed(of, SYNC_TAG):
                 yield missed
+
+    def go_on_without(self, operation: OperationId) -> None:
+        """Note that an operation goes on without this peer, unless its outcome is known."""
+        if operation.n >= self.next_n(operation.view, operation.tag):
+            self._elsewhere[operation] = None
+
+    def take_elsewhere(self, operation: OperationId) -> bool:
+        """Note the outcome of an operation; return whether it went on without this peer."""
+        return operation in self._elsewhere and self._elsewhere.pop(operation) is None
+
+    def elsewhere(self, open_views: Collection[int]) -> tuple[OperationId, ...]:
+        """Return the undecided operations of closed views that go on without this peer.
+
+        Its calls must not go on in a later view before it knows whether it lacks their results.
+        """
+        return tuple(known for known in self._elsewhere if known.view not in open_views)
 
     def _give_up(self, missed: Iterable[msg.OperationEnded]) -> None:
         for message in missed:
@@ -386,7 +404,8 @@ class OpenOperations:
     @property
     def all_block_their_callers(self) -> bool:
         """Whether every operation has a caller that waits for another member's request."""
-        return not (self._left or self._late) and all(known.blocks_its_caller for known in self)
+        waits = self._left or self._late or self._elsewhere
+        return not waits and all(known.blocks_its_caller for known in self)
 
     @property
     def have_callers(self) -> bool:
@@ -404,5 +423,6 @@ class OpenOperations:
         self._by_tag.clear()
         self._left.clear()
         self._late.clear()
+        self._elsewhere.clear()
         self._next_n.clear()
         self._missed.clear()

@@ -8,7 +8,7 @@ another member's request has not reached the master.
 
 With a quorum, the operation may go on without the members that have not requested it. The master
 then names the participants. Each of them posts its buffers for these, and requests again. So, as
-always, all have posted before the start. The others get the outcome, and nothing else.
+always, all have posted before the start. The others learn that, and later the outcome.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class CollectiveBallot(Ballot):
         if self._is_narrowed or self.phase is not Phase.REQUESTED:
             return None
         self._leave_out(self.waiting_for())
-        return self._narrow(self.survivors)
+        return self._narrow(self.concerned)
 
     def _narrow(self, whom: Sequence[PeerId]) -> Tell:
         ranks = to_ranks(self.participants, self.members)
@@ -212,7 +212,7 @@ class CollectiveBallot(Ballot):
         if not self._is_narrowed and self.phase is Phase.REQUESTED and self._inherited:
             # An earlier master has decided this, and another participant may have started.
             self._leave_out([member for member in self.members if member not in posted])
-            news = self._narrow([member for member in self.survivors if member != peer])
+            news = self._narrow([member for member in self.concerned if member != peer])
         if posted != self.participants:
             return self._end(Abort(AbortCause.MEMBER_LOST, "masters chose other participants"))
         self._posted.add(peer)
@@ -324,6 +324,8 @@ class CollectiveBallot(Ballot):
 
     def owed_to(self, peer: PeerId) -> Iterator[MasterMessage]:
         """Yield what a member may have missed while its connection was lost."""
+        if peer in self.left_out:
+            yield self._narrow([peer]).message
         if peer not in self.survivors:
             return
         if self._is_narrowed and self.phase is Phase.REQUESTED and peer not in self._posted:
