@@ -41,6 +41,7 @@ from pccl.runtime.requests import PeerOptions
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.late_claims import LateClaims
 from pccl.stress.sim.checkers.outcomes import Violation
+from pccl.stress.sim.checkers.round_quorums import RoundQuorums
 from pccl.stress.sim.checkers.told_events import ToldEvents
 from pccl.stress.sim.checkers.told_losses import ToldLosses
 from pccl.stress.sim.curves import QuickCurves
@@ -160,6 +161,7 @@ class MasterProcess:
         self._parts = parts
         self._checkers = parts.checkers
         self.clock = ProcessClock(parts.loop, host)
+        self._quorums = RoundQuorums(parts.checkers.done)
         self.heard_ns: dict[int, int] = {}
         """Connection -> time of its last message."""
         standbys = tuple(MasterAddress(other.host, other.port) for other in others)
@@ -197,6 +199,8 @@ class MasterProcess:
         self._parts.trace.note(now_ns, self.host.name, event)
         machine = self.server.machine
         machine.check()
+        if self._parts.scenario.quorum is not None:  # then no process makes a mistake, either
+            self._quorums.saw(machine, event, effects)
         for election in elections:
             assert state is not None
             state.judge(machine.run, machine.term, election)

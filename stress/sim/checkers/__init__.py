@@ -8,6 +8,7 @@
 * ``told_losses``: checks that callers get an error when their process loses its place.
 * ``told_events``: checks that the events of a peer tell the truth, and nothing twice.
 * ``late_claims``: checks that a process misses no result that members committed without it.
+* ``round_quorums``: checks that a round goes on only if each group has a quorum.
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.

@@ -71,7 +71,14 @@ _OF_CALLS = tuple(
     kind for kind in (*kinds(PLAIN), *kinds(OF_STATE)) if kind not in _COUNTED_BY_PHASE
 )
 _KILLED_IN = tuple(phase for phase in LifePhase if phase is not LifePhase.OTHER)
-_OF_QUORUMS = ("nap", "narrowed", "late result", "late result is gone", "late sync")
+_OF_QUORUMS = (
+    "nap",
+    "narrowed",
+    "late result",
+    "late result is gone",
+    "late sync",
+    "round without members",
+)
 _BEFORE_DONE, _DONE = LifePhase.REDUCE_SCATTER, LifePhase.DONE
 
 
