@@ -254,6 +254,12 @@ class OpenOperations:
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
 
+    @property
+    def missed_sync(self) -> OperationId | None:
+        """A synchronization without this peer that no call has taken; None if there is none."""
+        kept = [one for key, kept in self._missed.items() if key[1] == SYNC_TAG for one in kept]
+        return next((one.operation for one in kept if one.abort is None), None)
+
     def missed_syncs(self, view: int) -> Iterator[msg.OperationEnded]:
         """Take and yield the outcomes of synchronizations in views up to ``view``, in order."""
         views = sorted(of for of, tag in self._missed if tag == SYNC_TAG and of <= view)

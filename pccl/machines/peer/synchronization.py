@@ -214,16 +214,19 @@ class Synchronizations:
         self._answer_late(ev.SyncCall(operation.call, operation.made, quorum=quorum), outcome)
 
     def give_up_late(self) -> None:
-        """Raise in a call that brings no state, because the members wait for other calls.
+        """Raise in a call of a late member, because the others wait for other calls.
 
         Otherwise they would never make that synchronization.
         """
+        missed = self._operations.missed_sync
         for operation in list(self._operations):
             call, offer = operation.call, operation.offer
-            is_open = call is not None and operation.phase is Phase.REQUESTED
-            if not is_open or offer is None or not offer.stale or self._refusals.resync is None:
+            if call is None or offer is None or operation.phase is not Phase.REQUESTED:
                 continue
-            assert call is not None
+            if self._refusals.resync is None and missed is not None:
+                self._refusals.require_resync(missed, was_left=False)
+            elif self._refusals.resync is None or not offer.stale:
+                continue
             self._operations.leave(operation, words.LATE_SYNC, in_doubt=True)
             self._out.add(ev.End(operation.id, committed=False))
             self._out.send(msg.Withdraw(operation.id, words.LATE_SYNC))

@@ -66,6 +66,7 @@ class LateClaims:
                 self._done["late result is gone"] += 1
             case _:
                 pass
+        is_fetched = isinstance(event, ResultFetched)
         for effect in effects:
             match effect:
                 case Post(_, operation):
@@ -77,7 +78,7 @@ class LateClaims:
                     self._goes_on(operation)
                 case FetchResult(_, operation):  # its call gets it, or ResyncRequired
                     self._owed = [owed for owed in self._owed if owed != operation]
-                case ReturnCall(_, SyncResult()):
+                case ReturnCall(_, SyncResult(members=members)) if peer in members or is_fetched:
                     self._owed.clear()
                 case RaiseCall(_, ResyncRequired()):
                     self._owed.clear()

@@ -402,3 +402,11 @@ def test_a_stale_call_does_not_wait_for_members_that_wait_for_it() -> None:
     assert isinstance(raises, ev.RaiseCall)
     assert isinstance(raises.error, errors.ResyncRequired)
     assert asks == ev.AskCallers(1)
+
+
+def test_it_may_learn_only_after_its_call_that_it_was_late() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(msg.RosterChanged(roster(2, 2, 1, 2)))
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert peer.do(without_me(0, LATER)) == []
+    raised(peer.do(msg.BlockedQuery(0)), errors.ResyncRequired)
