@@ -39,7 +39,7 @@ METRICS: Mapping[str, Described] = {
     "pccl_rounds_total": Described(
         "counter",
         ("call", "outcome"),
-        "Joint calls that ended, each failed attempt included. The outcome is ok or an error.",
+        "Joint calls that ended, failed attempts included.",
     ),
     "pccl_round_seconds": Described(
         "histogram", ("call",), "Duration of joint calls that returned, with all their attempts."
@@ -61,13 +61,13 @@ METRICS: Mapping[str, Described] = {
     "pccl_link_bytes_per_second": Described(
         "gauge",
         ("peer", "direction"),
-        "Bytes per second on the link to another member since the previous scrape.",
+        "Bytes per second on a link since the previous scrape.",
     ),
     "pccl_upload_limit_bytes_per_second": Described(
         "gauge", (), "Peer: what it sends to other machines, at most; absent: no limit."
     ),
     "pccl_state_revision": Described(
-        "gauge", (), "Revision of the shared state that was synchronized or compared last."
+        "gauge", (), "Revision that was synchronized or compared last."
     ),
     "pccl_step": Described("gauge", (), "Step that the program has reported; 0: none."),
     "pccl_loss": Described("gauge", (), "Loss that the program has reported, if it reports any."),

@@ -158,7 +158,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The newcomer has fetched as much of its group's state as it could."""
+    """The newcomer has fetched what it could of its group's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The peer lives. Progress, and operations and rounds whose end has arrived."""
+    """The peer lives. Progress, and the ended operations and rounds that it knows."""
 
     progress: Annotated[tuple[Progress, ...], AtMost(PROGRESS_BATCH_MAX)] = ()
     operations: Annotated[tuple[OperationId, ...], AtMost(ACKNOWLEDGED_BATCH_MAX)] = ()
@@ -233,7 +233,7 @@ class RoundRequest:
 
     round: RoundId
     quorum: Quorum | None = None
-    """When the call need not wait for all members; nil: it waits."""
+    """When the round closes without late members; nil: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class OperationRequest:
     norm: Norm | None = 0.0
     """Of its contribution, if guarded; nil: not finite."""
     participants: Ranks = b""
-    """With whom it has posted them, after ``OperationNarrowed``."""
+    """The members for which it has posted them, after ``OperationNarrowed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class SyncRequest:
     operation: OperationId
     offer: Offer
     quorum: Quorum | None = None
-    """When it goes on without members; nil: never."""
+    """When it continues without late members; nil: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +408,7 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class OperationNarrowed:
-    """The operation goes on with these members: post the buffers for them, and request again."""
+    """The operation continues with these participants: post buffers for them, and request again."""
 
     operation: OperationId
     participants: Ranks
@@ -416,11 +416,11 @@ class OperationNarrowed:
 
 @dataclass(frozen=True, slots=True)
 class OperationStarted:
-    """All its members have requested the same operation: move the data."""
+    """All participants have requested the same operation: move the data."""
 
     operation: OperationId
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """Of all its members for a weighted average, in ring order."""
+    """Of all participants in a weighted average, in ring order."""
     flagged: Annotated[tuple[FlaggedContribution, ...], AtMost(PEERS_MAX)] = ()
     """Untrusted contributions."""
 
@@ -457,9 +457,9 @@ class OperationEnded:
     difference: Difference | None = None
     """Where shared states differ that must be equal."""
     weights: Annotated[tuple[Weight, ...], AtMost(PEERS_MAX)] = ()
-    """Of the contributors to a weighted average, for members that it went on without."""
+    """Of the contributors to a weighted average, for late members."""
     elected: Elected | None = None
-    """The state that a synchronization without some members has elected."""
+    """The elected state, for late members of a synchronization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +523,7 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class RoundAwaits:
-    """Enough members have made this joint call, and wait for the peer during the grace."""
+    """Enough members have made this joint call, and the grace runs."""
 
     round: RoundId
 

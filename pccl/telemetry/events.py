@@ -22,13 +22,13 @@ class Joined:
     """This peer has become a member.
 
     Attributes:
-        peer_id: its id, which names this incarnation.
+        peer_id: its id, new after each join.
         name: its name.
         run: id of the run, in hexadecimal digits.
         rank: its place in the ring of its group.
         world_size: members of the group now.
-        rejoined: whether it was a member of this run before.
-        away_s: seconds since it lost its membership; otherwise 0.
+        rejoined: whether it was a member before.
+        away_s: seconds since its loss, or 0.
     """
 
     peer_id: int
@@ -92,7 +92,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterDisconnected:
-    """This peer has lost the master, and tries to reach one again.
+    """This peer has lost the master, and dials again.
 
     Attributes:
         reason: why, in words.
@@ -139,7 +139,7 @@ class WaitingEnded:
 
     Attributes:
         call: the call, as the program knows it.
-        waited_s: seconds that it waited until this end.
+        waited_s: seconds that it waited.
     """
 
     call: str
@@ -180,12 +180,12 @@ class LinkRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargePacketsLost:
-    """Large packets vanish between this peer and another one, and their link now avoids them.
+    """Large packets vanish on the link to another peer, which now avoids them.
 
     Attributes:
         peer_id: id of the other peer.
         name: its name.
-        segment_bytes: the largest TCP segment of the link's connections, which passes.
+        segment_bytes: the largest TCP segment that passes.
     """
 
     peer_id: int
@@ -227,7 +227,7 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressUnreachable:
-    """No peer can dial this peer. It dials them, and works with all that can be dialled.
+    """No peer can dial this peer, which dials them instead.
 
     Attributes:
         reason: which address failed how, and what to do.
@@ -244,7 +244,7 @@ class PortForwarded:
         port: the router's port.
         host: the router's own address on the other side; empty: unknown.
         by: how the router was asked: ``PCP``, ``NAT-PMP`` or ``UPnP``.
-        public: whether everyone can dial that address. If not, another router lies before it.
+        public: whether everyone can dial that address; if not, another router lies before it.
     """
 
     port: int
@@ -255,10 +255,10 @@ class PortForwarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortNotForwarded:
-    """The router forwards no port to this peer, or does so no longer.
+    """The router forwards no port to this peer (any more).
 
     Attributes:
-        port: the router's port that it has forwarded until now; 0: none.
+        port: the port forwarded until now; 0: none.
         reason: why, in words.
     """
 
@@ -295,11 +295,11 @@ class CallEnded:
         call: name of the call.
         tag: tag of a collective; None for other calls.
         outcome: ``ok``, or the name of the error that the call raised.
-        reason: the error in words; empty if the call has returned.
+        reason: the error; empty if the call has returned.
         seconds: seconds since the call was made, all attempts included.
         waited_s: seconds of this attempt before all members had made the call. For a call that
             moves no tensors: the whole attempt.
-        moved_s: seconds of this attempt from then to its end: the transfer, and the decision.
+        moved_s: seconds of this attempt from then to its end.
         attempts: attempts so far, this one included.
         tx_bytes: bytes sent for it.
         rx_bytes: bytes received for it.
