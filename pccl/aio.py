@@ -103,8 +103,8 @@ class Communicator(CommunicatorBase):
         MasterLost, this call joins the run again, as a newcomer.
 
         Args:
-            quorum: as for ``all_reduce``, of the members of each group. For a member that calls
-                later, the call returns at once.
+            quorum: as for ``all_reduce``, of the members of each group. A late call returns at
+                once.
             grace_s: as for ``all_reduce``.
             timeout_s: budget of the call, in seconds.
 
@@ -159,12 +159,12 @@ class Communicator(CommunicatorBase):
                 a ``Guard``, ``"exclude"`` or ``"warn"``. All members must give the same. The result
                 is that of a call in which the excluded members gave weight 0. A contribution that
                 is not finite although its member declared so aborts the call.
-            quorum: the call goes on when so many members have made it and the grace is over: a
-                number of members, 2 or more, or a share of the group as a float. Members that call
-                later get the result, with ``took_part=False``; so ``recv`` must be memory of its
-                own. None: the call waits for all. All members must give the same.
-            grace_s: how long a quorum waits for the others, in seconds; ``"auto"``: adapted to how
-                they came before, from 0.1 to 10 s.
+            quorum: the call continues without late members when so many have made it and the grace
+                is over: 2 or more members, or a share of the group as a float. A late call returns
+                the same result, with ``took_part=False``, so ``recv`` must not be ``send``. None:
+                the call waits for all members. All members must give the same.
+            grace_s: how long a quorum waits for late members, in seconds; ``"auto"``: adapted to
+                earlier calls, from 0.1 to 10 s.
             tag: collectives with different tags may be in flight at the same time, from several
                 threads; the members pair them by tag.
             operand_descriptor: must state the tensor's own dtype; None: not checked.
@@ -184,8 +184,8 @@ class Communicator(CommunicatorBase):
         Raises:
             CollectiveAborted: a member was lost, or withdrew. ``send`` is unchanged, bit for bit;
                 read the world size again, and call again.
-            ResyncRequired: this call is so late that no member has the result any more.
-                Synchronize the shared state.
+            ResyncRequired: this call is late, and no member has the result any more. Synchronize
+                the shared state.
             DescriptorMismatch: the members asked for different dtypes, ops, counts or algorithms,
                 or only some gave a weight, or their guards differ.
             TooFewPeers: this peer is alone in the group. Wait in ``update_topology``.
@@ -317,8 +317,7 @@ class Communicator(CommunicatorBase):
                 the library logs the error, and stops calling it. It may be a
                 :class:`pccl.progress.ProgressBar`. None: with ``PCCL_PROGRESS=1``, a bar shows
                 fetches that take longer than a second.
-            quorum: as for ``all_reduce``. A member that calls later fetches what the others have
-                elected.
+            quorum: as for ``all_reduce``. A late call fetches the elected contents.
             grace_s: as for ``all_reduce``.
             timeout_s: budget of all attempts together, in seconds.
 
@@ -329,7 +328,7 @@ class Communicator(CommunicatorBase):
             StateMismatch: names, dtypes or lengths of tensors differ, or contents that must not
                 differ; the message names the first tensor, the piece, and the members.
             StateUnavailable: no member has a state to continue with; the message says what to do.
-            ResyncRequired: this call is so late that no member offers that state any more. A
+            ResyncRequired: this call is late, and no member offers the elected state any more. A
                 further call takes part in the next synchronization.
             DescriptorMismatch: members gave strategies that exclude each other.
             Evicted: this peer's state conflicts with that of the majority.

@@ -175,7 +175,7 @@ class JointCaller:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether members wait for the next round here, or went on without this replica.
+        """Whether members wait for this replica in the next round, or left it out.
 
         False while a contribution is on its way.
         """
@@ -332,7 +332,7 @@ class JointCaller:
         if info.tx_bytes or info.rx_bytes:
             self._notify(GroupSynced(info, time.monotonic() - began_s))
         assert state.lineage is not None
-        # Members that were late synchronize by themselves.
+        # Late members synchronize later.
         ids = info.members if not options else self._members().ids
         return Members(self._comm.peer_id, ids, run=state.lineage.run)
 

@@ -166,7 +166,7 @@ class LocalTrainer:
     def commit(self, committed: RoundCommitted) -> None:
         """Store the outcome of a round until the round is merged.
 
-        If the members went on without this replica, its work goes into the next round.
+        If the round left this replica out, its work goes into the next round.
         """
         number = committed.contribution.number
         self.commits[number] = committed

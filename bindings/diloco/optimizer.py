@@ -101,8 +101,8 @@ class DiLoCo(torch.optim.Optimizer):
         guard: which pseudo-gradients the averages exclude, as for ``Communicator.all_reduce``, the
             same for all peers; ``"off"``: none. None: those that are not finite, and unusual norms
             are logged. An excluded replica takes the outer parameters, and drops its local work.
-        quorum: members that a round waits for, and ``grace_s`` its grace for the others, as for
-            ``Communicator.all_reduce``. Work that comes later goes into the next round. None: all.
+        quorum: members that a round needs, and ``grace_s`` its grace, as for
+            ``Communicator.all_reduce``, the same for all peers. Late work goes into the next round.
         on_event: functions that receive each event, on the training thread.
 
     Raises:

@@ -123,7 +123,7 @@ class Pipeline:
         self._work[launch.fragment] += launch.weight
 
     def miss(self, number: int) -> None:
-        """Record that a round went on without this replica, whose work goes into the next one."""
+        """Record that a round left this replica out; its work goes into the next round."""
         flight = self._flights.get(number)
         if flight is not None and flight.is_taken:
             flight.is_taken = False

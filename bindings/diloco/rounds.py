@@ -198,7 +198,7 @@ class Rounds:
                 return
 
     def _catch_up(self) -> Steps:
-        """Take the state of the members, which went on without this replica for too long."""
+        """Take the members' state: this replica was late for too long."""
         if (yield from self._sync()) and self._tell_entry():
             yield from self._contribute(self._nothing())
 

@@ -186,9 +186,9 @@ class CommunicatorBase:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a quorum waits for this peer's next ``update_topology``, or went on without it.
+        """Whether a quorum waits for this peer's next ``update_topology``, or left this peer out.
 
-        Local; never blocks. False without ``quorum=``, and for a peer that is no member.
+        Local; never blocks. False without ``quorum=``, and for a peer that is not a member.
         """
         return self._engine.machine.is_awaited
 

@@ -22,9 +22,9 @@ class ReduceResult:
     flagged: tuple[FlaggedContribution, ...] = ()
     """The contributions that its guard does not trust."""
     took_part: bool = True
-    """Whether the values of this peer are in it; False: the members went on without this peer."""
+    """Whether this peer's values are in it; False: the call was late."""
     is_partial: bool = False
-    """Whether the members went on without some members."""
+    """Whether the operation continued without some members."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,21 +242,21 @@ class MeasuredLink:
 
 
 QUORUM_MIN = 2
-"""The fewest members that go on without others: fewer reduce nothing."""
+"""The smallest quorum: one member alone reduces nothing."""
 GRACE_MS_MAX = 3600 * 1000
 QUORUM_MEMBERS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """When a joint call goes on without the members that have not made it."""
+    """When a joint call continues without the members that have not made it."""
 
     members: Annotated[int, Below(QUORUM_MEMBERS_MAX)] = 0
-    """How many members must have made it; 0: ``share`` says so."""
+    """How many members must have made it; 0: ``share`` counts."""
     share: Annotated[float, UpTo(1.0)] = 0.0
     """The same as a share of the members."""
     grace_ms: Annotated[int, Below(GRACE_MS_MAX + 1)] | None = None
-    """How long these then wait for the others; nil: the master adapts it."""
+    """How long these then wait for late members; nil: the master adapts it."""
 
     def of(self, size: int) -> int:
         """Return how many of ``size`` members must have made the call; at most all."""
@@ -291,7 +291,7 @@ class Descriptor:
     near: bool = False
     """Whether all members of an all-reduce may pull its segments; ``settled`` fills it in."""
     quorum: Quorum | None = None
-    """When an all-reduce goes on without members; nil: never."""
+    """When an all-reduce continues without late members; nil: never."""
 
     @staticmethod
     def broadcast(dtype: DataType, count: int, root: int) -> Descriptor:

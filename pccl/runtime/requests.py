@@ -88,7 +88,7 @@ class RunRequest:
     kind: RoundKind
     timeout_s: float | None = None
     quorum: Quorum | None = None
-    """When the call need not wait for all members; None: it waits."""
+    """When the call continues without late members; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

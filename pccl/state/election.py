@@ -105,10 +105,10 @@ def elect(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: i
 
 
 def has_valid(offers: Sequence[tuple[PeerId, Offer]], expected: Expected, commits: int) -> bool:
-    """Whether a member offers valid contents, so that they can be elected without further members.
+    """Whether a member offers valid contents, so that the election needs no further members.
 
-    Otherwise a member that has not offered may hold the group's state. Then rule 4 would replace
-    it. In a group that has not synchronized yet, any contents may be elected.
+    Otherwise a member that has not offered may hold the group's state, and rule 4 would replace it.
+    In a group that has not synchronized yet, any contents may be elected.
 
     Args: see ``elect``.
     """

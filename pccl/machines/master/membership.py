@@ -54,7 +54,7 @@ class RegisteredPeer:
     """Whether a recovered run has this member from the rosters of others. It returns too late,
     because it may know outcomes that this master has decided differently."""
     left_out: bool = False
-    """Whether an operation or a round went on without the member, which has made no call since."""
+    """Whether an operation or a round left the member out, which has made no call since."""
     blocked: bool = False
     """Whether all callers of the peer wait for other members, as last reported."""
     connection: int | None = None

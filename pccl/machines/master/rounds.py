@@ -151,14 +151,14 @@ class JointRounds:
         return self._quorum(kind) is not None
 
     def go_on(self) -> None:
-        """At a tick: close rounds without the members that are late, once the grace is over."""
+        """At a tick: close rounds without late members, if the grace is over."""
         for kind in RoundKind:
             self._go_on_if_due(kind)
 
     def _go_on_if_due(self, kind: RoundKind) -> None:
-        """Close a round without the members that are late, as operations go on without them.
+        """Close a round without late members, if the grace is over.
 
-        Those that are awaited hear of it, as they may be able to call at once.
+        When the grace begins, the missing members are notified: they may be able to call at once.
         """
         quorum = self._quorum(kind)
         if quorum is None:

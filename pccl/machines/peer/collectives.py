@@ -108,7 +108,7 @@ class Collectives:
         self._out.add(self._operations.fetch(late))
 
     def _fetched(self, call: int, *, has_arrived: bool) -> int:
-        """Answer a late call, whose result has arrived or is no longer kept."""
+        """Answer a late call. Its result has arrived, or no participant has it any more."""
         late = self._operations.fetched(call)
         if late is None:
             return 0
@@ -137,7 +137,7 @@ class Collectives:
         return True
 
     def note_unclaimed(self) -> None:
-        """Require a synchronization if callers can no longer claim a result that they missed."""
+        """Require a synchronization if no call can get a missed result any more."""
         seen = self._membership.seen
         operation = self._operations.take_unclaimed(seen.view) if seen is not None else None
         if operation is not None:

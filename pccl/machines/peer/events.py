@@ -52,7 +52,7 @@ class RoundCall:
     call: int
     kind: RoundKind
     quorum: Quorum | None = None
-    """When it need not wait for all members; None: it waits."""
+    """When it continues without late members; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Fetch the result of an operation that went on without this peer; report ``ResultFetched``."""
+    """Fetch the result of an operation that left this peer out; report ``ResultFetched``."""
 
     call: int
     operation: OperationId

@@ -165,7 +165,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether members wait for the next ``update_topology`` here, or went on without it."""
+        """Whether members wait for this peer's next ``update_topology``, or left it out."""
         is_member = self.standing is Standing.MEMBER
         return is_member and self.rounds.is_awaited(RoundKind.UPDATE_TOPOLOGY)
 

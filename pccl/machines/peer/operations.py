@@ -51,7 +51,7 @@ class LateCall:
 
     @property
     def result(self) -> ev.ReduceResult:
-        """What the call returns once the values are here."""
+        """What the call returns when the values have arrived."""
         ended, weights = self.outcome, self.outcome.weights
         return ev.ReduceResult(
             ended.operation, ended.contributors, 1, self.descriptor.carrier, weights,
@@ -118,7 +118,7 @@ class OpenOperation:
         )
 
     def narrow(self, participants: bytes, ring: tuple[PeerId, ...]) -> None:
-        """Go on with some members of the view only.
+        """Continue with some members of the view only.
 
         Args:
             participants: their ranks among all members.
@@ -315,7 +315,7 @@ class OpenOperations:
         return ev.FetchResult(late.call, late.outcome.operation, late.descriptor, content)
 
     def fetched(self, call: int) -> LateCall | None:
-        """End the fetch for a call; return None if there is none."""
+        """Forget the late call of this number, and return it; None: there is none."""
         return self._late.pop(call, None)
 
     def late_calls(self) -> list[LateCall]:

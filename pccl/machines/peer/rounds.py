@@ -59,7 +59,7 @@ class OpenRounds:
         self._missed = {kind: deque[msg.RoundClosed]() for kind in RoundKind}
         """Answers of rounds that closed without this peer, for its next calls."""
         self._awaited: set[RoundId] = set()
-        """The rounds for whose calls enough other members wait."""
+        """The rounds in which a quorum waits for this peer."""
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
 
@@ -192,13 +192,13 @@ class OpenRounds:
             missed.popleft()
 
     def catch_up(self, sequence: int) -> None:
-        """Forget the rounds that closed without this peer before a place, which it has reached."""
+        """Forget the rounds that closed without this peer before a place that it has reached."""
         for missed in self._missed.values():
             while missed and missed[0].sequence < sequence:
                 self._skip(missed.popleft().round)
 
     def is_awaited(self, kind: RoundKind) -> bool:
-        """Whether members wait for the next call of a kind here, or went on without it."""
+        """Whether members wait for this peer's next call of a kind, or left it out."""
         awaits = RoundId(kind, self._counts[kind]) in self._awaited and kind not in self._open
         return awaits or bool(self._missed[kind])
 

@@ -233,14 +233,14 @@ class Synchronizations:
             self._refusals.raise_resync(self._out, call)
 
     def _has_same(self, offer: Offer, outcome: msg.OperationEnded) -> bool:
-        """Whether this peer has what the members elected without it."""
+        """Whether this peer has the contents that the members elected without it."""
         elected = outcome.elected
         if elected is None or offer.stale or self._refusals.resync is not None:
             return False
         return (offer.layout, offer.content) == (elected.layout, elected.content)
 
     def _answer_late(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> None:
-        """Return what the members elected without this peer, or first fetch it from one of them."""
+        """Return from a late call; fetch the elected contents first if this peer lacks them."""
         late = LateCall(event.call, Descriptor.sync(), detached=False, outcome=outcome, sync=event)
         if self._has_same(event.offer, outcome):
             self._adopt(late, event)
@@ -248,7 +248,7 @@ class Synchronizations:
             self._out.add(self._operations.fetch(late))
 
     def fetched(self, late: LateCall, event: ev.SyncCall, *, has_arrived: bool) -> None:
-        """Return from a late call; or raise, so that its caller decides how to catch up."""
+        """Return from a late call, or raise if its contents have not arrived."""
         if has_arrived:
             self._adopt(late, event)
             return

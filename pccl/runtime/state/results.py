@@ -43,10 +43,10 @@ KEPT_MAX = 4096
 """Largest number of results that a member keeps: each takes memory beyond its bytes."""
 
 LATE_BYTES_MAX = 256 << 20
-"""Bytes of results that a member keeps for members that were late; it drops the oldest ones."""
+"""Bytes of results that a member keeps for late members. Above them, it drops the oldest ones."""
 
 LATE_KEPT_NS = 120 * NS_PER_S
-"""How long it keeps each of them."""
+"""How long a member keeps each of these results."""
 
 UNREAD_BYTES_MAX = 4 << 20
 """Bytes of unread announcements above which the member forgets the watcher."""
@@ -145,7 +145,7 @@ def result_memory(name: str, values: Array, dtype: DataType) -> StateMemory:
 
 
 def late_memory(operation: OperationId, asked: Descriptor, values: Array) -> StateMemory:
-    """Wrap a result for late members. A call with another descriptor does not find it."""
+    """Wrap a result for late members. Only calls with the same descriptor find it."""
     return result_memory(f"{operation} {asked}", values, asked.dtype)
 
 
@@ -258,7 +258,7 @@ class Results:
 
 
 class LateResults:
-    """The results that one member keeps for members that were late.
+    """The results that one member keeps for late members.
 
     Args:
         show: offers a state to other peers, until ``hide``.

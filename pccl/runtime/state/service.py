@@ -221,9 +221,9 @@ class StateService:
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
-        """Offer a result to members that it lacks, and an observable one to newcomers.
+        """Offer a partial result to late members, and an observable one to newcomers.
 
-        This comes before the caller can change its memory.
+        The call has not returned, so its caller has not changed the memory yet.
         """
         operand, event = call.operand, call.event
         if operand is None or not isinstance(event, ReduceCall):

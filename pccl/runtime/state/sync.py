@@ -79,7 +79,7 @@ class SyncOptions:
         staging_directory: directory of that file; None: the system's for temporary files.
         on_progress: receives progress reports, on the loop's thread.
         timeout_s: time limit for all attempts together, in seconds; None: no limit.
-        quorum: when the call goes on without members; None: never.
+        quorum: when the call continues without late members; None: never.
     """
 
     state: State
@@ -144,7 +144,7 @@ class StateSync:
         self._is_torn = False
         """Whether a failed attempt may have written some pieces into the tensors, but not all."""
         self._stop_fetch: Callable[[], None] = lambda: None
-        """Ends a fetch for a late call."""
+        """Ends the fetch for a late call, if there is one."""
         self._meter = ProgressMeter(request.on_progress, self.fetched, now_ns)
         self._ranges = _ranges(self.memory)
 

@@ -2,7 +2,7 @@
 
 * ``ballot``: the vote over one operation.
 * ``collective_ballot``: the vote over a collective, also after a member is lost.
-* ``arrivals``: how members arrive at calls, and how long a quorum waits for the others.
+* ``arrivals``: when members make their calls, and how long a quorum waits for late ones.
 * ``sync_ballot``: the vote over a synchronization of the shared state.
 * ``open_ballots``: all undecided operations, and which peer may request which.
 * ``norms``: the guard of weighted averages, which judges contributions by their norms.

@@ -1,10 +1,10 @@
-"""How members arrive at joint calls, and how long a quorum waits for the others.
+"""When members make their joint calls, and how long a quorum waits for late members.
 
-A member's lag is the time from the first request of a call to its own. The adaptive grace expects
-the others within the median of the last lags plus ``DEVIATIONS`` scaled median absolute deviations.
-A member that a call went on without counts with ``GRACE_MAX_S``. So a few members that are always
-late make nobody wait, as half of all lags can be wrong without moving the expectation much; but if
-more than half are late, the grace grows.
+A member's lag is the time from the first request of a call to its own request. The master expects
+all requests within the median of the last lags plus ``DEVIATIONS`` scaled median absolute
+deviations. The adaptive grace ends then, within its bounds. A member that a call continued without
+counts with ``GRACE_MAX_S``. So members that are always late do not lengthen the grace, unless about
+half of the lags are theirs.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from statistics import median
 from pccl.protocol.types import NS_PER_MS, NS_PER_S, Quorum
 
 GRACE_MIN_S, GRACE_MAX_S = 0.1, 10.0
-"""Bounds of the adaptive grace, from the moment when enough members have made the call."""
+"""Bounds of the adaptive grace. A grace begins when enough members have made the call."""
 
 GRACE_FIRST_S = 1.0
-"""The adaptive grace before any member has been seen to arrive."""
+"""The adaptive grace while no lag is known."""
 
 DEVIATIONS = 4.0
 SCALE = 1.4826
-"""Makes the median absolute deviation of a normal distribution its standard deviation."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 
 LAGS_KEPT_MAX = 256
-"""The last lags that count, of all members together."""
+"""Number of last lags that count for a call, of all members together."""
 
 CALLS_KEPT_MAX = 1024
-"""Most calls whose arrivals a master remembers; it forgets the one that was longest unused."""
+"""Most calls whose lags a master remembers. It forgets the least recently used one."""
 
 _MIN_NS, _MAX_NS = round(GRACE_MIN_S * NS_PER_S), round(GRACE_MAX_S * NS_PER_S)
 
 
 class Arrivals:
-    """The lags of the members at one call that they repeat."""
+    """The last lags of the members in one call that they repeat."""
 
     def __init__(self) -> None:
         self._lags_ns: deque[int] = deque(maxlen=LAGS_KEPT_MAX)
         self._expected_ns: int | None = None
 
     def note(self, lag_ns: int | None) -> None:
-        """Record the lag of a member; None: the call went on without it."""
+        """Record the lag of a member; None: the call continued without it."""
         self._lags_ns.append(_MAX_NS if lag_ns is None else min(max(lag_ns, 0), _MAX_NS))
         self._expected_ns = None
 
     def goes_on_ns(self, quorum: Quorum, first_ns: int, enough_ns: int) -> int:
-        """Return when a call goes on without the members that have not made it.
+        """Return when the grace of a call ends.
 
         Args:
-            quorum: what the members agreed on.
+            quorum: the quorum of the call.
             first_ns: when the first member made the call.
             enough_ns: when enough members had made it.
         """
@@ -67,13 +67,13 @@ class Arrivals:
 
 
 class ArrivalHistory:
-    """The arrivals at all calls that members repeat; a restart of the master loses them."""
+    """The lags of all repeated calls. A restart of the master loses them."""
 
     def __init__(self) -> None:
         self._calls: OrderedDict[Hashable, Arrivals] = OrderedDict()
 
     def at(self, call: Hashable) -> Arrivals:
-        """Return the arrivals at a call: at a tag of a group, or at a kind of round."""
+        """Return the lags of a call: (group, tag) of an operation, or the kind of a round."""
         known = self._calls.get(call)
         if known is None:
             known = self._calls[call] = Arrivals()

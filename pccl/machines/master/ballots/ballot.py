@@ -137,11 +137,11 @@ class Ballot(ABC):
         self._loss = ""
         """The members that were lost last, and why."""
         self.participants = members
-        """The members that the operation goes on with, in ring order, lost ones included."""
+        """The members that the operation has not left out, in ring order, lost ones included."""
         self.survivors = list(members)
         """The participants that have not been lost, in ring order; a loss replaces the list."""
         self.left_out: list[PeerId] = []
-        """The members that the operation goes on without, and that have not been lost."""
+        """The late members that the operation continues without, except lost ones."""
         self._enough_ns: int | None = None
         """Since when enough members have made the call."""
         self._woke_ns = now_ns
@@ -172,7 +172,7 @@ class Ballot(ABC):
 
     @property
     def quorum(self) -> Quorum | None:
-        """When the operation goes on without members, by the requests so far; None: never."""
+        """The quorum in the requests so far; None: the operation waits for all members."""
         return None
 
     @property
@@ -230,25 +230,25 @@ class Ballot(ABC):
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """How long after the first request each member's came; None: it was left out."""
+        """Each member's delay after the first request; None: the member was left out."""
         return []
 
     def go_on(self) -> Decision | None:
-        """Go on without the members that have not made the call."""
+        """Continue without the members that have not made the call."""
         return None
 
     @property
     def goes_on_by_itself(self) -> bool:
-        """Whether the operation, not begun yet, needs no further call."""
+        """Whether the operation can begin without a further call."""
         quorum = self.quorum
         enough = quorum is not None and len(self.requested_by()) >= quorum.of(len(self.survivors))
         return self._is_narrowed or enough
 
     def goes_on_ns(self, arrivals: Arrivals) -> int | None:
-        """Return when the operation goes on without the members that have not made the call.
+        """Return when the operation continues without the members that have not made the call.
 
         Returns:
-            None if all must make it, if all or too few have, or if that is decided.
+            None if it waits for all, if all or too few have made it, or if it has continued.
         """
         quorum = self.quorum
         if quorum is None or self.phase is not Phase.REQUESTED or self._is_narrowed:

@@ -6,9 +6,9 @@ Members send data of an all-reduce before its start (``eager``). A member can co
 result only if all members have made the same request. So a done report proves the start, even while
 another member's request has not reached the master.
 
-With a quorum, the operation may go on without the members that have not requested it. The master
-then names the participants. Each of them posts its buffers for these, and requests again. So, as
-always, all have posted before the start. The others learn that, and later the outcome.
+With a quorum, the operation may continue without late members. The master then names the
+participants. Each participant posts its buffers for these, and requests again. So all participants
+have posted before the start. Late members get the names, and later the outcome.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class CollectiveBallot(Ballot):
 
     @property
     def quorum(self) -> Quorum | None:
-        """When the operation goes on without members, by the requests so far; None: never."""
+        """The quorum in the requests so far; None: the operation waits for all members."""
         asked = next(iter(self._descriptors.values()), None)
         return asked.quorum if asked is not None else None
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """How long after the first request each member's came; None: it was left out."""
+        """Each member's delay after the first request; None: the member was left out."""
         out = [None for _ in self.left_out]
         return [*out, *(self._requested_ns[peer] - self.opened_ns for peer in self._requested_ns)]
 
@@ -191,7 +191,7 @@ class CollectiveBallot(Ballot):
     # -- without all members ---------------------------------------------------------------------
 
     def go_on(self) -> Decision | None:
-        """Go on without the members that have not requested the operation."""
+        """Continue without the members that have not requested the operation."""
         if self._is_narrowed or self.phase is not Phase.REQUESTED:
             return None
         self._leave_out(self.waiting_for())
@@ -304,7 +304,7 @@ class CollectiveBallot(Ballot):
         if self.phase is not Phase.STARTED or not self.survivors:
             return self._give_up()
         if not any(peer in self.participants for peer in peers):
-            return None  # it goes on without them anyway
+            return None  # the operation continues without them
         outcome = self._outcome_if_complete()
         if outcome is not None:
             return outcome

@@ -151,10 +151,9 @@ class OpenBallots:
     def _find(self, peer: RegisteredPeer, operation: OperationId, *, opens: bool) -> Ballot | None:
         """Return the ballot of an operation; make a new one if the member's message ``opens`` it.
 
-        If the operation goes on without ``peer``, return None. If it has ended, send the outcome,
-        too. A withdrawal opens a
-        ballot too, because the request may be lost with a connection. Then the operation ends for
-        all members, since they have to count the same numbers.
+        If the operation continues without ``peer``, return None. If it has ended, send the outcome
+        too. A withdrawal also opens a ballot, because the request may be lost with a connection.
+        Then the operation ends for all members, since they have to count the same numbers.
 
         Raises:
             RemoteProtocolError: ``peer`` has no part in the operation, or its number is wrong.
@@ -163,7 +162,7 @@ class OpenBallots:
         if known is not None and peer.id in known.survivors:
             return known
         if known is not None and peer.id in known.left_out:
-            return None  # it hears the outcome
+            return None  # it gets the outcome
         if operation in self._finals.outcomes:
             outcome = self._finals.outcomes.owed(operation, peer.id)
             if outcome is None:
@@ -227,17 +226,16 @@ class OpenBallots:
     # -- without all members -------------------------------------------------------------------
 
     def go_on(self) -> Iterator[Expel]:
-        """At a tick: let operations go on without members, whose grace is over."""
+        """At a tick: continue operations without late members, if the grace is over."""
         for ballot in list(self.open.values()):
             expel = self._go_on_if_due(ballot)
             if expel is not None:
                 yield expel
 
     def _go_on_if_due(self, ballot: Ballot) -> Expel | None:
-        """Let an operation go on without members, whose grace is over.
+        """Continue an operation without late members, if the grace is over.
 
-        Nobody waits for a member that the members went on without before, and that has made no
-        call since: it has had its grace.
+        A member that was left out, and has made no call since, gets no further grace.
         """
         if ballot.quorum is None:
             return None
@@ -376,9 +374,9 @@ class OpenBallots:
         }
 
     def supersede(self, group: int) -> None:
-        """End calls that wait in older views of a group: members have gone on without the callers.
+        """End calls that wait in older views of a group: a round has left their callers out.
 
-        The callers learn the newest view with the outcome.
+        The outcome shows the newest view to the callers.
         """
         newest = self._membership.newest_view(group)
         for operation, ballot in list(self.open.items()):

@@ -4,9 +4,8 @@
         │  └──states conflict──> compared ──> the minority is expelled, or aborted for all
         └── a member is lost before the rest has offered: aborted, and called again
 
-With a quorum, the members that have offered may elect without the others, if one of them holds the
-state that the group expects. The others get the outcome, and offer again when the members next
-synchronize.
+With a quorum, the master may elect among the offers without late members, if one offer is the state
+that the group expects. Late members get the outcome, and offer again in the next synchronization.
 
 After a loss, the remaining members elect among themselves, or continue while one of them has the
 elected content. After an abort, members keep the pieces that they have fetched.
@@ -95,12 +94,12 @@ class SyncBallot(Ballot):
 
     @property
     def quorum(self) -> Quorum | None:
-        """When the operation goes on without members, by the requests so far; None: never."""
+        """The quorum in the offers so far; None: the operation waits for all members."""
         return self._quorum
 
     @property
     def goes_on_by_itself(self) -> bool:
-        """Whether the operation, not begun yet, needs no further call."""
+        """Whether the operation can begin without a further call."""
         if self._quorum is None or not super().goes_on_by_itself:
             return False
         offers = [(peer, self._offers[peer]) for peer in self.requested_by()]
@@ -108,12 +107,12 @@ class SyncBallot(Ballot):
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """How long after the first request each member's came; None: it was left out."""
+        """Each member's delay after the first request; None: the member was left out."""
         return [*self._lags_ns, *(None for _ in self.left_out)]
 
     @property
     def elected_without_all(self) -> Elected | None:
-        """The elected state, for members that it was elected without; None: there are none."""
+        """The elected state, for late members; None: there are none."""
         if not self.left_out or self._elected is None:
             return None
         return replace(self._elected, sources=(), behind=(), outdated=(), extra_sources=())
@@ -194,7 +193,7 @@ class SyncBallot(Ballot):
         """Drop lost members; then commit, elect again, continue with other sources, or abort."""
         self._drop(peers, reason)
         if not any(peer in self.participants for peer in peers):
-            return None  # it goes on without them anyway
+            return None  # the operation continues without them
         self.progress_ns = now_ns
         for lost in peers:
             self._offers.pop(lost, None)
