@@ -4,7 +4,7 @@ Two errors reach callers only once: this peer lost its membership, or the member
 that a caller here had left. Each of the two is due to every caller that may not know it yet.
 
 A new call is deferred while the outcome of an operation that its caller left is in doubt, or while
-an operation of a closed view goes on without this peer. The other members do not defer that call.
+an operation of a closed view continues without this peer. The other members do not defer that call.
 So a deferred call uses the membership that its caller saw when it called, even if the caller has
 read another outcome since. State only.
 """
@@ -392,7 +392,7 @@ class JointCalls:
 
     @property
     def _elsewhere(self) -> tuple[OperationId, ...]:
-        """The undecided operations of closed views that go on without this peer."""
+        """The undecided operations of closed views that continue without this peer."""
         newest = self._membership.newest
         return self._operations.elsewhere(newest.open_views) if newest is not None else ()
 

@@ -171,7 +171,7 @@ class OpenOperations:
         self._unclaimed: OperationId | None = None
         """The last operation whose result this peer lacks for good."""
         self._elsewhere: dict[OperationId, None] = {}
-        """Undecided operations that go on without this peer, which has not requested them."""
+        """Undecided operations that continue without this peer, which has not requested them."""
         self._late: dict[int, LateCall] = {}
         """The calls whose results are being fetched."""
 
@@ -256,7 +256,7 @@ class OpenOperations:
 
     @property
     def missed_sync(self) -> OperationId | None:
-        """A synchronization without this peer that no call has taken; None if there is none."""
+        """A committed synchronization without this peer, for which it has made no call; or None."""
         kept = [one for key, kept in self._missed.items() if key[1] == SYNC_TAG for one in kept]
         return next((one.operation for one in kept if one.abort is None), None)
 
@@ -268,18 +268,18 @@ class OpenOperations:
                 yield missed
 
     def go_on_without(self, operation: OperationId) -> None:
-        """Note that an operation goes on without this peer, unless its outcome is known."""
+        """Note that an operation continues without this peer, unless its outcome is known."""
         if operation.n >= self.next_n(operation.view, operation.tag):
             self._elsewhere[operation] = None
 
     def take_elsewhere(self, operation: OperationId) -> bool:
-        """Note the outcome of an operation; return whether it went on without this peer."""
+        """Note the outcome of an operation; return whether it continued without this peer."""
         return operation in self._elsewhere and self._elsewhere.pop(operation) is None
 
     def elsewhere(self, open_views: Collection[int]) -> tuple[OperationId, ...]:
-        """Return the undecided operations of closed views that go on without this peer.
+        """Return the undecided operations of closed views that continue without this peer.
 
-        Its calls must not go on in a later view before it knows whether it lacks their results.
+        Its calls in a later view wait until it knows whether it lacks their results.
         """
         return tuple(known for known in self._elsewhere if known.view not in open_views)
 

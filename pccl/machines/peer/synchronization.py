@@ -214,7 +214,7 @@ class Synchronizations:
         self._answer_late(ev.SyncCall(operation.call, operation.made, quorum=quorum), outcome)
 
     def give_up_late(self) -> None:
-        """Raise in a call of a late member, because the others wait for other calls.
+        """Raise in the call of a late member, because the other members wait for other calls.
 
         Otherwise they would never make that synchronization.
         """

@@ -204,7 +204,7 @@ class StateSync:
 
     async def fetch_shown(self, exchange: StateExchange, content: bytes) -> bool:
         """Fetch the contents that other members offer; return whether they have this digest."""
-        self._count()  # of the attempt that went on without this peer
+        self._count()  # of the attempt that continued without this peer
         if self._request.in_place:
             return False
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
