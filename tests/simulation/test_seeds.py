@@ -30,8 +30,8 @@ ALSO_PLAYED = {
     "killed while it fetches": (83, 185, 209, 255, 260, 303),
     "killed in a sync": (354,),
     "relayed": (394,),
-    "repaired": (199,),
-    "LockstepError": (227,),
+    "repaired": (199, 480, 591),
+    "LockstepError": (418, 487),
     "wrong piece": (210,),
     "standby": (326, 971, 1452),
 }
