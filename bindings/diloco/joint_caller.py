@@ -174,12 +174,17 @@ class JointCaller:
             return news
 
     @property
+    def has_quorum(self) -> bool:
+        """Whether rounds go on without members that are late."""
+        return self._quorum.members is not None
+
+    @property
     def is_awaited(self) -> bool:
         """Whether members wait for this replica in the next round, or left it out.
 
         False while a contribution is on its way.
         """
-        return self._quorum.members is not None and self._is_idle and self._comm.is_awaited
+        return self.has_quorum and self._is_idle and self._comm.is_awaited
 
     def wait(self) -> None:
         """Wait until an event has arrived.
@@ -316,10 +321,11 @@ class JointCaller:
         except NotConnected:
             is_connected = False
         if not is_connected:
+            # A replay would overwrite a state that may be newer than that of the members now.
             self._comm.connect(
                 min_peers=self._min_peers,
                 shared_state=self._outer.state,
-                on_reduction=self._replay,
+                on_reduction=None if again else self._replay,
             )
 
     def _sync(self) -> Members:

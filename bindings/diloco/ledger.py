@@ -95,7 +95,8 @@ class Revisions:
 
     A newcomer that has synchronized nothing offers 0. If it replayed rounds before its admission,
     it offers more: the peers that made these rounds may be gone. A round since the last
-    synchronization counts, too, so a peer that was cut off before that round offers less.
+    synchronization counts, too, so a peer that was cut off before that round offers less. So does
+    a peer that has fetched an older snapshot over its checkpoint.
 
     Args:
         ledger: the ledger of the state.
@@ -114,7 +115,7 @@ class Revisions:
     def next(self) -> int:
         """Return the revision to offer in the next synchronization."""
         number = self._ledger.number
-        if self._synced is None:
+        if self._synced is None or number < self._number:
             return 2 * number + 1 if number else 0  # a round and a synchronization count one each
         return self._synced + 1 + number - self._number
 

@@ -169,10 +169,11 @@ class LocalTrainer:
         If the round left this replica out, its work goes into the next round.
         """
         number = committed.contribution.number
+        took_part = committed.average.took_part
         self.commits[number] = committed
-        if committed.average.took_part:
+        self.pipeline.heard(number, self._clock(), took_part=took_part)
+        if took_part:
             return
-        self.pipeline.miss(number)
         work = self._taken.pop(number, None)
         if work is not None:
             self._parts[committed.contribution.fragment].put_back(work)
@@ -188,10 +189,15 @@ class LocalTrainer:
 
         Args:
             weight: weight of the work in the step.
-            is_awaited: whether members wait for the next round of this replica.
+            is_awaited: whether members wait for the next round of this replica; see
+                ``is_behind``, too.
         """
         due = self.pipeline.step(weight, self._clock(), is_awaited=is_awaited)
         yield from self._carry_out(due)
+
+    def is_behind(self) -> bool:
+        """Whether the next round is due, so that it does not go on without this replica again."""
+        return self.pipeline.is_behind(self._clock())
 
     def finish(self) -> Steps:
         """Launch the final rounds immediately, and merge all rounds.
@@ -230,7 +236,7 @@ class LocalTrainer:
                 yield None
                 if self.entry != entry:
                     return  # this replica has joined again, so the remaining actions are void
-            yield self._merge(action)
+            yield self._merge(self.pipeline.merge(action.number))
 
     def _launch(self, launch: Launch) -> Contribution:
         values = self._taken[launch.number] = self._parts[launch.fragment].take()
@@ -244,19 +250,18 @@ class LocalTrainer:
     def _merge(self, merge: Merge) -> RoundMerged:
         committed = self.commits.pop(merge.number)
         self._taken.pop(merge.number, None)  # first: a preview can use the memory
-        is_taken = merge.is_taken and committed.average.took_part
-        kept = self._mixing if is_taken else 1.0
+        kept = self._mixing if merge.is_taken else 1.0
         self.pipeline.merged(merge.number, self._clock(), kept)
         part, common = self._parts[merge.fragment], committed.contribution.values
         if self._is_eager:
             common = self._preview(part, committed)
-        if is_taken:
+        if merge.is_taken:
             part.merge(common, self._mixing)
         else:
             part.anchor(common, ())
         buffers = committed.contribution.buffers
         if self._buffers is not None and buffers is not None:
-            self._buffers.merge(buffers, self._mixing if is_taken else 0.0)
+            self._buffers.merge(buffers, self._mixing if merge.is_taken else 0.0)
         self.has_changed = True
         return RoundMerged(merge, committed)
 

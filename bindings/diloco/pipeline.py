@@ -37,8 +37,8 @@ class Merge:
     Attributes:
         number: number of the round.
         fragment: fragment of the round.
-        is_taken: whether a pseudo-gradient was taken for the round; otherwise this merge must keep
-            all work since the previous merge.
+        is_taken: whether all work since the previous merge was taken for the round; otherwise this
+            merge must keep that work.
     """
 
     number: int
@@ -53,9 +53,45 @@ class _Flight:
     launch: Launch
     due_steps: int
     is_taken: bool = True
+    keeps: bool = False
+    """Whether work of an earlier round has come back, and is not taken yet."""
 
     def merge(self) -> Merge:
-        return Merge(self.launch.number, self.launch.fragment, self.is_taken)
+        is_taken = self.is_taken and not self.keeps
+        return Merge(self.launch.number, self.launch.fragment, is_taken)
+
+
+class RoundTempo:
+    """When the members will begin their next round, for a replica that was late for the last one.
+
+    It then launches one step before. If it is late again, it launches the next round at once.
+    """
+
+    def __init__(self) -> None:
+        self._misses = 0
+        """Consecutive rounds that went on without this replica."""
+        self._number = -1
+        """The last round whose outcome it knows."""
+        self._heard_s = self._stepped_s = math.nan
+        self._gap_s = self._step_s = math.nan
+        """Durations of the last round and of the last inner step."""
+
+    def stepped(self, now_s: float) -> None:
+        """Record the end of an inner step."""
+        self._step_s, self._stepped_s = now_s - self._stepped_s, now_s
+
+    def heard(self, number: int, now_s: float, *, took_part: bool) -> None:
+        """Record that the outcome of a round is known here, at most one step after the round."""
+        self._gap_s = (now_s - self._heard_s) / (number - self._number)
+        self._number, self._heard_s = number, now_s
+        self._misses = 0 if took_part else self._misses + 1
+
+    def is_next_due(self, number: int, now_s: float) -> bool:
+        """Whether to launch round ``number`` now, so that it is there in time."""
+        if not self._misses or number != self._number + 1:  # its last round has no outcome yet
+            return False
+        begins_s = self._heard_s + self._gap_s - self._step_s
+        return self._misses > 1 or not now_s + self._step_s < begins_s
 
 
 class Pipeline:
@@ -82,6 +118,7 @@ class Pipeline:
         """Weight of the work that merges have dropped since the fragment's last launch."""
         self._flights: dict[int, _Flight] = {}
         """Rounds in flight by number, ascending."""
+        self._tempo = RoundTempo()
 
     @property
     def run_steps(self) -> int:
@@ -105,6 +142,7 @@ class Pipeline:
             is_open: whether the members have begun the round; then this replica contributes zeros.
         """
         self._flights.clear()
+        self._tempo = RoundTempo()
         self._since, self._began_s = 0, now_s
         self.number = number
         if is_open:
@@ -122,12 +160,31 @@ class Pipeline:
         """Count the work of ``launch``, which was not applied, in the fragment's next launch."""
         self._work[launch.fragment] += launch.weight
 
+    def heard(self, number: int, now_s: float, *, took_part: bool) -> None:
+        """Record that this replica knows the outcome of a round; ``took_part``: its work counts."""
+        self._tempo.heard(number, now_s, took_part=took_part)
+        if not took_part:
+            self.miss(number)
+
+    def is_behind(self, now_s: float) -> bool:
+        """Whether the next round is due because the members went on without this replica.
+
+        Otherwise it would be late again each time: it would begin its rounds when the others call.
+        """
+        return self._tempo.is_next_due(self.number, now_s)
+
     def miss(self, number: int) -> None:
-        """Record that a round left this replica out; its work goes into the next round."""
+        """Record that a round left this replica out; its work goes into the next round.
+
+        A later round of the fragment may be in flight. Its merge must keep this work.
+        """
         flight = self._flights.get(number)
-        if flight is not None and flight.is_taken:
-            flight.is_taken = False
-            self.carry(flight.launch)
+        if flight is None or not flight.is_taken:
+            return
+        flight.is_taken = False
+        self.carry(flight.launch)
+        for later in self._flights.values():
+            later.keeps |= later.launch.fragment == flight.launch.fragment
 
     def give_up(self, launch: Launch, *, is_applied: bool) -> None:
         """Drop a round that will not be merged; carry its work unless ``is_applied``."""
@@ -146,7 +203,7 @@ class Pipeline:
                 (flight.launch.number, flight.launch.weight, flight.due_steps)
                 for flight in self._flights.values()
             ],
-            "watched": [number for number, flight in self._flights.items() if not flight.is_taken],
+            "watched": [n for n, flight in self._flights.items() if not flight.merge().is_taken],
         }
 
     def resume(self, position: dict[str, Any], now_s: float) -> None:
@@ -180,6 +237,7 @@ class Pipeline:
         """
         self.steps += 1
         self._since += 1
+        self._tempo.stepped(now_s)
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
         if is_awaited or self._is_launch_due(now_s):
@@ -191,6 +249,10 @@ class Pipeline:
         return [
             flight.merge() for flight in self._flights.values() if flight.due_steps <= self.steps
         ]
+
+    def merge(self, number: int) -> Merge:
+        """Return the merge of a round in flight, as it is after the news so far."""
+        return self._flights[number].merge()
 
     def flush(self) -> list[Merge]:
         """Return the merges of all rounds in flight, due or not."""
@@ -248,7 +310,7 @@ class Pipeline:
         launch = Launch(number, fragment, self._work[fragment])
         for flight in self._flights.values():
             if flight.launch.fragment == fragment:  # the delay is a whole period or more
-                flight.due_steps = self.steps
+                flight.due_steps, flight.keeps = self.steps, False
         self._work[fragment] = self._given_up[fragment] = 0.0
         self._flights[number] = _Flight(launch, self.steps + self._schedule.delay)
         self._since, self._began_s = 0, now_s

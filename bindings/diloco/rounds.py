@@ -184,9 +184,7 @@ class Rounds:
                 how = Update()
                 if not (yield from self._sync()):
                     return
-                is_open = self._tell_entry()
-                if is_open:
-                    yield from self._contribute(self._nothing())
+                yield from self._follow()
             except ResyncRequired:
                 how = Connect(again=True)
             except (Evicted, MasterLost, NotAdmitted) as error:
@@ -199,7 +197,12 @@ class Rounds:
 
     def _catch_up(self) -> Steps:
         """Take the members' state: this replica was late for too long."""
-        if (yield from self._sync()) and self._tell_entry():
+        if (yield from self._sync()):
+            yield from self._follow()
+
+    def _follow(self) -> Steps:
+        """Tell the replica where the members are, and take part in the round that they opened."""
+        if self._tell_entry():
             yield from self._contribute(self._nothing())
 
     def _tell_entry(self) -> bool:
@@ -264,8 +267,8 @@ class Rounds:
             is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)
-        elif self._tell_entry():  # the election chose the state of other members
-            yield from self._contribute(self._nothing())
+        else:  # the election chose the state of other members
+            yield from self._follow()
 
     def _gather(self, how: Connect | Update) -> Steps:
         """Admit newcomers until the group has enough members; return False to give up.
@@ -324,6 +327,9 @@ class Rounds:
             average: Average = yield Reduce(contribution)
         except TooFewPeers:  # alone: the average is the own contribution
             average = Average((self._peer,), contribution.weight)
+        except ResyncRequired:  # the members have reduced without this replica
+            self._doubt = None
+            raise
         fragment, values = contribution.fragment, contribution.values
         norms = self.finish(fragment, values, average, contribution.buffers)
         state = self._outer.copy(fragment, values)
@@ -333,14 +339,17 @@ class Rounds:
         if average.is_excluded:
             self._must_reset = True
             yield from self._sync()
-            self._tell_entry()
+            yield from self._follow()
             return
         if not average.took_part:
             contribution = replace(contribution, weight=0.0)
         if contribution.weight:
             self._committed = [*self._committed, mine][-self._kept :]
         self._notify(RoundCommitted(contribution, average, norms, state))
-        yield from self._sync()  # newcomers can now fetch the new state
+        has_synced = yield from self._sync()  # newcomers can now fetch the new state
+        ledger = self._outer.ledger
+        if has_synced and (ledger.is_open or ledger.number != contribution.number + 1):
+            yield from self._follow()  # this replica was late, and the members are further
 
     def finish(
         self, fragment: int, values: Any, average: Average, buffers: Any = None

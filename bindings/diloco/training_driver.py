@@ -111,7 +111,10 @@ class TrainingDriver:
         step = self.trainer.pipeline.steps + 1
         self._events.put(InnerStep(step=step, seconds=now_s - self._last_step_s))
         self._last_step_s = now_s
-        is_awaited = not self._unsent and self._caller.is_awaited
+        is_awaited = self._caller.has_quorum and not self._unsent
+        is_awaited = is_awaited and (self._caller.is_awaited or self.trainer.is_behind())
+        if self._caller.has_quorum:  # the processes of a replica launch after the same step
+            is_awaited = self._model.any_shard(is_awaited)
         self.carry_out(self.trainer.step(weight, is_awaited=is_awaited))
 
     def carry_out(self, steps: Steps) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.calls import Refusals
@@ -107,22 +109,20 @@ class Collectives:
         late = LateCall(event.call, asked, event.detached, outcome)
         self._out.add(self._operations.fetch(late))
 
-    def _fetched(self, call: int, *, has_arrived: bool) -> int:
+    def _fetched(self, call: int, *, has_arrived: bool) -> None:
         """Answer a late call. Its result has arrived, or no participant has it any more."""
         late = self._operations.fetched(call)
         if late is None:
-            return 0
+            return
         if late.sync is not None:
-            has_lacked = self._refusals.resync is not None
             self._synchronizations.fetched(late, late.sync, has_arrived=has_arrived)
-            return late.outcome.sequence if has_lacked and has_arrived else 0
+            return
         self._membership.show(call, late.outcome.roster_version, detached=late.detached)
         if has_arrived:
             self._out.return_(call, late.result)
-            return 0
+            return
         self._refusals.require_resync(late.outcome.operation, was_left=False)
         self._refusals.raise_resync(self._out, call, detached=late.detached)
-        return 0
 
     def leave_late(self, call: int, reason: str) -> bool:
         """Raise in a caller that leaves a late call; return False if the call is not late."""
@@ -285,20 +285,15 @@ class Collectives:
             infinite = frozenset(one.rank for one in operation.flagged if one.norm is None)
             self._out.add(ev.Begin(operation.id, weights=operation.weights, infinite=infinite))
 
-    def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> int:
-        """Process the end of a transfer here.
-
-        Returns:
-            The place of the decision up to which this peer has caught up, if it lacked a result.
-        """
+    def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> None:
+        """Process the end of a transfer here."""
         match event:
             case ev.ReduceDone(operation, digest):
                 self.done(operation, digest)
             case ev.NotFinite(operation, peer):
                 self._refuse(operation, peer)
             case ev.ResultFetched(call, has_arrived):
-                return self._fetched(call, has_arrived=has_arrived)
-        return 0
+                self._fetched(call, has_arrived=has_arrived)
 
     def done(self, operation_id: OperationId, digest: bytes) -> None:
         """Report to the master that this peer's result, or the elected state, is complete."""
@@ -332,11 +327,12 @@ class Collectives:
         might_come = posted is None and self.may_come(ended)
         was_elsewhere = self._operations.take_elsewhere(ended)
         self._finals.see(message)
+        placed = replace(message, sequence=self._own.place_of(message.sequence))
         if ended.group == self._own.group:
             is_open = self._membership.is_open(ended.view)
             is_late = is_late and ended.view >= self._membership.first_view
             if is_late or (is_open and message.abort in MISSED_CAUSES):
-                self._operations.miss(message)
+                self._operations.miss(placed)
             if posted is None and (is_open or is_late):
                 self._operations.use_up(ended)
         self._heartbeats.acknowledge(ended)
@@ -354,7 +350,7 @@ class Collectives:
                 self.left_committed(ended)
             return True
         if is_late and operation.offer is not None:
-            self._synchronizations.late(operation, message)
+            self._synchronizations.late(operation, placed)
         elif is_late:
             late = LateCall(operation.call, operation.descriptor, operation.detached, message)
             self._out.add(self._operations.fetch(late))
@@ -380,7 +376,7 @@ class Collectives:
         elif operation.elected is not None:
             if not operation.only_looks:
                 self._refusals.synchronized()
-                self._operations.forget_missed(message.sequence)
+                self._operations.forget_missed(self._own.place_of(message.sequence))
             self._out.return_(call, ev.SyncResult(ended, operation.elected, contributors))
         else:
             attempts, carrier = operation.attempt + 1, operation.descriptor.carrier

@@ -78,14 +78,14 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         self.links = OwnLinks(out, own, membership)
         self.finals = SeenFinals(membership)
         self.heartbeats = Heartbeats(timing, now_ns, out, own, membership)
-        self.rounds = OpenRounds(out, membership, self.finals, self.heartbeats)
+        self.rounds = OpenRounds(out, own, membership, self.finals, self.heartbeats)
         self.operations = operations = OpenOperations(self.history)
         self.eager = eager or EagerBudget()
         self.left_sync = left_sync or LeftSync()
         self.left_sync.forget_repeat()
         self.refusals = Refusals(former_loss)
         self.synchronizations = Synchronizations(
-            out, own, membership, operations, self.left_sync, self.refusals
+            out, own, membership, operations, self.rounds, self.left_sync, self.refusals
         )
         self.calls = JointCalls(
             out, own, membership, operations, self.rounds, self.left_sync, self.refusals
@@ -222,7 +222,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case ev.LinkMeasurements() | AddressTried():
                 self.links.measured(event)
             case ev.ReduceDone() | ev.NotFinite() | ev.ResultFetched():
-                self.rounds.catch_up(self.collectives.moved(event))
+                self.collectives.moved(event)
             case ev.SyncStarved(operation, reason):
                 self.synchronizations.starved(operation, reason)
             case ev.ComparisonDone(operation, difference):
@@ -308,7 +308,7 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         if self.collectives.ended(message):
             self._retry_deferred()
         if message.operation.tag == SYNC_TAG and self.peer in message.contributors:
-            self.rounds.catch_up(message.sequence)
+            self.rounds.catch_up(self.own.place_of(message.sequence))
 
     def _ask_shell(self, message: msg.BlockedQuery | msg.EvidenceQuery) -> None:
         """Let the shell answer a question of the master about this process."""

@@ -67,6 +67,13 @@ class PeerIdentity:
     rejoins: bool = False
     """Whether this peer rejoins, or has rejoined, through ``update_topology``."""
 
+    def place_of(self, sequence: int) -> int:
+        """Return the place of a decision of the present master among those of all masters.
+
+        A master that has found no decision to keep may count them from the beginning.
+        """
+        return (self.term << 64) + sequence
+
     @property
     def is_registered(self) -> bool:
         """Whether a master has given this peer an id."""

@@ -299,10 +299,10 @@ class OpenOperations:
         unclaimed, self._unclaimed = self._unclaimed, None
         return unclaimed
 
-    def forget_missed(self, sequence: int) -> None:
+    def forget_missed(self, place: int) -> None:
         """Forget the outcomes before a place, whose state this peer has received."""
         for key, kept in list(self._missed.items()):
-            self._missed[key] = [message for message in kept if message.sequence > sequence]
+            self._missed[key] = [message for message in kept if message.sequence > place]
         self._unclaimed = None
 
     # -- late calls ------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ even if its answer has arrived already. The same holds for a round that closed w
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pccl.machines.peer import events as ev
 from pccl.machines.peer import words
 from pccl.machines.peer.contact import PeerOutbox
 from pccl.machines.peer.finals import Heartbeats, SeenFinals
-from pccl.machines.peer.membership import KnownMembership
+from pccl.machines.peer.membership import KnownMembership, PeerIdentity
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import MISSED_KEPT_MAX
@@ -38,6 +38,7 @@ class OpenRounds:
 
     Args:
         out: for effects.
+        own: this peer.
         membership: the rosters; callers see a new one when a call returns.
         finals: keeps the answers for another master.
         heartbeats: acknowledges the answers.
@@ -46,11 +47,12 @@ class OpenRounds:
     def __init__(
         self,
         out: PeerOutbox,
+        own: PeerIdentity,
         membership: KnownMembership,
         finals: SeenFinals,
         heartbeats: Heartbeats,
     ) -> None:
-        self._out, self._membership = out, membership
+        self._out, self._own, self._membership = out, own, membership
         self._finals, self._heartbeats = finals, heartbeats
         self._open: dict[RoundKind, OpenRound] = {}
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
@@ -187,14 +189,14 @@ class OpenRounds:
         newest = missed[-1].round.n if missed else -1 if opened is None else opened.id.n
         if answer.round.n < self._counts[kind] or answer.round.n <= newest:
             return
-        missed.append(answer)
+        missed.append(replace(answer, sequence=self._own.place_of(answer.sequence)))
         if len(missed) > MISSED_KEPT_MAX:
             missed.popleft()
 
-    def catch_up(self, sequence: int) -> None:
+    def catch_up(self, place: int) -> None:
         """Forget the rounds that closed without this peer before a place that it has reached."""
         for missed in self._missed.values():
-            while missed and missed[0].sequence < sequence:
+            while missed and missed[0].sequence < place:
                 self._skip(missed.popleft().round)
 
     def is_awaited(self, kind: RoundKind) -> bool:

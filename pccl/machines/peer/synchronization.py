@@ -36,6 +36,7 @@ from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, P
 
 if TYPE_CHECKING:
     from pccl.machines.peer.calls import Refusals
+    from pccl.machines.peer.rounds import OpenRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class Synchronizations:
         own: this peer.
         membership: the rosters; callers see a new one when a call returns.
         operations: operations that are posted and have no outcome.
+        rounds: the joint calls that members made before a synchronization without this peer.
         left_sync: the last committed synchronization.
         refusals: whether this peer lacks a committed result.
     """
@@ -159,11 +161,12 @@ class Synchronizations:
         own: PeerIdentity,
         membership: KnownMembership,
         operations: OpenOperations,
+        rounds: OpenRounds,
         left_sync: LeftSync,
         refusals: Refusals,
     ) -> None:
         self._out, self._own, self._membership = out, own, membership
-        self._operations, self._refusals = operations, refusals
+        self._operations, self._rounds, self._refusals = operations, rounds, refusals
         self.left_sync = left_sync
         self.expected = NOTHING_EXPECTED
         """What this peer expects of the group's shared state."""
@@ -264,6 +267,7 @@ class Synchronizations:
         self.committed(known, elected, outcome)
         self._refusals.synchronized()
         self._operations.forget_missed(outcome.sequence)
+        self._rounds.catch_up(outcome.sequence)  # or its next calls would be those before
         self._membership.show(event.call, outcome.roster_version, detached=False)
         result = ev.SyncResult(outcome.operation, elected, outcome.contributors)
         self._out.return_(event.call, result)

@@ -67,6 +67,19 @@ def test_each_synchronization_and_each_round_counts() -> None:
     assert revisions.next() == 6
 
 
+def test_an_older_snapshot_over_a_checkpoint_offers_what_it_holds() -> None:
+    ledger = Ledger(np.zeros(Ledger.SIZE, np.int64))
+    for _ in range(3):
+        ledger.close([1])
+    revisions = Revisions(ledger)
+    revisions.synced(9)
+    assert revisions.next() == 10
+    ledger = Ledger(np.zeros(Ledger.SIZE, np.int64))
+    vars(revisions)["_ledger"] = ledger
+    ledger.close([1])
+    assert revisions.next() == 3, "as a newcomer that has replayed one round"
+
+
 def test_a_round_without_contributors_has_nobodys_work() -> None:
     ledger = empty()
     ledger.close([])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline
+from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline, RoundTempo
 from pccl.bindings.diloco.schedule import schedule
 
 Due = Launch | Merge
@@ -342,3 +342,143 @@ def test_what_merges_gave_up_since_the_last_launch_is_left_out_at_the_end() -> N
                 pipeline.merged(action.number, 0.0, kept=0.0)
     assert pipeline.leave_out_work() == 3.0
     assert pipeline.leave_out_work() == 0.0
+
+
+# -- with a quorum ---------------------------------------------------------------------------------
+
+
+def awaited(pipeline: Pipeline, now_s: float = 0.0) -> list[Due]:
+    return pipeline.step(1.0, now_s, is_awaited=True)
+
+
+def test_an_awaited_replica_launches_after_the_step_with_the_work_that_it_has() -> None:
+    pipeline = entered(5, delay=2)
+    assert stepped(pipeline) == []
+    assert awaited(pipeline) == [launch(0, 0, 2.0)]
+    # The next round is a period after this one.
+    assert [stepped(pipeline) for _ in range(5)] == [
+        [],
+        [merge(0, 0)],
+        [],
+        [],
+        [launch(1, 0, 5.0)],
+    ]
+
+
+def test_an_awaited_replica_launches_the_next_fragment() -> None:
+    pipeline = entered(4, fragments=2)
+    assert awaited(pipeline) == [launch(0, 0, 1.0), merge(0, 0)]
+    pipeline.merged(0, 0.0, kept=0.0)
+    assert awaited(pipeline) == [launch(1, 1, 2.0), merge(1, 1)]
+
+
+def test_work_of_a_missed_round_goes_into_the_next_one() -> None:
+    pipeline = entered(3)
+    for _ in range(3):
+        due = pipeline.step(1.0, 0.0)
+    assert due == [launch(0, 0, 3.0), merge(0, 0)]
+    pipeline.miss(0)
+    pipeline.miss(0)  # it counts once
+    pipeline.miss(7)  # nothing was launched
+    assert pipeline.merge(0) == merge(0, 0, is_taken=False)
+    pipeline.merged(0, 0.0, kept=1.0)
+    assert [stepped(pipeline) for _ in range(3)][-1] == [launch(1, 0, 6.0), merge(1, 0)]
+
+
+def test_a_round_without_own_work_cannot_be_missed() -> None:
+    pipeline = entered(3)
+    pipeline.enter(4, 0.0, is_open=True)
+    pipeline.miss(4)
+    assert pipeline.flush() == [merge(4, 0, is_taken=False)]
+    pipeline.merged(4, 0.0, kept=1.0)
+    assert [stepped(pipeline) for _ in range(3)][-1] == [launch(5, 0, 3.0), merge(5, 0)]
+
+
+def test_a_later_round_keeps_the_work_that_comes_back_while_it_is_in_flight() -> None:
+    """Otherwise its merge would drop the work of the missed round, as steps made meanwhile."""
+    pipeline = entered(6, delay=3)
+    for _ in range(6):
+        pipeline.step(1.0, 0.0)
+    assert awaited(pipeline) == [launch(1, 0, 1.0), merge(0, 0)]
+    pipeline.miss(0)
+    pipeline.merged(0, 0.0, kept=1.0)
+    assert [pipeline.step(1.0, 0.0) for _ in range(3)][-1] == [merge(1, 0, is_taken=False)]
+    saved = copy.deepcopy(pipeline.position())
+    assert saved["watched"] == [1]
+    pipeline.merged(1, 0.0, kept=1.0)
+    assert awaited(pipeline) == [launch(2, 0, 10.0)]  # six that were late, and four
+    resumed = Pipeline(schedule(6, 1, 3))
+    resumed.resume(saved, 0.0)
+    assert resumed.flush() == [merge(1, 0, is_taken=False)]
+
+
+def test_only_merges_of_its_fragment_keep_work_that_comes_back() -> None:
+    pipeline = entered(4, fragments=2, delay=4)
+    for _ in range(2):
+        pipeline.step(1.0, 0.0)
+    assert awaited(pipeline) == [launch(1, 1, 3.0)]
+    pipeline.miss(0)
+    assert pipeline.flush() == [merge(0, 0, is_taken=False), merge(1, 1)]
+
+
+def test_a_launch_takes_the_work_that_came_back() -> None:
+    """So the round before it may drop what was not taken, as always."""
+    pipeline = entered(2, delay=2)
+    for _ in range(4):
+        due = pipeline.step(1.0, 0.0)
+    assert due == [launch(1, 0, 2.0), merge(0, 0)]
+    pipeline.miss(0)
+    pipeline.merged(0, 0.0, kept=1.0)
+    assert pipeline.merge(1) == merge(1, 0, is_taken=False)
+    pipeline.step(1.0, 0.0)
+    assert pipeline.step(1.0, 0.0) == [launch(2, 0, 4.0), merge(1, 0)]
+
+
+def behind(*rounds: tuple[float, bool], step_s: float = 2.0) -> RoundTempo:
+    """Rounds from number 0: when their outcomes were heard, and whether they had own work."""
+    tempo = RoundTempo()
+    for number, (now_s, took_part) in enumerate(rounds):
+        tempo.stepped(now_s - step_s)
+        tempo.stepped(now_s)
+        tempo.heard(number, now_s, took_part=took_part)
+    return tempo
+
+
+def test_in_time_no_launch_is_early() -> None:
+    tempo = behind((10.0, True), (30.0, True))
+    assert not tempo.is_next_due(2, 1000.0)
+
+
+def test_after_a_miss_the_next_launch_is_a_step_before_the_next_round() -> None:
+    """Round 2 is expected at 50, or up to a step before; a step lasts 2."""
+    tempo = behind((10.0, True), (30.0, False))
+    assert not tempo.is_next_due(2, 45.9)
+    assert tempo.is_next_due(2, 46.0)
+    assert not tempo.is_next_due(3, 46.0), "round 2 is in flight"
+
+
+def test_after_two_misses_the_next_launch_is_due_at_once() -> None:
+    tempo = behind((10.0, True), (30.0, False), (50.0, False))
+    assert tempo.is_next_due(3, 50.0)
+    tempo.heard(3, 60.0, took_part=True)
+    assert not tempo.is_next_due(4, 1000.0)
+
+
+def test_without_an_earlier_round_the_next_launch_is_due_at_once() -> None:
+    assert behind((10.0, False)).is_next_due(1, 10.0)
+
+
+def test_rounds_of_which_nothing_was_heard_count_for_the_pace() -> None:
+    tempo = behind((10.0, True))
+    tempo.heard(4, 50.0, took_part=False)  # one round in 10 seconds
+    assert not tempo.is_next_due(5, 55.9)
+    assert tempo.is_next_due(5, 56.0)
+
+
+def test_an_entry_ends_what_was_late() -> None:
+    pipeline = entered(4)
+    pipeline.heard(0, 1.0, took_part=False)
+    pipeline.number = 1
+    assert pipeline.is_behind(1.0)
+    pipeline.enter(1, 1.0, is_open=False)
+    assert not pipeline.is_behind(1.0)

@@ -33,6 +33,7 @@ from pccl.errors import (
     MasterLost,
     NotAdmitted,
     PCCLError,
+    ResyncRequired,
     StateUnavailable,
     TooFewPeers,
 )
@@ -679,3 +680,136 @@ def test_a_replica_that_the_guard_excludes_enters_anew_without_its_work() -> Non
     assert script.send(late) == Take()
     again = script.contribution(1, 4, entry=2)
     assert script.answer(again, members(MINE, 5)) == Reduce(again)
+
+
+# -- with a quorum ---------------------------------------------------------------------------------
+
+
+def late(*contributors: int, weight: float = 2.0) -> Average:
+    """The average of a round that went on without this replica."""
+    return Average(contributors, weight, took_part=False)
+
+
+def test_a_late_replica_takes_the_outer_step_of_a_round_without_its_work() -> None:
+    script = started((MINE, 5, 6))
+    mine = script.contribution(0, 8)
+    script.answer(mine, members(MINE, 5, 6))
+    mine.values[0] = 6  # the average of the others
+    assert script.send(late(5, 6)) == Sync()
+    assert script.news() == [RoundCommitted(replace(mine, weight=0.0), late(5, 6), (6.0, 6.0))]
+    assert script.outer.values == [94]
+    assert not script.outer.ledger.has_applied(0, MINE, b"")
+    assert script.send(members(MINE, 5, 6)) == Take()
+
+
+def test_work_of_a_missed_round_is_not_in_doubt() -> None:
+    """Nor does the ledger correct it after a cut, so the residual stays."""
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8), members(MINE, 5, 6), late(5, 6))
+    script.news()
+    assert script.answer(Evicted()) == Update()
+    script.answer(members(4, 5, mine=4))
+    state(script, 3, 60)
+    assert script.send(members(4, 5, mine=4)) == Take()
+    assert script.news() == [Entered(entry=2, number=3, is_open=False, applied=())]
+
+
+LACKS = ResyncRequired()
+
+
+@pytest.mark.parametrize("before", [0, 1, 2], ids=["update", "reduce", "sync"])
+def test_a_replica_that_was_away_for_too_long_synchronizes(before: int) -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8), *[members(MINE, 5, 6), late(5, 6)][:before])
+    script.news()
+    assert script.throw(LACKS) == Sync()
+    state(script, 20, 60)
+    assert script.send(members(MINE, 5, 6)) == Take()
+    assert script.news() == [Entered(entry=2, number=20, is_open=False, applied=())]
+    assert script.send(script.contribution(1, 8)) == Take(), "it is of the entry before"
+    mine = script.contribution(20, 8, entry=2)
+    assert script.answer(mine, members(MINE, 5, 6)) == Reduce(mine)
+
+
+def test_it_may_come_back_in_an_open_round() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8))
+    assert script.throw(LACKS) == Sync()
+    state(script, 20, 60, is_open=True)
+    nothing = Contribution(20, 0, 0.0, [0], 2)
+    assert script.send(members(MINE, 5, 6)) == Reduce(nothing)
+    assert script.news() == [Entered(entry=2, number=20, is_open=True, applied=())]
+    assert script.answer(Average((5, 6), 2.0), members(MINE, 5, 6)) == Take()
+    assert script.outer.ledger.number == 21
+
+
+def test_if_no_member_offers_the_state_it_leaves_and_joins_again() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8))
+    assert script.throw(LACKS) == Sync()
+    assert script.throw(LACKS) == Connect(again=True)
+    assert script.send(members(4, 5, mine=4)) == Sync()
+    state(script, 20, 60)
+    assert script.send(members(4, 5, mine=4)) == Take()
+    assert script.news() == [Entered(entry=2, number=20, is_open=False, applied=())]
+
+
+def test_that_may_take_several_attempts() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8))
+    script.throw(LACKS)
+    script.throw(LACKS)
+    assert script.throw(NotAdmitted()) == Update()
+    assert script.answer(members(4, 5, mine=4)) == Sync()
+    assert script.throw(LACKS) == Connect(again=True)
+    assert script.throw(MasterLost()) == Update()
+    assert script.answer(members(4, 5, mine=4), members(4, 5, mine=4)) == Take()
+
+
+def test_a_newcomer_that_lacks_results_joins_again() -> None:
+    script = Script()
+    assert script.answer(members(MINE, 5)) == Sync()
+    assert script.throw(LACKS) == Connect(again=True)
+    assert script.answer(members(4, 5, mine=4), members(4, 5, mine=4)) == Take()
+
+
+def test_a_late_synchronization_may_lead_over_several_rounds() -> None:
+    """Its next call would be that of the next round, so the replica enters there."""
+    script = started((MINE, 5, 6))
+    assert script.answer(script.contribution(0, 8), members(MINE, 5, 6), late(5, 6)) == Sync()
+    script.news()
+    state(script, 17, 60)
+    assert script.send(members(MINE, 5, 6)) == Take()
+    assert script.news() == [Entered(entry=2, number=17, is_open=False, applied=())]
+
+
+def test_it_may_lead_into_an_open_round() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8), members(MINE, 5, 6), late(5, 6))
+    script.news()
+    state(script, 1, 60, is_open=True)
+    nothing = Contribution(1, 0, 0.0, [0], 2)
+    assert script.send(members(MINE, 5, 6)) == Reduce(nothing)
+    assert script.news() == [Entered(entry=2, number=1, is_open=True, applied=())]
+    assert script.answer(late(5, 6), members(MINE, 5, 6)) == Take()
+
+
+def test_it_may_lead_there_several_times() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8), members(MINE, 5, 6), late(5, 6))
+    for number in (3, 9):
+        state(script, number, 60, is_open=True)
+        assert isinstance(script.send(members(MINE, 5, 6)), Reduce)
+        assert script.send(late(5, 6)) == Sync()
+    assert script.send(members(MINE, 5, 6)) == Take()
+    assert [one.number for one in script.news() if isinstance(one, Entered)] == [3, 9]
+
+
+def test_a_replica_that_is_to_stop_does_not_catch_up() -> None:
+    script = started((MINE, 5, 6))
+    script.answer(script.contribution(0, 8))
+    assert script.throw(LACKS) == Sync()
+    why = StateUnavailable(reason="why")
+    assert script.throw(why) == Pause(0.5, "why")
+    assert script.send(True) == Take()
+    assert script.send(None) is None

@@ -72,7 +72,7 @@ class ScriptedCaller:
         self.queue: list[JointNews] = []
         self.on_wait = on_wait
         self.contributions: list[Contribution] = []
-        self.is_awaited = False
+        self.is_awaited = self.has_quorum = False
 
     def tell(self, notice: Notice, at_s: float = 0.0) -> None:
         self.queue.append(JointNews(notice, at_s, [torch.zeros(1)]))

@@ -10,7 +10,16 @@ from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.shared_state import Difference, Elected, Expected, Lineage, Offer, SyncPurpose
-from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId, Quorum
+from pccl.protocol.types import (
+    SYNC_TAG,
+    AbortCause,
+    Descriptor,
+    OperationId,
+    PeerId,
+    Quorum,
+    RoundId,
+    RoundKind,
+)
 from tests.support.offers import offer
 from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
@@ -387,6 +396,44 @@ def test_a_state_that_arrives_replaces_the_results_before_it(place: int, is_befo
     (effect, *_) = peer.do(ev.ReduceCall(10, 5, SUM))
     assert isinstance(effect, ev.Post if is_before else ev.FetchResult)
     assert effect.operation == op(1 if is_before else 0)
+
+
+def closed(n: int, sequence: int, version: int = 1) -> msg.RoundClosed:
+    return msg.RoundClosed(
+        RoundId(RoundKind.UPDATE_TOPOLOGY, n), version, pending=False, sequence=sequence
+    )
+
+
+@pytest.mark.parametrize("content", [SAME, LATER], ids=["same", "fetched"])
+def test_a_late_call_places_its_caller_behind_the_joint_calls_before_it(content: Elected) -> None:
+    """Otherwise its next update_topology would be one of those, and the reduce in another round."""
+    peer = PeerStage().member(1, 2, 3)
+    for n, sequence in enumerate((3, 4, 7), start=1):
+        peer.do(closed(n, sequence))
+    peer.do(replace(without_me(0, content), sequence=5))
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    peer.do(ev.ResultFetched(9, True))
+    assert peer.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)) == [ev.ReturnCall(10, None)]
+    following = RoundId(RoundKind.UPDATE_TOPOLOGY, 4)
+    (request,) = peer.do(ev.RoundCall(11, RoundKind.UPDATE_TOPOLOGY, QUORUM))
+    assert request == ev.Send(msg.RoundRequest(following, QUORUM))
+
+
+def test_decisions_of_a_new_master_come_after_those_of_the_last_one() -> None:
+    """It counts them from the beginning, if the members have kept none."""
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(replace(without_me(0, SAME), sequence=30))
+    peer.do(ev.ControlClosed("broken"))
+    peer.do(ev.ControlOpened(RUN, 2))
+    peer.do(msg.Resumed(2, b"the next master"))
+    peer.do(closed(1, 1))
+    peer.do(replace(ended(op(), contributors=(PeerId(1), PeerId(3))), sequence=2))
+    (returned,) = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    assert isinstance(returned, ev.ReturnCall)
+    assert peer.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)) == [ev.ReturnCall(10, None)]
+    (effect,) = peer.do(ev.ReduceCall(11, 5, SUM))
+    assert isinstance(effect, ev.FetchResult), "it is late for that, too"
+    assert effect.operation == op()
 
 
 def test_a_stale_call_does_not_wait_for_members_that_wait_for_it() -> None:

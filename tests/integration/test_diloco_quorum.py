@@ -1,0 +1,148 @@
+"""``DiLoCo`` with a quorum over sockets: a replica that naps, and one that is four times slower.
+
+The model is one number. An inner step subtracts 1, so the work of a round is its number of steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from pccl.bindings.diloco import DiLoCo
+from pccl.bindings.events import Event, OuterStep, RoundsMissed
+from tests.support.diloco_peers import Peers
+from tests.support.patience import LIMIT_S, patient
+
+STEP_S = patient(0.02)
+GRACE_S = patient(0.3)
+NAP_S = patient(2.0)
+REPLICAS = 3
+
+
+@dataclass
+class Trained:
+    """What became of one replica."""
+
+    steps: int = 0
+    value: float = 0.0
+    events: list[Event] = field(default_factory=lambda: [])
+
+    @property
+    def rounds(self) -> list[OuterStep]:
+        return [event for event in self.events if isinstance(event, OuterStep)]
+
+    @property
+    def averaged(self) -> float:
+        """Weight of its work in all rounds: each step weighs 1."""
+        return sum(event.own_weight for event in self.rounds)
+
+    @property
+    def waited_s(self) -> float:
+        return sum(event.exposed_s for event in self.rounds)
+
+    @property
+    def misses_in_a_row(self) -> int:
+        longest = now = 0
+        for event in self.rounds:
+            now = 0 if event.own_weight else now + 1
+            longest = max(longest, now)
+        return longest
+
+
+class Group:
+    """Replicas that train to the same round, and leave when all are there."""
+
+    def __init__(self, peers: Peers, rounds: int, **options: Any) -> None:
+        self._peers, self._rounds, self._options = peers, rounds, options
+        self._all_there = threading.Barrier(REPLICAS)
+
+    def _train(self, step_s: float, naps_after: int) -> Trained:
+        done = Trained()
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
+        inner = torch.optim.SGD([weight], lr=1.0)
+        optimizer = DiLoCo(
+            [("w", weight)],
+            inner=inner,
+            comm=self._peers.comm(),
+            outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            min_peers=REPLICAS,
+            quorum=2,
+            on_event=done.events.append,
+            **self._options,
+        )
+        with optimizer:
+            optimizer.join()
+            while optimizer.round < self._rounds:
+                time.sleep(NAP_S if naps_after and done.steps == naps_after else step_s)
+                weight.grad = torch.ones(1)
+                optimizer.step()
+                done.steps += 1
+            optimizer.finish()
+            self._all_there.wait(LIMIT_S)
+        done.value = weight.item()
+        return done
+
+    def train(self, *, slowest: float = 1.0, naps_after: int = 0) -> list[Trained]:
+        """The last replica naps before a step, or has longer ones."""
+        started = [self._peers.start(self._train, STEP_S, 0) for _ in range(REPLICAS - 1)]
+        started.append(self._peers.start(self._train, slowest * STEP_S, naps_after))
+        return [one.result(LIMIT_S) for one in started]
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.close()
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "few rounds": {"sync_every": 25},
+    "more rounds than members remember": {"sync_every": 4},
+    "delayed": {"sync_every": 20, "delay": 10, "mixing": 0.0},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_others_do_not_wait_for_one_that_naps(peers: Peers, mode: str) -> None:
+    options = MODES[mode]
+    rounds = 11 if options["sync_every"] > 10 else 50
+    group = Group(peers, rounds, grace_s=GRACE_S, **options)
+    *others, napper = group.train(naps_after=2 * options["sync_every"] + 2)
+    for one in others:
+        assert one.waited_s < patient(1.5)
+        assert one.misses_in_a_row == 0
+    assert len({one.value for one in (*others, napper)}) == 1
+    missed = sum(event.missed for event in napper.events if isinstance(event, RoundsMissed))
+    missed += sum(not event.own_weight for event in napper.rounds)
+    assert missed > 1
+    if not options.get("delay"):  # otherwise merges replace steps, of all replicas
+        assert napper.averaged == napper.steps
+        assert all(one.averaged == one.steps for one in others)
+    assert napper.rounds[-1].contributors == others[0].rounds[-1].contributors
+    assert len(napper.rounds[-1].contributors) == REPLICAS
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "misses_max"),
+    [(GRACE_S, 1), (STEP_S / 2, 2)],
+    ids=["longer than its steps", "shorter than its steps"],
+)
+def test_one_that_is_four_times_slower_takes_part(
+    peers: Peers, grace_s: float, misses_max: int
+) -> None:
+    group = Group(peers, 15, sync_every=10, grace_s=grace_s)
+    *others, slow = group.train(slowest=4.0)
+    assert slow.misses_in_a_row <= misses_max
+    assert sum(bool(event.own_weight) for event in slow.rounds) >= 15 // (misses_max + 1)
+    assert len({one.value for one in (*others, slow)}) == 1
+    assert slow.steps < others[0].steps / 2
+    last = next(event for event in reversed(slow.rounds) if event.own_weight)
+    left = slow.steps - slow.averaged
+    assert left == 0 or last is not slow.rounds[-1], "only missed rounds leave work"
