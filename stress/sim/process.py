@@ -277,7 +277,8 @@ class PeerProcess:
         self.napping = 0
         """Callers that sleep before a joint call, while others may be inside one."""
         self._losses = ToldLosses(self.name)
-        self._claims = LateClaims(self.name, parts.checkers.done)
+        trains = parts.scenario.training is not None  # its results are in its state
+        self._claims = LateClaims(self.name, parts.checkers.done, are_in_state=trains)
         self._parts = parts
         self._on_event = on_event
         loop, self.group = parts.loop, index % parts.scenario.groups
@@ -368,6 +369,9 @@ class PeerProcess:
                 outcome = (ended.abort is None, ended.contributors)
                 operation = InRun(self.run, ended.operation)
                 checkers.outcome(operation, self.address, self.peer, outcome)
+                is_missed = ended.elected is not None and self.peer not in ended.contributors
+                if checkers.state is not None and is_missed:
+                    checkers.state.missed(self.name)
                 if guards is not None and guards.refused(self.name, self.run, ended) == self.peer:
                     self.caught_lying.add(ended.operation.tag)
             case ControlMessage(OperationStarted() as start) if guards is not None:

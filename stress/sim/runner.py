@@ -20,7 +20,8 @@ from pccl.stress.sim.faults.master import MasterDeath
 from pccl.stress.sim.loop import Deadlock, OutOfTime, VirtualLoop
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.scenarios.scenario import Scenario, draw, draw_to_train
+from pccl.stress.sim.scenarios.scenario import Scenario, draw
+from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import Seat, Stage
 from pccl.stress.sim.trace import Trace
 

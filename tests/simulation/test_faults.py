@@ -176,6 +176,7 @@ def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
     drawn = (draw(seed) for seed in range(150))
     divided = (MIXES["two-masters"].draw(seed) for seed in range(10))
     damaged = (MIXES["corruption"].draw(seed) for seed in range(10))
+    napping = (MIXES["quorum"].draw(seed) for seed in range(20))
     nat = BehindNat(
         (1, 2),
         refuses=True,
@@ -186,7 +187,7 @@ def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
         ports=(443,),
     )
     written = replace(draw(0), faults=(OneIpVersion((0,), 6), nat))
-    for scenario in (*drawn, *divided, *damaged, written):
+    for scenario in (*drawn, *divided, *damaged, *napping, written):
         kinds |= {fault.kind for fault in scenario.faults}
         path.write_text(to_text(scenario))
         assert load(path) == scenario

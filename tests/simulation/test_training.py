@@ -14,7 +14,8 @@ from pccl.stress.sim.faults.kills import Kill
 from pccl.stress.sim.faults.processes import Freeze
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import run_scenario, run_training_seed
-from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario, draw_to_train
+from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario
+from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.workloads.training_plan import Mode
 
 SEEDS = range(16)
@@ -62,7 +63,7 @@ def quiet(mode: Mode) -> Scenario:
         drawn = draw_to_train(seed)
         training = drawn.training
         assert training is not None
-        if training.mode is mode and drawn.peers > 2 and not drawn.late_peers:
+        if training.mode is mode and drawn.peers > 2 and not drawn.late_peers and not drawn.quorum:
             training = replace(
                 training, min_peers=1, step_ns=MS, sync_s=min(training.sync_s, 0.003)
             )

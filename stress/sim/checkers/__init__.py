@@ -11,5 +11,6 @@
 * ``round_quorums``: checks that a round goes on only if each group has a quorum.
 * ``state``: checks the synchronization of shared state.
 * ``training``: checks rounds, synchronizations and the work of processes that train.
+* ``turns``: checks that a process takes part in rounds again after it was late.
 * ``residual``: checks that members pay back the rounding error of compressed rounds once.
 """

@@ -304,6 +304,16 @@ class Excuses:
         """Whether a fault affected the connection of ``host`` to the master."""
         return self._any(host, MASTER_NAME)
 
+    def is_touched(self, host: str) -> bool:
+        """Whether a fault has affected ``host``, the master, or connections of one of them."""
+        ends = {host, MASTER_NAME}
+        troubles = (*self._troubles, *self._flips, *self._stuck)
+        return (
+            self.was_master_restarted
+            or any(not ends.isdisjoint((one.a, one.b)) for one in troubles)
+            or any(not ends.isdisjoint(known) for known in (self._lags_ns, self._narrow_ns))
+        )
+
     @property
     def until_ns(self) -> int:
         """End of the last recorded fault, in ns; it may lie in the future."""

@@ -33,9 +33,12 @@ class LateClaims:
     Args:
         name: name of the process.
         done: counts what calls came to.
+        are_in_state: whether a process with the contents of a later synchronization has a result,
+            as a newcomer that has replayed it.
     """
 
-    def __init__(self, name: str, done: Counter[str]) -> None:
+    def __init__(self, name: str, done: Counter[str], *, are_in_state: bool = False) -> None:
+        self._are_in_state = are_in_state
         self._name = name
         self._done = done
         self._peer = PeerId(0)
@@ -44,6 +47,8 @@ class LateClaims:
         self._owed: list[OperationId] = []
         self._seen: set[OperationId] = set()
         """All operations of which it has learned that members committed them without it."""
+        self._owed_before: dict[OperationId, list[OperationId]] = {}
+        """Synchronization without it -> the results that it had missed before."""
 
     def saw(self, peer: PeerId, event: PeerEvent, effects: Iterable[PeerEffect]) -> None:
         """Check what the machine of the process does after an event; ``peer``: its id."""
@@ -51,6 +56,7 @@ class LateClaims:
             self._peer = peer
             self._owed.clear()
             self._seen.clear()
+            self._owed_before.clear()
         match event:
             case ControlMessage(Admitted(roster)):
                 self._first_view = roster.view
@@ -60,6 +66,8 @@ class LateClaims:
                 if is_late and ended.tag != SYNC_TAG and ended not in self._seen:
                     self._seen.add(ended)
                     self._owed.append(ended)
+                elif is_late and ended.tag == SYNC_TAG:
+                    self._owed_before.setdefault(ended, list(self._owed))
             case ControlMessage(OperationNarrowed()):
                 self._done["narrowed"] += any(isinstance(one, Post) for one in effects)
             case ResultFetched(_, has_arrived=False):
@@ -80,6 +88,9 @@ class LateClaims:
                     self._owed = [owed for owed in self._owed if owed != operation]
                 case ReturnCall(_, SyncResult(members=members)) if peer in members or is_fetched:
                     self._owed.clear()
+                case ReturnCall(_, SyncResult(operation)) if self._are_in_state:
+                    before = self._owed_before.get(operation, [])
+                    self._owed = [owed for owed in self._owed if owed not in before]
                 case RaiseCall(_, ResyncRequired()):
                     self._owed.clear()
                 case _:

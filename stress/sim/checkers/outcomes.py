@@ -277,6 +277,10 @@ class Checkers:
             raise Violation(f"{process.name}: it replays {operation} with another result")
         return operation
 
+    def may_be_late(self, host: str) -> bool:
+        """Whether a fault may delay the calls of the process on ``host``."""
+        return self._excuses.is_touched(host)
+
     def was_broadcast(
         self,
         who: str,

@@ -2,8 +2,9 @@
 
 * The result of a round is the sum of its contributions, plus the residuals of the contributors
   before it, minus their residuals after it. With decay, a process keeps a part of its residual.
-* A residual advances when its process sees the round committed, and otherwise stays. A process
-  forgets its residual if the ledger contradicts what it saw.
+* A residual advances when its process sees the round committed, and otherwise stays, also if the
+  round went on without the process. A process forgets its residual if the ledger contradicts what
+  it saw.
 """
 
 from __future__ import annotations
@@ -132,6 +133,13 @@ class ResidualCheckers:
         """Check that a round that the process did not see committed left its residual unchanged."""
         if not _are_equal(owed, self._account(axis, fragment).owed):
             raise Violation(f"{who}: a round that it did not see committed changed its residual")
+
+    def missed(self, who: str, axis: int, fragment: int, number: int, owed: Floats | None) -> None:
+        """Check that a round that went on without the process left its residual unchanged."""
+        del self._seen[axis, fragment][number]
+        if not _are_equal(owed, self._account(axis, fragment).owed):
+            raise Violation(f"{who}: a round that went on without it changed its residual")
+        self._done["residual kept in a missed round"] += owed is not None
 
     def alone(self, axis: int, fragment: int, number: int) -> None:
         """Record a round of a process that was alone, and applied its work without rounding."""

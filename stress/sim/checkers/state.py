@@ -226,6 +226,10 @@ class StateCheckers:
 
     # -- results of callers --------------------------------------------------------------------
 
+    def missed(self, name: str) -> None:
+        """Note that members synchronized without a process; they may hold other contents."""
+        self._needed[name] = True
+
     def out_of_step(self, name: str) -> None:
         """Check that a process that must resynchronize had contents to receive."""
         if not self._needed.get(name, True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,9 +147,22 @@ class TrainingCheckers:
         peer: PeerId,
         members: tuple[PeerId, ...],
         revision: int,
+        before: Contents,
         contents: Contents,
     ) -> int:
         """Check a synchronization of ``members`` that returned to ``peer``.
+
+        If ``peer`` was too late for it, it gets what the others elected. A steady peer has that
+        already, or, if it was away for many rounds, an ancestor.
+
+        Args:
+            who: name of the process.
+            operation: the synchronization.
+            peer: id of the process.
+            members: ids of the members in it.
+            revision: revision that all have now.
+            before: contents of the process before it.
+            contents: contents of the process after it.
 
         Returns:
             The line of all members now: the line of the steady members, or else a new line.
@@ -173,8 +186,20 @@ class TrainingCheckers:
         known, line = self._synced[operation]
         if known != contents:
             raise Violation(f"{who}: {operation} gave other members other contents")
+        if peer not in members:
+            self._done["late training sync"] += 1
+            steady = self._steady.get((operation.run, peer))
+            if steady not in (None, line):
+                raise Violation(f"{who}: {operation} is of line {line}, not {steady}")
+            self._done["late training sync over many rounds"] += before != contents
+            if steady is not None and not self._descends(_closed(contents), _closed(before)):
+                raise Violation(f"{who}: {operation} reverted its contents, and it was steady")
         self._steady[operation.run, peer] = line  # after a cut it gets another id
         return line
+
+    def lags(self, run: bytes, peer: PeerId) -> None:
+        """Record that a member was told that it lacks results, so it is steady no longer."""
+        self._steady.pop((run, peer), None)
 
     def _line(
         self, who: str, operation: InRun, offered: dict[PeerId, Offered], contents: Contents
@@ -184,7 +209,8 @@ class TrainingCheckers:
             had, now = _closed(one.contents), _closed(contents)
             if one.line is not None and contents not in (one.contents, had):
                 raise Violation(f"{who}: {operation} changed the contents of steady peer {peer}")
-            if not steady and had != now and self._descends(had, now):
+            is_reverted = not steady and had != now and self._descends(had, now)
+            if is_reverted and not self._is_abandoned(operation.run, had):
                 raise Violation(f"{who}: {operation} reverted the contents of peer {peer}")
         if len(steady) > 1:
             raise Violation(f"{who}: steady members of {operation} have different lines {steady}")
@@ -193,6 +219,19 @@ class TrainingCheckers:
         )
         self._lines += not steady
         return steady.pop() if steady else self._lines
+
+    def _is_abandoned(self, run: bytes, had: Contents) -> bool:
+        """Whether members went on from older contents before, while no member had these."""
+        synced = [_closed(one) for op, (one, _) in self._synced.items() if op.run == run][::-1]
+        base: Contents | None = had
+        while base is not None and base not in synced:  # rounds since a synchronization
+            base = self._parents.get(base)
+        if base is None:
+            return False
+        later = synced[: synced.index(base)]
+        found = any(not self._descends(one, base) for one in later)
+        self._done["abandoned rounds came back"] += found
+        return found
 
     def committed(
         self,
@@ -287,12 +326,28 @@ class TrainingCheckers:
         """Record that a process saw its round committed."""
         self._in_doubt.pop(axis, None)
 
-    def given_up(self, who: str, axis: int, fragment: int, work: Whole) -> None:
-        """Record ``work`` that a process gave up by merging a round: the steps during the round."""
+    def given_up(
+        self, who: str, axis: int, fragment: int, work: Whole, during: Iterable[int]
+    ) -> None:
+        """Record ``work`` that a process gave up by merging a round.
+
+        Args:
+            who: name of the process.
+            axis: its axis.
+            fragment: fragment of the round.
+            work: the work.
+            during: numbers of the inner steps that it made during the round.
+        """
         own = work[places_of(axis)]
         steps = sum(bin(int(value)).count("1") for value in own)
         if steps > self._training.delay:
             raise Violation(f"{who}: it gave up {steps} steps for one round, more than the delay")
+        allowed = np.zeros(PLACES, np.int64)
+        for number in during:
+            place, value = digit(number, self._training.digits, 3)
+            allowed[place] |= value
+        if np.any(own & ~allowed):
+            raise Violation(f"{who}: it gave up steps from before the round in fragment {fragment}")
         self._given_up[axis, fragment] = self._left_out(axis, fragment) + own
 
     def accounts(self, who: str, replica: ToyReplica, fragment: int, common: Whole) -> None:
@@ -305,10 +360,13 @@ class TrainingCheckers:
         self._merged[replica.axis, fragment] = -common[places_of(replica.axis)]
 
     def finished(self, who: str, replica: ToyReplica) -> None:
-        """Check that a process that ended with a period, and was not cut off, has no work left."""
+        """Check that a process that ended with a period, and was not cut off, has no work left.
+
+        Only work of a round that went on without the process is left, if no other round followed.
+        """
         self._done["finished"] += 1
         for fragment, part in enumerate(replica.parts):
-            if np.any(part.work()):
+            if np.any(part.work()) and fragment not in replica.returned:
                 raise Violation(f"{who}: work in fragment {fragment} is left over at the end")
 
     def entered(
@@ -325,7 +383,7 @@ class TrainingCheckers:
 
         Its line may have ended, because no steady member was left. Then the work that it had merged
         may be lost, but no other work. After a restart of the master, a line may also lack rounds
-        that only the members left behind have seen. Work in flight counts as applied if it is too
+        that only the members left behind have seen. Work in doubt counts as applied if it is too
         old for the ledger.
 
         Args:
@@ -355,8 +413,8 @@ class TrainingCheckers:
                 merged = self._merged.get((axis, fragment), np.zeros(PLACES, np.int64))
                 lost = merged & ~-common[places_of(axis)]
                 self._given_up[axis, fragment] = self._left_out(axis, fragment) + lost
-            self._forget_old(replica, fragment, common, _number(now.contents), taken)
-            applied = self._applied(replica, fragment, common, _number(now.contents), taken)
+            old = self._forget_old(replica, fragment, common, _number(now.contents), taken)
+            applied = self._applied(replica, fragment, common, old, taken)
             if is_reset:
                 in_vain = [taken[old] for old, is_applied in applied.items() if not is_applied]
                 dropped = sum(in_vain, start=replica.parts[fragment].given_up)
@@ -372,30 +430,33 @@ class TrainingCheckers:
         common: Whole,
         number: int,
         taken: dict[int, Whole],
-    ) -> None:
+    ) -> int | None:
+        """Return the round in doubt if it is too old for the ledger."""
         mine = places_of(replica.axis)
         old = self._in_doubt.get(replica.axis)
         if old is None or old % self._training.fragments != fragment:
-            return
+            return None
         del self._in_doubt[replica.axis]
-        if old in taken and old + _ROUNDS_TOLD < number:
+        is_forgotten = old in taken and old + _ROUNDS_TOLD < number
+        if is_forgotten:
             lost = taken[old][mine] & ~-common[mine]
             key = replica.axis, fragment
             self._given_up[key] = self._left_out(*key) + lost
             self._done["doubt too old"] += bool(np.any(lost))
+        return old if is_forgotten else None
 
     def _applied(
         self,
         replica: ToyReplica,
         fragment: int,
         common: Whole,
-        number: int,
+        forgotten: int | None,
         taken: dict[int, Whole],
     ) -> dict[int, bool]:
         """Return for each round in flight whether its work is applied, or counts as applied."""
         mine = places_of(replica.axis)
         return {
-            old: old + _ROUNDS_TOLD < number or not np.any(work[mine] & ~-common[mine])
+            old: old == forgotten or not np.any(work[mine] & ~-common[mine])
             for old, work in taken.items()
             if old % self._training.fragments == fragment and np.any(work)
         }

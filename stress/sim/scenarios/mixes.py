@@ -22,9 +22,9 @@ from pccl.stress.sim.scenarios.scenario import (
     Scenario,
     draw,
     draw_corrupted,
-    draw_to_train,
     draw_two_masters,
 )
+from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.stage import CALLER_LEFT, CALLER_LEFT_DIVIDED, in_phase
 
 

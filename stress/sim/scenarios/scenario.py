@@ -24,10 +24,9 @@ from pccl.stress.sim.faults.between import BlackHole
 from pccl.stress.sim.faults.connections import BehindNat
 from pccl.stress.sim.faults.draws import OF_BITS, OF_MASTERS, OF_STATE, PLAIN, draw_faults
 from pccl.stress.sim.faults.master import MasterDeath, Takeover
-from pccl.stress.sim.faults.processes import Freeze, Interrupt
-from pccl.stress.sim.faults.state import FetchInterrupt, Lies
+from pccl.stress.sim.faults.processes import Freeze
 from pccl.stress.sim.workloads.syncs import Syncs, draw_syncs
-from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan, draw_training
+from pccl.stress.sim.workloads.training_plan import LIVES_MAX, TrainingPlan
 from pccl.transports.base import Connection
 from pccl.transports.sim.connection import SEGMENT_BYTES
 
@@ -204,11 +203,6 @@ TIMINGS: dict[str, Timing] = {
 
 _CROWDS = (24, 32, 48, 64)
 
-_TRAINERS_MAX = 6
-_WINDOW_MIN = 4096
-"""Smallest window; smaller ones, where a map of pieces takes seconds, have their own test."""
-_NOT_FOR_TRAINERS = (Interrupt, FetchInterrupt, Lies)
-"""Excluded: no Ctrl-C reaches a trainer's calls, and lies of all sources end a training."""
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
 """Excluded: in these runs both masters must live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
@@ -216,8 +210,6 @@ _QUORUMS = 0.25
 """Share of runs of at least three processes that go on without late ones."""
 _STEPS = 0.15
 """Share of runs whose iterations launch reduces while they compute."""
-_LONGER = 4
-"""A training run is longer by this factor, because a round consists of several calls."""
 
 _FORMATS = (WireFormat.UINT8, WireFormat.INT8, WireFormat.COMPANDED8, WireFormat.FLOAT16)
 _FLOATS = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT, DataType.DOUBLE)
@@ -289,7 +281,7 @@ def draw(seed: int) -> Scenario:
     if syncs is not None:
         ground = Ground(peers, stop_ns, latency_ns, timing)
         # Tensors that may differ come from one member, which all others must reach.
-        faults = (*_one_shut(scenario), *draw_faults(OF_STATE, seed, ground))
+        faults = (*one_shut(scenario), *draw_faults(OF_STATE, seed, ground))
         # After a mistake, members in a vote would wait for newcomers, which synchronize.
         scenario = replace(scenario, syncs=syncs, faults=faults, mistake=None)
     if peers not in _CROWDS:
@@ -324,65 +316,13 @@ def with_quorum(scenario: Scenario, rng: Random, naps: tuple[float, ...]) -> Sce
     return replace(scenario, settles_ns=0)  # who is late at the end votes again, alone
 
 
-def _one_shut(scenario: Scenario) -> tuple[Fault, ...]:
+def one_shut(scenario: Scenario) -> tuple[Fault, ...]:
     """Return the faults; without relays, at most one process is one that no other can dial."""
     return tuple(
         replace(one, peers=one.peers[:1])
         if isinstance(one, BehindNat) and not scenario.relays
         else one
         for one in scenario.faults
-    )
-
-
-def draw_to_train(seed: int) -> Scenario:
-    """Draw the scenario of ``seed`` in which processes train.
-
-    Network, deadlines and faults are drawn as in ``draw``, but no process is impatient, interrupted
-    or lied to.
-    """
-    plain = draw(seed)
-    peers = min(plain.peers, _TRAINERS_MAX)
-    late_peers = min(plain.late_peers, peers - 2)
-    training = draw_training(seed, plain.latency_ns)
-    if peers < 2 * training.shards:
-        training = replace(training, shards=1)
-    if training.shards > 1:  # replicas are complete, and the first one is early
-        peers -= peers % training.shards
-        late_peers -= late_peers % training.shards
-    stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
-    ground = Ground(peers, stop_ns, plain.latency_ns, plain.timing)
-    drawn = (*draw_faults(PLAIN, seed, ground), *draw_faults(OF_STATE, seed, ground))
-    faults = tuple(one for one in drawn if not isinstance(one, _NOT_FOR_TRAINERS))
-    # A sparse reduce needs a link between each pair of members, direct or relayed.
-    relays = plain.relays or training.quantization.is_gathered
-    # All must train together, but two undialable processes may never meet.
-    faults = _one_shut(replace(plain, faults=faults))
-    return replace(
-        plain,
-        peers=peers,
-        late_peers=late_peers,
-        slots=(),
-        style=Style.SEQUENTIAL,
-        window_bytes=max(plain.window_bytes, _WINDOW_MIN),
-        stop_ns=stop_ns,
-        faults=faults,
-        asks_pending=False,
-        groups=training.shards,
-        retries=True,
-        broadcasts=False,
-        barriers=False,
-        optimizes=False,
-        min_peers=1,
-        impatience=0.0,
-        mistake=None,
-        drops=False,
-        standby=plain.standby or any(fault.needs_standby for fault in faults),
-        syncs=None,
-        quorum=None,
-        naps=0.0,
-        buckets=None,
-        relays=relays,
-        training=training,
     )
 
 

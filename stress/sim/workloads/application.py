@@ -6,12 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from pccl.protocol.errors import PCCLError
+from pccl.protocol.errors import NotAdmitted, PCCLError
+from pccl.runtime.requests import JoinRequest
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.scenarios.scenario import Scenario
 
+_REFUSALS_MAX = 40
 _PATIENCE_S = 60.0
 """How long a newcomer looks for a master of a run that may have lost its majority."""
 
@@ -90,6 +92,21 @@ class Application(ABC):
 def patience_s(scenario: Scenario) -> float | None:
     """Return the seconds after which a process stops trying to join; None: it never stops."""
     return _PATIENCE_S if scenario.standby else None
+
+
+async def join(process: PeerProcess, request: JoinRequest) -> None:
+    """Join the run; try again if the master refuses the process.
+
+    Raises:
+        PCCLError: it cannot join the run.
+    """
+    for _ in range(_REFUSALS_MAX):
+        try:
+            await process.engine.connect(request)
+        except NotAdmitted:  # perhaps it cannot reach a member now
+            continue
+        return
+    raise AssertionError(f"{process.name}: the master refused this process {_REFUSALS_MAX} times")
 
 
 def name_of(process: PeerProcess) -> str:

@@ -290,6 +290,8 @@ class ToyReplica:
         parts: by fragment.
         buffers: the buffers.
         taken: pseudo-gradients in flight, by number of the round.
+        returned: fragments with work of a round that went on without the process, not taken since.
+        taken_at: number of inner steps before each of them was taken.
         flown: those of them whose outcomes come from a checkpoint.
     """
 
@@ -301,6 +303,8 @@ class ToyReplica:
         self.parts = [ToyPart(axis, axes) for _ in range(fragments)]
         self.buffers = ToyBuffers(axis)
         self.taken: dict[int, Whole] = {}
+        self.returned: set[int] = set()
+        self.taken_at: dict[int, int] = {}
         self.flown: dict[int, Whole] = {}
 
     def step(self, number: int) -> None:

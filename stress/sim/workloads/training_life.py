@@ -17,7 +17,6 @@ import numpy as np
 from pccl.bindings.diloco.ledger import Ledger, Revisions
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.rounds import (
-    Average,
     Connect,
     Contribution,
     Effect,
@@ -33,35 +32,31 @@ from pccl.bindings.diloco.rounds import (
     Take,
     Update,
 )
-from pccl.protocol.errors import NotAdmitted, PCCLError
+from pccl.protocol.errors import PCCLError, ResyncRequired
 from pccl.protocol.shared_state import ResumePolicy, SharedStateSyncStrategy, SyncPurpose
 from pccl.protocol.types import NS_PER_S, RoundKind
 from pccl.runtime.requests import JoinRequest, RunRequest
 from pccl.runtime.state.memory.fetched import FetchedPieces
-from pccl.runtime.state.replay import ObservedReduction
 from pccl.runtime.state.running_prefetch import PrefetchRequest
 from pccl.runtime.state.sync import SyncOptions
 from pccl.stress.sim.checkers.in_run import InRun
 from pccl.stress.sim.checkers.outcomes import Sleep, Violation
 from pccl.stress.sim.checkers.training import Contents, Held
+from pccl.stress.sim.checkers.turns import Turns
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
-from pccl.stress.sim.workloads.application import name_of, patience_s, wake
+from pccl.stress.sim.workloads.application import join, name_of, patience_s
 from pccl.stress.sim.workloads.replica_pauses import ReplicaPauses
-from pccl.stress.sim.workloads.toy_model import Doubles, ToyOuter, ToyReplica, whole
-from pccl.stress.sim.workloads.training_reduces import TrainingReduces, workers_of
+from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
+from pccl.stress.sim.workloads.training_reduces import TrainingReduces
+from pccl.stress.sim.workloads.wakeups import Breaks, WaitInterrupted, Wakeups
 
-_REFUSALS_MAX = 40
 _TURNS_OF_WAITING = 12
 """Approximate number of rounds between the busy part of a run and its end."""
 
 
 class _Over(Exception):
     """The process makes no more rounds."""
-
-
-class _Interrupted(Exception):
-    """Ctrl-C has ended a wait."""
 
 
 class TrainingLife:
@@ -87,7 +82,8 @@ class TrainingLife:
         axes = training_checkers.axes
         axis = training_checkers.claim_axis() if old is None else old._replica.axis
         rng = Random(f"{scenario.seed}/{process.name}/training of {axis}")
-        self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0))
+        slower = training.slowest if axis == 1 else 1.0
+        self._step_ns = round(training.step_ns * rng.uniform(0.5, 1.0) * slower)
         self._weight: float = rng.choice((1.0, 1.0, 2.0, 0.3)) if old is None else old._weight
         self._schedule = schedule = training.schedule
         self._outer = ToyOuter(
@@ -109,6 +105,7 @@ class TrainingLife:
             eager=training.eager,
         )
         self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
+        self._reduces.replays = self._rounds
         self._steps = self._steps_at_entry = 0
         self._revisions = Revisions(self._outer.ledger)
         self._queue: deque[Contribution | None] = deque()
@@ -116,23 +113,19 @@ class TrainingLife:
         self._line = 0
         self._held = Held(self._outer.contents())
         """Contents and line after the last round or entry."""
-        self._replayed: Doubles | None = None
         self._excluded: Contribution | None = None
         """Work in the last round, if the guard has excluded it, until the next sync."""
         self._must_reset = False
         """Whether the guard has excluded work since the last entry."""
         self._failure: BaseException | None = None
         self._is_idle = self._has_ended = self._is_closing = False
-        self._waiting: list[asyncio.Future[None]] = []
+        self._wakeups = Wakeups(parts.loop, process.clock)
         self._resumed: Contents | None = None
         """Outer parameters of a checkpoint, until the process has joined."""
         if old is not None:
             self._resume(old)
-        self._interrupts = Random(f"{scenario.seed}/{process.name}/{self._steps}/interrupts")
-        stops = Random(f"{scenario.seed}/{process.name}/{self._steps}/stops")
-        self._stops_at = self._steps + stops.randint(1, 20)
-        """Number of inner steps at which it saves a checkpoint and leaves; 0: it does not."""
-        self._stops_at *= stops.random() < training.stops
+        self._breaks = Breaks(scenario, process.name, self._steps, sleep)
+        self._turns = Turns(parts, process)
 
     def _resume(self, old: TrainingLife) -> None:
         """Continue from what another process saved, as ``DiLoCo.load_state_dict`` does."""
@@ -177,7 +170,7 @@ class TrainingLife:
             pass
         except PCCLError:
             self._hear()
-            if self._stops_at and self._trainer.entry and self._rounds.doubt is None:
+            if self._breaks.stops_at and self._trainer.entry and self._rounds.doubt is None:
                 self._save()
             raise
         finally:
@@ -193,6 +186,7 @@ class TrainingLife:
         await self._do(self._trainer.begin())
         while not (self._time_is_up and self._is_at_end_of_period):
             await self._sleep(self._pace_ns)
+            await self._nap()
             self._check()
             self._hear()
             while self._trainer.pipeline.due_merges():  # Ctrl-C has interrupted the wait for them
@@ -202,8 +196,8 @@ class TrainingLife:
             self._steps += 1
             self._outer.inner_steps = self._steps
             self._training_checkers.may_be_offered.add(self._steps)
-            await self._do(self._trainer.step(self._weight))
-            if self._steps == self._stops_at:
+            await self._do(self._trainer.step(self._weight, is_awaited=self._is_awaited))
+            if self._steps == self._breaks.stops_at:
                 await self._until(lambda: self._is_idle)
                 self._hear()
                 self._save()
@@ -214,6 +208,23 @@ class TrainingLife:
         self._hear()
         if self._steps > self._steps_at_entry:
             self._training_checkers.finished(self._who, self._replica)
+
+    async def _nap(self) -> None:
+        if self._breaks.is_nap_due():
+            self._turns.naps()
+            await self._breaks.nap()
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether members wait for the next round of this process, as ``JointCaller`` decides."""
+        if self._scenario.quorum is None:
+            return False
+        self._turns.stepped(is_awaited=self._engine.machine.is_awaited, is_idle=self._is_idle)
+        awaited = self._is_idle and self._engine.machine.is_awaited
+        behind = not awaited and self._trainer.is_behind()
+        self._checkers.done["awaited launch"] += awaited
+        self._checkers.done["early launch"] += behind
+        return awaited or behind
 
     @property
     def _now_s(self) -> float:
@@ -248,35 +259,35 @@ class TrainingLife:
                     self._merged(action)
                 case None:
                     try:
-                        await self._until(lambda: bool(self._news), self._draw_interrupt_ns())
-                    except _Interrupted:
+                        await self._until(
+                            lambda: bool(self._news), self._breaks.draw_interrupt_ns()
+                        )
+                    except WaitInterrupted:
                         self._checkers.done["wait interrupted"] += 1
                         return False
                     self._hear()
         return True
 
-    def _draw_interrupt_ns(self) -> int | None:
-        """Return after how long Ctrl-C interrupts a wait; None: it does not."""
-        if self._interrupts.random() >= self._training.interrupts:
-            return None
-        return round(self._interrupts.uniform(0, 4) * self._scenario.latency_ns)
-
     def _put(self, contribution: Contribution) -> None:
         self._training_checkers.weighs(self._who, contribution, self._weight, self._steps)
         self._replica.taken[contribution.number] = contribution.values
+        self._replica.taken_at[contribution.number] = self._steps
+        self._replica.returned.discard(contribution.fragment)
         if contribution.buffers is not None and self._reduces.is_broken(contribution):
             contribution.buffers[:] = 0.0
         self._queue.append(contribution)
         self._is_idle = False
-        self._changed()
+        self._wakeups.changed()
 
     def _merged(self, merged: RoundMerged) -> None:
         replica, checkers, merge = self._replica, self._training_checkers, merged.merge
         fragment = merge.fragment
+        began = replica.taken_at.get(merge.number, self._steps)
+        replica.taken.pop(merge.number, None)  # it may be from before a checkpoint
+        replica.flown.pop(merge.number, None)
         if merge.is_taken:
-            replica.taken.pop(merge.number, None)  # it may be from before a checkpoint
-            replica.flown.pop(merge.number, None)
-            checkers.given_up(self._who, replica.axis, fragment, replica.parts[fragment].given_up)
+            work, during = replica.parts[fragment].given_up, range(began, self._steps)
+            checkers.given_up(self._who, replica.axis, fragment, work, during)
         common = whole(merged.committed.contribution.values)
         checkers.accounts(self._who, replica, fragment, common)
 
@@ -286,6 +297,9 @@ class TrainingLife:
             news = self._news.popleft()
             if isinstance(news, RoundCommitted):
                 self._trainer.commit(news)
+                if not news.average.took_part:  # its work is in the model again
+                    replica.taken.pop(news.contribution.number, None)
+                    replica.returned.add(news.contribution.fragment)
                 continue
             entered, held, now = news
             common = [np.frombuffer(content, np.int64) for content in now.contents[:-1]]
@@ -322,22 +336,7 @@ class TrainingLife:
             raise _Over
 
     async def _until(self, condition: Callable[[], bool], interrupt_ns: int | None = None) -> None:
-        end_ns: int | None = None
-        if interrupt_ns is not None:
-            end_ns = self._process.clock.now_ns() + interrupt_ns
-            self._process.clock.call_at_ns(end_ns, self._changed)
-        while not condition():
-            self._check()
-            if end_ns is not None and self._process.clock.now_ns() >= end_ns:
-                raise _Interrupted
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiting)
-            await waiting
-
-    def _changed(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            wake(future)
+        await self._wakeups.until(condition, self._check, interrupt_ns)
 
     # -- the task that makes joint calls -----------------------------------------------------------
 
@@ -349,32 +348,42 @@ class TrainingLife:
         except BaseException as error:  # noqa: BLE001 - the task that trains raises it
             self._failure = error
         self._has_ended = True
-        self._changed()
+        self._wakeups.changed()
 
     async def _drive(self) -> None:
-        steps = self._rounds.run()
+        steps, has_missed = self._rounds.run(), False
         try:
             effect = next(steps)
             while True:
+                if has_missed:
+                    self._checkers.done[f"catch-up: {type(effect).__name__}"] += 1
                 try:
                     outcome = await self._carry_out(effect)
                 except PCCLError as error:
                     self._checkers.done[f"training: {type(error).__name__}"] += 1
                     self._checkers.may_raise(self._process.name, error)
+                    has_missed = isinstance(error, ResyncRequired)
+                    if has_missed and self._scenario.quorum is not None:
+                        self._training_checkers.lags(self._process.run, self._process.peer)
+                        if isinstance(effect, Reduce):  # the members have reduced without it
+                            self._training_checkers.saw_end(self._replica.axis)
                     effect = steps.throw(error)
                 else:
+                    has_missed = False
                     effect = steps.send(outcome)
         except StopIteration:
             return
 
     async def _carry_out(self, effect: Effect) -> object:
         match effect:
-            case Connect():
-                await self._connect()
+            case Connect(again):
+                await self._connect(again=again)
                 return self._members()
             case Update():
-                asked = RunRequest(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario))
+                quorum, began_ns = self._scenario.quorum, self._loop.now_ns()
+                asked = RunRequest(RoundKind.UPDATE_TOPOLOGY, patience_s(self._scenario), quorum)
                 await self._engine.round(asked)
+                self._turns.updated(began_ns)
                 return self._members()
             case Sync():
                 return await self._sync()
@@ -394,32 +403,11 @@ class TrainingLife:
                 self._is_closing |= self._time_is_up or self._pauses.is_replica_gone
                 return self._is_closing
 
-    async def _connect(self) -> None:
-        memory = self._outer.memory
-        prefetch = PrefetchRequest(
-            memory, FetchedPieces(memory, 1 << 20), on_reduction=self._replay
-        )
+    async def _connect(self, *, again: bool) -> None:
+        memory, replay = self._outer.memory, None if again else self._reduces.replay
+        prefetch = PrefetchRequest(memory, FetchedPieces(memory, 1 << 20), on_reduction=replay)
         request = JoinRequest(100, prefetch=prefetch, timeout_s=patience_s(self._scenario))
-        for _ in range(_REFUSALS_MAX):
-            try:
-                await self._engine.connect(request)
-            except NotAdmitted:  # perhaps it cannot reach a member now
-                continue
-            return
-        raise AssertionError(f"{self._who}: the master refused this process {_REFUSALS_MAX} times")
-
-    def _replay(self, seen: ObservedReduction) -> None:
-        self._checkers.done["training replay"] += 1
-        operation = self._checkers.replayed(self._process, seen)
-        if seen.tag == self._reduces.buffers_tag:
-            self._replayed = seen.values.copy()
-            return
-        buffers, self._replayed = self._replayed, None
-        total = seen.total_weight or 0.0
-        workers = workers_of(seen.contributors, seen.weights)
-        average = Average(seen.contributors, total, workers=workers)
-        work = self._reduces.replayed(operation, seen, total)
-        self._rounds.finish(seen.tag - 1, work, average, buffers)
+        await join(self._process, request)
 
     def _members(self) -> Members:
         roster = self._engine.roster
@@ -431,11 +419,15 @@ class TrainingLife:
         outer, process = self._outer, self._process
         excluded, self._excluded = self._excluded, None
         if excluded is not None:
-            self._record(excluded.number, excluded.weight)
+            self._record(excluded.number, is_settled=bool(excluded.weight))
         outer.revision = self._revisions.next()
         before = outer.contents()
         request = SyncOptions(
-            outer, SyncPurpose.SYNC, SharedStateSyncStrategy.ENFORCE_POPULAR, ResumePolicy.ADVANCED
+            outer,
+            SyncPurpose.SYNC,
+            SharedStateSyncStrategy.ENFORCE_POPULAR,
+            ResumePolicy.ADVANCED,
+            quorum=self._scenario.quorum,
         )
         try:
             info = await self._engine.sync(request)
@@ -453,48 +445,54 @@ class TrainingLife:
             process.peer,
             result.members,
             info.revision,
+            before,
             outer.contents(),
         )
-        return Members(process.peer, result.members, run=operation.run)
+        # Members that were late synchronize by themselves.
+        ids = result.members if self._scenario.quorum is None else self._members().ids
+        return Members(process.peer, ids, run=operation.run)
 
     async def _take(self) -> Contribution | None:
         self._pauses.end()
         self._is_idle = not self._queue
-        self._changed()
+        self._wakeups.changed()
         if self._is_closing:
             return None
-        while not self._queue:
-            waiting: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiting)
-            await waiting
+        await self._wakeups.until(lambda: bool(self._queue))
         taken = self._queue.popleft()
         return taken and replace(taken, values=taken.values.astype(np.float32))
 
-    def _record(self, number: int, weight: float) -> None:
-        """Check a round whose outer step this process has taken."""
+    def _record(self, number: int, *, is_settled: bool) -> None:
+        """Check a round whose outer step this process has taken.
+
+        ``is_settled``: whether its work in the round is in the model, or is in it again.
+        """
         assert self._reduces.last is not None
         operation, before, parts = self._reduces.last
         self._training_checkers.committed(
             self._who, operation, number, parts, Held(before, self._line), self._outer
         )
         self._held = Held(self._outer.contents(), self._line)
-        if weight:
+        if is_settled:
             self._training_checkers.saw_end(self._replica.axis)
 
     def _notify(self, notice: Notice) -> None:
         if isinstance(notice, RoundCommitted):
             if self._must_reset:
                 raise Violation(f"{self._who}: it goes on with work that a guard has excluded")
-            self._record(notice.contribution.number, notice.contribution.weight)
+            took_part, given = notice.average.took_part, notice.contribution
+            self._record(given.number, is_settled=bool(given.weight) or not took_part)
+            self._turns.saw(given.number, took_part=took_part)
             self._news.append(notice)
         elif isinstance(notice, Entered):
             if notice.is_reset != self._must_reset:
                 raise Violation(f"{self._who}: excluded: {self._must_reset}, but {notice}")
             self._must_reset = False
+            self._turns.enters()
             if self._training.extras and notice.entry == 1 and notice.number:
                 self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
             self._news.append((notice, held, self._held))
             for fragment in notice.corrected:
                 self._reduces.feedback.forget(f"{fragment}")
-        self._changed()
+        self._wakeups.changed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from pccl.bindings.compression import SPARSE_DECAY
@@ -73,6 +73,8 @@ class TrainingPlan:
     """Whether the wire format rounds at random."""
     eager: bool = False
     """Whether merges preview the next outer step."""
+    slowest: float = 1.0
+    """How much longer the inner steps of the second process are."""
     mixing: float = 0.0
     """Share of the untaken work that merges keep: 0 or a half."""
     interrupts: float = 0.0
@@ -170,6 +172,13 @@ def draw_training(seed: int, latency_ns: int) -> TrainingPlan:
         mixing=0.5 if overlaps and Random(f"{seed}/mixing").random() < _MIXES else 0.0,
         shards=2 if Random(f"{seed}/shards").random() < _HAS_SHARDS else 1,
     )
+
+
+def slowed(training: TrainingPlan, step_ns: int, slowest: float) -> TrainingPlan:
+    """Return a plan with inner steps of at least ``step_ns``; a budget of time grows likewise."""
+    step_ns = max(step_ns, training.step_ns)
+    sync_s = training.sync_s * step_ns / training.step_ns
+    return replace(training, step_ns=step_ns, sync_s=sync_s, slowest=slowest)
 
 
 def _draw_guard(seed: int) -> ContributionGuard | None:

@@ -7,7 +7,7 @@ from math import fsum
 
 import numpy as np
 
-from pccl.bindings.diloco.rounds import Average, Contribution
+from pccl.bindings.diloco.rounds import Average, Contribution, Rounds
 from pccl.error_feedback import ErrorFeedback
 from pccl.machines.peer.events import ReduceCall
 from pccl.protocol.data_type import DataType
@@ -41,6 +41,7 @@ class TrainingReduces:
         feedback: the residuals of compressed rounds.
         last: of the last round: its reduce (None: the process was alone), the contents before it,
             and the work of each contributor.
+        replays: takes the outer steps of rounds of the members.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class TrainingReduces:
         assert training_checkers is not None
         self.feedback = ErrorFeedback(decay=training.decay)
         self.last: tuple[InRun | None, Contents, list[Whole]] | None = None
+        self.replays: Rounds | None = None
+        self._replayed: Doubles | None = None
         self._seed = parts.scenario.seed
+        self._quorum = parts.scenario.quorum
         self._training = training
         self._process = process
         self._checkers = parts.checkers
@@ -87,19 +91,35 @@ class TrainingReduces:
         """Add up the buffers of all members."""
         if not leads:
             sums[1] = sums[-1] = 0.0
-        own = sums.copy()
-        slot = Slot(self.buffers_tag, sums.size, DataType.DOUBLE, ReduceOp.SUM)
+        own, quorum = sums.copy(), self._quorum
+        result = sums if quorum is None else np.empty_like(sums)
+        slot = Slot(self.buffers_tag, sums.size, DataType.DOUBLE, ReduceOp.SUM, quorum=quorum)
         call = ReduceCall(0, slot.tag, slot.descriptor())
-        request = ReduceRequest(borrow(sums), call, None, observable=True, retry=True)
+        request = ReduceRequest(borrow(sums, result), call, None, observable=True, retry=True)
         try:
             await self._process.engine.reduce(request)
         except PCCLError as error:
             if not isinstance(error, TooFewPeers):
                 self._checkers.failed(self._who, sums, own)
             raise
-        run, result = self._process.results[slot.tag]
-        self._checkers.succeeded(self._who, run, result, slot, sums)
+        if quorum is not None:
+            self._checkers.untouched(self._who, sums, own)
+            sums[:] = result
+        run, outcome = self._process.results[slot.tag]
+        self._checkers.succeeded(self._who, run, outcome, slot, sums)
         self._checkers.done["buffers"] += 1
+
+    def _slot(self, fragment: int, count: int) -> Slot:
+        return Slot(
+            tag=fragment + 1,
+            count=count,
+            data_type=DataType.FLOAT,
+            op=ReduceOp.AVG,
+            quantization=self._training.quantization,
+            weighted=True,
+            guard=self._training.guard,
+            quorum=self._quorum,
+        )
 
     async def work(self, given: Contribution) -> Average:
         """Average the work of a round, and replace ``given.values`` by the sum of all work."""
@@ -110,34 +130,33 @@ class TrainingReduces:
         if flaw is Flaw.NOT_FINITE:
             spoil(own, size, np.random.default_rng([self._seed, self._replica.axis, given.number]))
         buffer = own.copy()
-        slot = Slot(
-            tag=fragment + 1,
-            count=own.size,
-            data_type=DataType.FLOAT,
-            op=ReduceOp.AVG,
-            quantization=self._training.quantization,
-            weighted=True,
-            guard=self._training.guard,
-        )
-        norm = declared_norm(own, flaw, size) if weight else 0.0
+        result_buffer = buffer if self._quorum is None else np.full_like(own, 7)
+        slot = self._slot(fragment, own.size)
         axis, residuals = self._replica.axis, self._training_checkers.residuals
         if weight:
             self._training_checkers.reduces(axis, given.number)
         pays = self.is_coded and bool(np.any(own))
         begin = partial(self.feedback.begin, f"{fragment}", own.size, slot.data_type)
         request = ReduceRequest(
-            borrow(buffer),
-            ReduceCall(0, slot.tag, slot.descriptor(), weight=weight, norm=norm),
+            borrow(buffer, result_buffer),
+            ReduceCall(
+                0,
+                slot.tag,
+                slot.descriptor(),
+                weight=weight,
+                norm=declared_norm(own, flaw, size) if weight else 0.0,
+            ),
             begin if pays else None,
             observable=True,
             retry=True,
         )
+        member = self._process.run, self._process.peer
         if pays:
-            member = self._process.run, self._process.peer
             residuals.begins(self._who, member, axis, fragment, given.number, self._owed(fragment))
         try:
             info = await self._process.engine.reduce(request)
         except PCCLError as error:
+            self._checkers.untouched(self._who, buffer, own)
             if pays:
                 residuals.failed(self._who, axis, fragment, self._owed(fragment))
             if not isinstance(error, TooFewPeers):
@@ -149,6 +168,9 @@ class TrainingReduces:
             residuals.alone(axis, fragment, given.number)
             raise
         run, result = self._process.results[slot.tag]
+        if result_buffer is not buffer:
+            self._checkers.untouched(self._who, buffer, own)
+        buffer = result_buffer
         total = fsum(info.weights)
         contributors = tuple(PeerId(peer) for peer in info.contributors)
         operation = InRun(run, result.operation)
@@ -158,11 +180,20 @@ class TrainingReduces:
         self._checkers.succeeded(self._who, run, result, slot, buffer, paid)
         self.last = operation, before, [contribution(*part) for part in parts]
         given.values[:] = self._whole(operation, buffer, total, parts)
-        if self.is_coded:
-            work, peer = np.multiply(buffer, total, dtype=np.float64), self._process.peer
-            owed = self._owed(fragment)
+        if pays and not info.took_part:
+            residuals.missed(self._who, axis, fragment, given.number, self._owed(fragment))
+        elif self.is_coded and info.took_part:
+            work, owed = np.multiply(buffer, total, dtype=np.float64), self._owed(fragment)
             residuals.returned(
-                self._who, axis, fragment, given.number, operation, peer, named, work, owed
+                self._who,
+                axis,
+                fragment,
+                given.number,
+                operation,
+                self._process.peer,
+                named,
+                work,
+                owed,
             )
         return Average(
             tuple(peer for peer in contributors if peer not in info.excluded),
@@ -171,12 +202,24 @@ class TrainingReduces:
             info.rx_bytes,
             self._process.peer in info.excluded,
             workers_of(contributors, info.weights),
+            took_part=info.took_part,
         )
 
-    def replayed(self, operation: InRun, seen: ObservedReduction, total: float) -> Whole:
-        """Return the sum of all work in a round that a newcomer replays before its admission."""
+    def replay(self, seen: ObservedReduction) -> None:
+        """Take the outer step of a round of the members, before the admission."""
+        self._checkers.done["training replay"] += 1
+        operation = self._checkers.replayed(self._process, seen)
+        if seen.tag == self.buffers_tag:
+            self._replayed = seen.values.copy()
+            return
+        buffers, self._replayed = self._replayed, None
+        total = seen.total_weight or 0.0
+        workers = workers_of(seen.contributors, seen.weights)
+        average = Average(seen.contributors, total, workers=workers)
         parts = self._checkers.given(operation, seen.contributors, seen.weights)
-        return self._whole(operation, seen.values, total, parts)
+        work = self._whole(operation, seen.values, total, parts)
+        assert self.replays is not None
+        self.replays.finish(seen.tag - 1, work, average, buffers)
 
     def _whole(
         self,

@@ -23,9 +23,9 @@ ME, ONE, THREE = PeerId(2), PeerId(1), PeerId(3)
 class Claiming:
     """Peer 2, and its judge."""
 
-    def __init__(self, *missed: OperationId) -> None:
+    def __init__(self, *missed: OperationId, are_in_state: bool = False) -> None:
         self.done: Counter[str] = Counter()
-        self.judge = LateClaims("p2", self.done)
+        self.judge = LateClaims("p2", self.done, are_in_state=are_in_state)
         for operation in missed:
             self.hears(ended(operation, contributors=(ONE, THREE)))
 
@@ -95,6 +95,16 @@ def test_a_resync_or_the_state_of_the_members_replaces_them() -> None:
     peer = Claiming(op(0))
     peer.does(ev.ReturnCall(9, ev.SyncResult(op(1, tag=SYNC_TAG), ELECTED, (ONE, ME))))
     peer.posts(op(1))
+
+
+def test_where_results_are_in_the_state_its_contents_show_them() -> None:
+    """A newcomer has replayed a result before its first synchronization, which was without it."""
+    peer = Claiming(op(0), op(0, tag=SYNC_TAG), op(1), are_in_state=True)
+    synced = ev.SyncResult(op(0, tag=SYNC_TAG), ELECTED, (ONE, THREE))
+    peer.does(ev.ReturnCall(9, synced))
+    with pytest.raises(Violation, match="tag5#1"):  # that came after the synchronization
+        peer.posts(op(2))
+    peer.gets(op(1))
 
 
 def test_another_life_owes_nothing() -> None:

@@ -18,7 +18,8 @@ from pccl.stress.sim.checkers.outcomes import Checkers, Violation
 from pccl.stress.sim.checkers.training import Contents, TrainingCheckers
 from pccl.stress.sim.faults.base import Ground
 from pccl.stress.sim.faults.between import Delay
-from pccl.stress.sim.scenarios.scenario import Slot, draw, draw_to_train
+from pccl.stress.sim.scenarios.scenario import Slot, draw
+from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.workloads.toy_model import ToyOuter
 from pccl.transports.base import Address
 
@@ -123,16 +124,50 @@ def test_of_a_steady_member_only_an_opened_round_is_taken_back(
     checkers = TrainingCheckers(training, 1, done, Excuses(Timing(), 1, lambda: 0))
     first = InRun(FIRST, OperationId(1, 0, 1, 0, 0))
     checkers.offered(first, ONE, steady)
-    checkers.synced("p0", first, ONE, (ONE,), 1, steady)
+    checkers.synced("p0", first, ONE, (ONE,), 1, steady, steady)
     second = InRun(FIRST, OperationId(1, 0, 2, 0, 0))
     checkers.offered(second, ONE, steady)
     checkers.offered(second, TWO, elected)
     if fine:
-        assert checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected) == 1
+        assert checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected, elected) == 1
         assert done["round called off"] == (steady != elected)
     else:
         with pytest.raises(Violation, match="changed the contents of steady peer 1"):
-            checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected)
+            checkers.synced("p1", second, TWO, (ONE, TWO), 2, elected, elected)
+
+
+@pytest.mark.parametrize(("number", "is_lagging", "fine"), [(2, 0, 1), (0, 0, 0), (0, 1, 1)])
+def test_a_late_synchronization_does_not_take_a_steady_member_back(
+    number: int, *, is_lagging: bool, fine: bool
+) -> None:
+    """It may lead over rounds that the member has missed, of which checkers know."""
+    training, done = draw_to_train(4).training, Counter[str]()
+    assert training is not None
+    checkers = TrainingCheckers(training, 1, done, Excuses(Timing(), 1, lambda: 0))
+    mine, others = toy(1, is_open=False), toy(number, is_open=False)
+    first, second = (InRun(FIRST, OperationId(1, 0, 1, 0, n)) for n in range(2))
+    for peer in (ONE, TWO):
+        checkers.offered(first, peer, mine)
+    for peer in (ONE, TWO):
+        checkers.synced("p0", first, peer, (ONE, TWO), 1, mine, mine)
+    checkers.lags(FIRST, TWO)
+    if is_lagging:
+        checkers.lags(FIRST, ONE)
+    vars(checkers)["_parents"][others] = mine if number > 1 else toy(7, is_open=False)
+    checkers.offered(second, TWO, others)
+    if fine:
+        checkers.synced("p1", second, TWO, (TWO,), 2, others, others)
+        line = vars(checkers)["_synced"][second][1]
+        vars(checkers)["_synced"][second] = others, 1
+        assert checkers.synced("p0", second, ONE, (TWO,), 2, mine, others) == 1 <= line
+        assert done["late training sync over many rounds"] == 1
+    else:
+        checkers.synced("p1", second, TWO, (TWO,), 2, others, others)
+        with pytest.raises(Violation, match="is of line 2, not 1"):
+            checkers.synced("p0", second, ONE, (TWO,), 2, mine, others)
+        vars(checkers)["_synced"][second] = others, 1
+        with pytest.raises(Violation, match="reverted its contents, and it was steady"):
+            checkers.synced("p0", second, ONE, (TWO,), 2, mine, others)
 
 
 @pytest.mark.parametrize(
