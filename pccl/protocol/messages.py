@@ -298,6 +298,7 @@ class BlockedReply:
     """Answer to ``BlockedQuery``."""
 
     query: U32
+    """0: nobody asked; a late member makes calls again."""
     blocked: bool
 
 

@@ -33,6 +33,8 @@ from tests.support.scenarios import WORDS, Short, op, public, roster
 Raised = TypeVar("Raised", bound=Exception)
 SECOND = 1_000_000_000
 RUN, ME = b"the run's own id", 2
+BACK = ev.Send(msg.BlockedReply(0, False))
+"""What a late member says with its calls."""
 SUM = Descriptor(DataType.FLOAT, ReduceOp.SUM, 8, algorithm=Algorithm.RING)
 WEIGHTED = Descriptor(DataType.FLOAT, ReduceOp.AVG, 8, algorithm=Algorithm.RING, weighted=True)
 GUARD = ContributionGuard(GuardAction.EXCLUDE, GuardAction.WARN, 8.0, 8)

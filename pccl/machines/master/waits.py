@@ -85,7 +85,7 @@ class Waits:
 
     def answered(self, peer: RegisteredPeer, reply: msg.BlockedReply) -> None:
         """Record a member's answer: whether all its callers wait for other members."""
-        peer.blocked = reply.blocked
+        peer.blocked, peer.left_out = reply.blocked, False
         self.lockstep.answered(peer.id, reply.query, blocked=reply.blocked)
 
     def look(self) -> None:

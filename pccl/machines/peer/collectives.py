@@ -108,6 +108,7 @@ class Collectives:
         asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
         late = LateCall(event.call, asked, event.detached, outcome)
         self._out.add(self._operations.fetch(late))
+        self._out.send(msg.BlockedReply(0, False))  # it makes calls again
 
     def _fetched(self, call: int, *, has_arrived: bool) -> None:
         """Answer a late call. Its result has arrived, or no participant has it any more."""

@@ -111,6 +111,7 @@ class OpenRounds:
         current = self._open.get(kind)
         if current is None and self._missed[kind]:
             answer = self._missed[kind].popleft()
+            self._out.send(msg.BlockedReply(0, False))  # this peer makes calls again
             current = self._open[kind] = OpenRound(answer.round, event.call, answer)
             self._return(current, answer)
         elif current is None:

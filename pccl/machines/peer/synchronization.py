@@ -244,6 +244,7 @@ class Synchronizations:
 
     def _answer_late(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> None:
         """Return from a late call; fetch the elected contents first if this peer lacks them."""
+        self._out.send(msg.BlockedReply(0, False))  # this peer makes calls again
         late = LateCall(event.call, Descriptor.sync(), detached=False, outcome=outcome, sync=event)
         if self._has_same(event.offer, outcome):
             self._adopt(late, event)

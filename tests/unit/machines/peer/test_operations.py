@@ -5,7 +5,7 @@ from __future__ import annotations
 from pccl.machines.peer import events as ev
 from pccl.protocol import errors
 from pccl.protocol.types import SYNC_TAG, AbortCause, PeerId
-from tests.support.peer_stage import QUORATE, PeerStage, ended, raised
+from tests.support.peer_stage import BACK, QUORATE, PeerStage, ended, raised
 from tests.support.scenarios import op
 
 KEPT = 16
@@ -24,7 +24,8 @@ def test_as_many_results_as_are_kept_reach_their_calls_in_order() -> None:
     peer = missing(KEPT)
     for n in range(KEPT):
         assert peer.do(ev.ReduceCall(10 + n, 5, QUORATE)) == [
-            ev.FetchResult(10 + n, op(n), QUORATE)
+            ev.FetchResult(10 + n, op(n), QUORATE),
+            BACK,
         ]
         peer.do(ev.ResultFetched(10 + n, has_arrived=True))
     post, request = peer.do(ev.ReduceCall(99, 5, QUORATE))
@@ -44,7 +45,8 @@ def test_each_tag_keeps_its_own() -> None:
         peer.do(ended(op(n, tag=6), contributors=OTHERS))
     for tag in (5, 6):
         assert peer.do(ev.ReduceCall(tag, tag, QUORATE)) == [
-            ev.FetchResult(tag, op(tag=tag), QUORATE)
+            ev.FetchResult(tag, op(tag=tag), QUORATE),
+            BACK,
         ]
 
 

@@ -21,7 +21,7 @@ from pccl.protocol.types import (
     RoundKind,
 )
 from tests.support.offers import offer
-from tests.support.peer_stage import RUN, SUM, PeerStage, ended, raised, sent
+from tests.support.peer_stage import BACK, RUN, SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
 
 ME = PeerId(2)
@@ -322,7 +322,7 @@ def without_me(n: int, elected: Elected) -> msg.OperationEnded:
 def test_a_late_call_returns_what_was_elected_without_it() -> None:
     peer = late(SAME)
     result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
-    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [ev.ReturnCall(9, result)]
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, ev.ReturnCall(9, result)]
     lineage = Lineage(RUN, NOW)
     following = replace(OFFER, revision=5, lineage=lineage)
     post, request = peer.do(ev.SyncCall(10, following, quorum=QUORUM))
@@ -334,7 +334,7 @@ def test_a_call_that_waits_is_answered_by_the_outcome_without_it() -> None:
     peer = PeerStage().member(1, 2, 3)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
-    assert peer.do(without_me(0, SAME)) == [ev.End(NOW, False), ev.ReturnCall(9, result)]
+    assert peer.do(without_me(0, SAME)) == [ev.End(NOW, False), BACK, ev.ReturnCall(9, result)]
 
 
 def fetch_of(operation: OperationId, elected: Elected) -> ev.FetchResult:
@@ -344,16 +344,16 @@ def fetch_of(operation: OperationId, elected: Elected) -> ev.FetchResult:
 def test_a_late_call_with_other_contents_fetches_the_last_ones() -> None:
     peer = PeerStage().member(1, 2, 3)
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    assert peer.do(without_me(0, LATER)) == [ev.End(NOW, False), fetch_of(NOW, LATER)]
+    assert peer.do(without_me(0, LATER)) == [ev.End(NOW, False), BACK, fetch_of(NOW, LATER)]
     result = ev.SyncResult(NOW, LATER, (PeerId(1), PeerId(3)))
     assert peer.do(ev.ResultFetched(9, True)) == [ev.ReturnCall(9, result)]
     peer = late(LATER, LATER)
-    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [fetch_of(NEXT, LATER)]
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(NEXT, LATER)]
 
 
 def test_of_several_outcomes_the_one_with_the_same_contents_counts() -> None:
     peer = late(LATER, SAME, LATER)
-    (returned,) = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    _, returned = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     assert returned == ev.ReturnCall(9, ev.SyncResult(NEXT, SAME, (PeerId(1), PeerId(3))))
 
 
@@ -383,7 +383,7 @@ def test_it_may_have_been_late_in_a_view_that_its_caller_never_saw() -> None:
     missed = op(tag=SYNC_TAG, view=2)
     peer.do(replace(without_me(0, LATER), operation=missed))
     peer.do(msg.RosterChanged(roster(3, 3, 1, 2)))
-    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [fetch_of(missed, LATER)]
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(missed, LATER)]
 
 
 @pytest.mark.parametrize(("place", "is_before"), [(3, True), (9, False)])
@@ -413,7 +413,8 @@ def test_a_late_call_places_its_caller_behind_the_joint_calls_before_it(content:
     peer.do(replace(without_me(0, content), sequence=5))
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     peer.do(ev.ResultFetched(9, True))
-    assert peer.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)) == [ev.ReturnCall(10, None)]
+    update = ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)
+    assert peer.do(update) == [BACK, ev.ReturnCall(10, None)]
     following = RoundId(RoundKind.UPDATE_TOPOLOGY, 4)
     (request,) = peer.do(ev.RoundCall(11, RoundKind.UPDATE_TOPOLOGY, QUORUM))
     assert request == ev.Send(msg.RoundRequest(following, QUORUM))
@@ -428,10 +429,11 @@ def test_decisions_of_a_new_master_come_after_those_of_the_last_one() -> None:
     peer.do(msg.Resumed(2, b"the next master"))
     peer.do(closed(1, 1))
     peer.do(replace(ended(op(), contributors=(PeerId(1), PeerId(3))), sequence=2))
-    (returned,) = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    _, returned = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     assert isinstance(returned, ev.ReturnCall)
-    assert peer.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)) == [ev.ReturnCall(10, None)]
-    (effect,) = peer.do(ev.ReduceCall(11, 5, SUM))
+    update = ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)
+    assert peer.do(update) == [BACK, ev.ReturnCall(10, None)]
+    effect, _ = peer.do(ev.ReduceCall(11, 5, SUM))
     assert isinstance(effect, ev.FetchResult), "it is late for that, too"
     assert effect.operation == op()
 
