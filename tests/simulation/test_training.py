@@ -18,7 +18,7 @@ from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.workloads.training_plan import Mode
 
-SEEDS = range(16)
+SEEDS = range(20)
 """Seeds that each run of the tests plays without a planted bug."""
 
 CAUGHT_BY = {
@@ -26,7 +26,7 @@ CAUGHT_BY = {
     "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 7,
     "flights_forgotten": 26,
-    "residual_advances_always": 24,
+    "residual_advances_always": 28,
     "residual_stays": 7,
 }
 """A seed that shows each planted bug."""
@@ -139,7 +139,8 @@ def test_what_has_failed_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", [289, 506])
 def test_a_map_that_takes_long_arrives(seed: int) -> None:
     """In narrow windows it took longer than silence is borne, and nobody ever received it."""
-    verdict = run_scenario(replace(draw_to_train(seed), faults=(), window_bytes=600))
+    prompt = replace(draw_to_train(seed), faults=(), quorum=None, naps=0.0)
+    verdict = run_scenario(replace(prompt, window_bytes=600))
     assert verdict.violation is None
     assert verdict.done["round"] > 5
 
@@ -267,7 +268,7 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
     [
         ("residual_advances_always", 36, WireFormat.SPARSE),
         ("residual_advances_always", 114, WireFormat.INT8),
-        ("residual_stays", 21, WireFormat.SPARSE),
+        ("residual_stays", 36, WireFormat.SPARSE),
         ("residual_stays", 15, WireFormat.INT4),
     ],
 )
