@@ -140,7 +140,7 @@ def check_quorum(quorum: object, grace_s: object) -> Quorum | None:
         if grace_ms is not None:
             raise ValueError("grace_s is for calls with a quorum; pass a quorum, or leave it out")
         return None
-    if isinstance(quorum, float) and not isinstance(quorum, bool):
+    if isinstance(quorum, float):
         if not 0 < quorum <= 1:
             raise ValueError(f"quorum must be a number of members or a share up to 1, not {quorum}")
         return Quorum(share=quorum, grace_ms=grace_ms)

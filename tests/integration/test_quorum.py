@@ -40,7 +40,7 @@ class Sleeper:
         """The others call. ``arguments``: for both, or one for each in a list."""
         started: list[Future[Any]] = []
         for rank, member in enumerate(self.awake):
-            own = [one[rank] if isinstance(one, list) else one for one in arguments]
+            own: list[Any] = [one[rank] if isinstance(one, list) else one for one in arguments]
             started.append(self.run.start(call, member, *own, **options))
         return results_of(started)
 
@@ -91,12 +91,12 @@ def told_id(sleeper: Sleeper) -> int:
 
 
 def test_several_results_come_in_the_order_of_the_calls(sleeper: Sleeper) -> None:
-    firsts = []
+    firsts: list[float] = []
     for round_ in range(3):
         recv = [np.zeros(4) for _ in range(2)]
         sends = [np.full(4, 10.0**round_) for _ in range(2)]
         sleeper.without_it(pccl.Communicator.all_reduce, sends, recv, **SOON)
-        firsts.append(recv[0][0])
+        firsts.append(float(recv[0][0]))
     assert firsts == [2.0, 20.0, 200.0]
     for expected in firsts:
         late = np.zeros(4)

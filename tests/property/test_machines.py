@@ -715,6 +715,8 @@ class Process:
                 self.gaps.append(effect)
             case TryAddress() | MeetPeer() | pe.ReportUndialable() | pe.GiveEvidence():
                 pass
+            case pe.FetchResult():
+                raise AssertionError("no call of this property has a quorum")
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)
             case pe.ReturnCall() | pe.RaiseCall():

@@ -127,7 +127,8 @@ def test_the_outcome_is_known_before_the_merge() -> None:
     for _ in range(4):
         bench.step()
     bench.commit(0)
-    assert bench.parts[0].base.tolist() == [100.0, 100.0]
+    base: Any = bench.parts[0].base
+    assert base.tolist() == [100.0, 100.0]
     assert bench.model == [[96.0, 96.0]]
     for _ in range(3):
         bench.step()

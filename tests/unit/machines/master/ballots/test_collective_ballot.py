@@ -107,7 +107,7 @@ def test_the_time_that_the_master_slept_is_no_grace() -> None:
 )  # fmt: skip
 def test_how_many_are_enough(quorum: Quorum, needed: int) -> None:
     made = CollectiveBallot(OPERATION, RING, A, 0)
-    enough = []
+    enough: list[bool] = []
     for peer in RING[:3]:
         made.request(peer, replace(SUM, quorum=quorum), 0)
         enough.append(made.goes_on_ns(Arrivals()) is not None)
