@@ -7,11 +7,8 @@
 * ``round_effects``: the calls that ``rounds`` asks for, their results, and its notices.
 * ``pipeline``: decides what a replica has to do after each inner step. Pure.
 * ``local_trainer``: the actions of a replica's training loop between the joint calls. Pure.
-* ``outer``: the outer parameters: a float32 copy on the host, bit-identical on all members.
-* ``outer_optimizers``: the usual outer optimizer, clipping, and schedules of its rate.
-* ``buffers``: what a model keeps beside its parameters, such as running statistics.
-* ``inner_state``: what the inner optimizer keeps, such as moments, for peers that join late.
-* ``local_model``: the local model, and its distance from the outer parameters.
+* ``model``: the parameters and buffers of a replica, and those that all members share.
+* ``replica_calls``: makes calls of a communicator from what ``rounds`` asks for. Pure.
 * ``joint_caller``: a thread that makes all joint calls of one replica, in order.
 * ``training_driver``: the part of a replica that runs on the training thread.
 
@@ -26,8 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pccl.bindings.diloco.model.outer_optimizers import clipped
     from pccl.bindings.diloco.optimizer import DiLoCo
-    from pccl.bindings.diloco.outer_optimizers import clipped
 
 __all__ = ["DiLoCo", "clipped"]
 
@@ -36,6 +33,7 @@ def __getattr__(name: str) -> Any:
     # The simulator uses rounds and schedules without torch, so torch is imported only here.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pccl.bindings.diloco import optimizer, outer_optimizers
+    from pccl.bindings.diloco import optimizer
+    from pccl.bindings.diloco.model import outer_optimizers
 
     return getattr(optimizer if name == "DiLoCo" else outer_optimizers, name)

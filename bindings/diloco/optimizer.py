@@ -20,12 +20,13 @@ from pccl.bindings.arguments import (
     check_listeners,
 )
 from pccl.bindings.compression import of_pseudo_gradients
-from pccl.bindings.diloco.buffers import named_buffers
-from pccl.bindings.diloco.inner_state import InnerState
-from pccl.bindings.diloco.joint_caller import JointCaller, QuorumOptions
-from pccl.bindings.diloco.local_model import LocalModel, forget_broken, named_parameters
-from pccl.bindings.diloco.outer import OuterParameters
-from pccl.bindings.diloco.outer_optimizers import OuterFactory, outer_factor, outer_factory
+from pccl.bindings.diloco.joint_caller import JointCaller
+from pccl.bindings.diloco.model.buffers import named_buffers
+from pccl.bindings.diloco.model.inner_state import InnerState
+from pccl.bindings.diloco.model.local_model import LocalModel, forget_broken, named_parameters
+from pccl.bindings.diloco.model.outer import OuterParameters
+from pccl.bindings.diloco.model.outer_optimizers import OuterFactory, outer_factor, outer_factory
+from pccl.bindings.diloco.replica_calls import QuorumOptions, ReplicaCalls
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
 from pccl.bindings.event_queue import EventQueue
@@ -160,10 +161,10 @@ class DiLoCo(torch.optim.Optimizer):
             previews=eager,
             factor=outer_factor(outer_lr_lambda),
         )
-        self._caller = JointCaller(
+        self._caller = JointCaller(comm, ReplicaCalls(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
             pccl.Guard() if guard is None else guard, QuorumOptions(quorum, grace_s),
-        )  # fmt: skip
+        ))  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:
             _log.warning(
@@ -184,8 +185,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._has_started = self._has_joined = self._has_stepped = self._is_made = False
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
-        self.param_groups = inner.param_groups
-        self.state = inner.state
+        self.param_groups, self.state = inner.param_groups, inner.state
 
     # -- properties --------------------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from pccl.bindings import interrupts
-from pccl.bindings.diloco.joint_caller import GroupSynced, JointCaller, JointNews
+from pccl.bindings.diloco.joint_caller import JointCaller
 from pccl.bindings.diloco.ledger import ROUNDS_KEPT
-from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
+from pccl.bindings.diloco.model.local_model import LocalModel
+from pccl.bindings.diloco.replica_calls import GroupSynced, JointNews
 from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members, RoundCommitted
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue

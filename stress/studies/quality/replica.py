@@ -17,9 +17,9 @@ import torch
 import pccl
 from gpt.model import GPT
 from pccl.bindings.compression import of_pseudo_gradients
-from pccl.bindings.diloco.local_model import LocalModel
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
-from pccl.bindings.diloco.outer import OuterParameters
+from pccl.bindings.diloco.model.local_model import LocalModel
+from pccl.bindings.diloco.model.outer import OuterParameters
 from pccl.bindings.diloco.rounds import (
     Average,
     Connect,

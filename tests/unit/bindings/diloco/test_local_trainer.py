@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.local_model import LocalFragment  # noqa: E402
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged  # noqa: E402
+from pccl.bindings.diloco.model.local_model import LocalFragment  # noqa: E402
 from pccl.bindings.diloco.rounds import (  # noqa: E402
     Average,
     Contribution,

@@ -10,8 +10,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.joint_caller import JointCaller, JointNews  # noqa: E402
-from pccl.bindings.diloco.local_model import LocalModel  # noqa: E402
+from pccl.bindings.diloco.joint_caller import JointCaller  # noqa: E402
+from pccl.bindings.diloco.model.local_model import LocalModel  # noqa: E402
+from pccl.bindings.diloco.replica_calls import JointNews  # noqa: E402
 from pccl.bindings.diloco.rounds import (  # noqa: E402
     Average,
     Contribution,

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 import pccl
-from pccl.bindings.diloco.buffers import SharedBuffers
-from pccl.bindings.diloco.inner_state import InnerState
 from pccl.bindings.diloco.ledger import Ledger
-from pccl.bindings.diloco.outer_optimizers import (
+from pccl.bindings.diloco.model.buffers import SharedBuffers
+from pccl.bindings.diloco.model.inner_state import InnerState
+from pccl.bindings.diloco.model.outer_optimizers import (
     SHOWN_STEPS,
     OuterFactor,
     OuterFactory,

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import torch
 
-from pccl.bindings.diloco.buffers import SharedBuffers, Source
-from pccl.bindings.diloco.outer import OuterFragment
-from pccl.bindings.diloco.outer_optimizers import OuterFactory
+from pccl.bindings.diloco.model.buffers import SharedBuffers, Source
+from pccl.bindings.diloco.model.outer import OuterFragment
+from pccl.bindings.diloco.model.outer_optimizers import OuterFactory
 from pccl.bindings.tensors import local, mesh_of, own_name, shards_of
 from pccl.checks import shown
 

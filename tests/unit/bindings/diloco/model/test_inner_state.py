@@ -12,7 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from gpt.optimizers import Joined  # noqa: E402
-from pccl.bindings.diloco.inner_state import InnerState  # noqa: E402
+from pccl.bindings.diloco.model.inner_state import InnerState  # noqa: E402
 
 SHAPES = ((3, 2), (4,))
 

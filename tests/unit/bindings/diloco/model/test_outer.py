@@ -9,8 +9,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.outer import OuterFragment, OuterParameters  # noqa: E402
-from pccl.bindings.diloco.outer_optimizers import nesterov, outer_factor  # noqa: E402
+from pccl.bindings.diloco.model.outer import OuterFragment, OuterParameters  # noqa: E402
+from pccl.bindings.diloco.model.outer_optimizers import nesterov, outer_factor  # noqa: E402
 
 SHAPES = ((2, 3), (4,), ())
 NAMES = ("first", "second", "third")

@@ -9,7 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.buffers import SharedBuffers, named_buffers  # noqa: E402
+from pccl.bindings.diloco.model.buffers import SharedBuffers, named_buffers  # noqa: E402
 
 
 def model_with(mean: float = 0.0, count: int = 0) -> Any:

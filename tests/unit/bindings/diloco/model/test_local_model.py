@@ -8,9 +8,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from pccl.bindings.diloco.local_model import LocalFragment, LocalModel, named_parameters  # noqa: E402
-from pccl.bindings.diloco.outer import OuterFragment  # noqa: E402
-from pccl.bindings.diloco.outer_optimizers import nesterov  # noqa: E402
+from pccl.bindings.diloco.model.local_model import LocalFragment, LocalModel, named_parameters  # noqa: E402
+from pccl.bindings.diloco.model.outer import OuterFragment  # noqa: E402
+from pccl.bindings.diloco.model.outer_optimizers import nesterov  # noqa: E402
 
 
 def listed(tensor: Any) -> list[Any]:

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pccl.bindings.diloco import clipped  # noqa: E402
-from pccl.bindings.diloco.outer import OuterFragment  # noqa: E402
-from pccl.bindings.diloco.outer_optimizers import exact_norm, outer_factory  # noqa: E402
+from pccl.bindings.diloco.model.outer import OuterFragment  # noqa: E402
+from pccl.bindings.diloco.model.outer_optimizers import exact_norm, outer_factory  # noqa: E402
 from pccl.bindings.diloco.schedule import Schedule  # noqa: E402
 
 
