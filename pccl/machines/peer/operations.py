@@ -12,7 +12,7 @@ State only: ``collectives`` decides which messages to send and what calls return
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pccl.machines.history import History, InvariantViolation
@@ -48,6 +48,10 @@ class LateCall:
     outcome: msg.OperationEnded
     sync: ev.SyncCall | None = None
     """The call, if it is for a synchronization."""
+    same: msg.OperationEnded | None = None
+    """A synchronization before ``outcome`` whose contents this peer has."""
+    after_same: tuple[msg.OperationEnded, ...] = ()
+    """The outcomes after that, ``outcome`` among them."""
 
     @property
     def result(self) -> ev.ReduceResult:
@@ -253,6 +257,12 @@ class OpenOperations:
         """Take the oldest outcome kept for calls of ``tag`` in ``view``; None if there is none."""
         kept = self._missed.get((view, tag))
         return kept.pop(0) if kept else None
+
+    def put_back(self, outcomes: Sequence[msg.OperationEnded]) -> None:
+        """Keep outcomes again that were taken last, for the next calls."""
+        for message in reversed(outcomes):
+            ended = message.operation
+            self._missed.setdefault((ended.view, ended.tag), []).insert(0, message)
 
     @property
     def missed_sync(self) -> OperationId | None:

@@ -10,9 +10,9 @@ with the other members:
 * Later offers carry the lineage of that synchronization. If neither revision nor contents have
   changed, the offer is stale: it counts only if no member has advanced further.
 
-If members synchronized without this peer, its late call returns at once if it has the elected
-contents. Otherwise it fetches the last ones. If no member offers these, the call raises
-``ResyncRequired``, and a further call takes part in the next synchronization.
+If members synchronized without this peer, its late call fetches what they elected last, unless it
+has that. If no member offers it, the call returns for an earlier synchronization whose contents it
+has; else it raises ``ResyncRequired``, and a further call takes part in the next synchronization.
 
 If the caller leaves another operation and that is committed, the peer lacks its result. Then its
 offers are stale until the next synchronization, even if it has rejoined.
@@ -186,11 +186,16 @@ class Synchronizations:
         if roster.view not in newest.open_views:
             roster = newest
         newest_missed: msg.OperationEnded | None = None
+        same: msg.OperationEnded | None = None
+        after_same: list[msg.OperationEnded] = []
         for missed in self._operations.missed_syncs(roster.view):
+            after_same.append(missed)
             if missed.abort is None:
                 newest_missed = missed
                 if self._has_same(event.offer, missed):
-                    break
+                    same, after_same = missed, []
+            elif newest_missed is not None:
+                pass  # the newest contents are all that this peer needs
             elif missed.operation.view not in (seen_view, roster.view):
                 pass  # an attempt of members in a view that the caller does not know
             elif missed.abort is not AbortCause.WITHDRAWN:  # after that, all members call again
@@ -198,7 +203,8 @@ class Synchronizations:
                 self._out.raise_(event.call, words.aborted(missed, event.offer))
                 return
         if newest_missed is not None:
-            self._answer_late(event, newest_missed)
+            what = LateCall(event.call, Descriptor.sync(), detached=False, outcome=newest_missed)
+            self._answer_late(replace(what, same=same, after_same=tuple(after_same)), event)
             return
         operation = self._operations.next_id(roster, self._own.group, SYNC_TAG)
         asked = replace(Descriptor.sync(), quorum=event.quorum)
@@ -214,7 +220,8 @@ class Synchronizations:
         assert operation.call is not None
         assert operation.made is not None
         quorum = operation.descriptor.quorum
-        self._answer_late(ev.SyncCall(operation.call, operation.made, quorum=quorum), outcome)
+        late = LateCall(operation.call, Descriptor.sync(), detached=False, outcome=outcome)
+        self._answer_late(late, ev.SyncCall(operation.call, operation.made, quorum=quorum))
 
     def give_up_late(self) -> None:
         """Raise in the call of a late member, because the other members wait for other calls.
@@ -242,17 +249,19 @@ class Synchronizations:
             return False
         return (offer.layout, offer.content) == (elected.layout, elected.content)
 
-    def _answer_late(self, event: ev.SyncCall, outcome: msg.OperationEnded) -> None:
+    def _answer_late(self, late: LateCall, event: ev.SyncCall) -> None:
         """Return from a late call; fetch the elected contents first if this peer lacks them."""
         self._out.send(msg.BlockedReply(0, False))  # this peer makes calls again
-        late = LateCall(event.call, Descriptor.sync(), detached=False, outcome=outcome, sync=event)
-        if self._has_same(event.offer, outcome):
+        if self._has_same(event.offer, late.outcome):
             self._adopt(late, event)
         else:
-            self._out.add(self._operations.fetch(late))
+            self._out.add(self._operations.fetch(replace(late, sync=event)))
 
     def fetched(self, late: LateCall, event: ev.SyncCall, *, has_arrived: bool) -> None:
         """Return from a late call, or raise if its contents have not arrived."""
+        if not has_arrived and late.same is not None:
+            self._operations.put_back(late.after_same)  # for the next call
+            late, has_arrived = replace(late, outcome=late.same), True
         if has_arrived:
             self._adopt(late, event)
             return

@@ -351,10 +351,36 @@ def test_a_late_call_with_other_contents_fetches_the_last_ones() -> None:
     assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(NEXT, LATER)]
 
 
-def test_of_several_outcomes_the_one_with_the_same_contents_counts() -> None:
+THIRD = op(2, tag=SYNC_TAG)
+
+
+def test_of_several_outcomes_the_last_one_counts() -> None:
+    """Even if this peer has the contents of an earlier one: so it need not catch up in steps."""
     peer = late(LATER, SAME, LATER)
-    _, returned = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
-    assert returned == ev.ReturnCall(9, ev.SyncResult(NEXT, SAME, (PeerId(1), PeerId(3))))
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(THIRD, LATER)]
+    result = ev.SyncResult(THIRD, LATER, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.ResultFetched(9, True)) == [ev.ReturnCall(9, result)]
+    post, _ = peer.do(ev.SyncCall(10, replace(OFFER, revision=5), quorum=QUORUM))
+    assert post == ev.PostSync(10, op(3, tag=SYNC_TAG), (PeerId(1), ME, PeerId(3)))
+
+
+def test_without_a_source_an_earlier_one_with_the_same_contents_counts() -> None:
+    """The next call is for those that follow."""
+    peer = PeerStage().member(1, 2, 3)
+    for n, elected in enumerate((LATER, SAME, LATER)):
+        peer.do(replace(without_me(n, elected), sequence=n + 3))
+    peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
+    result = ev.SyncResult(NEXT, SAME, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.ResultFetched(9, False)) == [ev.ReturnCall(9, result)]
+    following = replace(OFFER, revision=5, content=b"a step further")
+    assert peer.do(ev.SyncCall(9, following, quorum=QUORUM)) == [BACK, fetch_of(THIRD, LATER)]
+
+
+def test_an_attempt_after_the_last_outcome_makes_no_difference() -> None:
+    peer = late(SAME)
+    peer.do(ended(NEXT, AbortCause.MEMBER_LOST))
+    result = ev.SyncResult(NOW, SAME, (PeerId(1), PeerId(3)))
+    assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, ev.ReturnCall(9, result)]
 
 
 def test_without_a_source_the_caller_decides_and_then_waits_for_the_next() -> None:
