@@ -15,13 +15,16 @@ from contextlib import suppress
 import pccl
 from pccl.bindings.arguments import claim, release
 from pccl.bindings.diloco.replica_calls import JointNews, ReplicaCall, ReplicaCalls
-from pccl.bindings.diloco.rounds import Contribution, Pause, Take
+from pccl.bindings.diloco.rounds import Contribution, NewcomersWait, Pause, Take
 from pccl.errors import MembershipError, NotConnected
 
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
 """Shortest time between two log lines about a wait."""
+
+NEWCOMERS_POLL_S = 0.2
+"""How often a replica that has nothing to contribute looks for newcomers to admit."""
 
 _INTERRUPT_POLL_S = 0.2
 """How often a waiting thread wakes up: a signal just before the thread blocks does not wake it."""
@@ -177,18 +180,21 @@ class JointCaller:
             case ReplicaCall(method, arguments, options):
                 return getattr(self._comm, method)(*arguments, **options)
             case Take():
-                return self._take()
+                return self._take(asked)
             case Pause():
                 self._say_what_is_missing(asked)
                 with self._changed:
                     return self._changed.wait_for(lambda: self._is_closing, asked.seconds)
 
-    def _take(self) -> Contribution | None:
+    def _take(self, take: Take) -> Contribution | NewcomersWait | None:
         with self._changed:
             self._is_idle = not self._contributions
             self._changed.notify_all()
             while not self._contributions:
-                self._changed.wait()
+                if take.or_newcomers and self._comm.newcomers_wait:
+                    self._is_idle = False
+                    return NewcomersWait()
+                self._changed.wait(NEWCOMERS_POLL_S if take.or_newcomers else None)
             return self._contributions.popleft()
 
     def _say_what_is_missing(self, pause: Pause) -> None:

@@ -26,6 +26,7 @@ from pccl.bindings.diloco.rounds import (
     Effect,
     Entered,
     Members,
+    NewcomersWait,
     Notice,
     Pause,
     Reduce,
@@ -157,7 +158,8 @@ class ReplicaCalls:
         self._excludes_infinite = (
             checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
         )
-        self._rounds = Rounds(schedule, outer, self._notify, min_peers)
+        has_quorum = bool(self._quorum)
+        self._rounds = Rounds(schedule, outer, self._notify, min_peers, has_quorum=has_quorum)
         self._revisions = Revisions(outer.ledger)
         self._buffers_tag = len(outer.fragments) + 1
         self._lent: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -183,8 +185,8 @@ class ReplicaCalls:
     def run(self) -> Calls:
         """Make all joint calls, from joining to leaving.
 
-        The driver makes each call, and sends back its result or throws its ``PCCLError``. For
-        ``Take`` it sends the next contribution, or None to leave; after a ``Pause``, whether the
+        The driver makes each call, and sends back its result or throws its ``PCCLError``. To
+        ``Take`` it sends one of the results of that effect; to a ``Pause``, whether the
         replica leaves.
 
         Raises:
@@ -265,9 +267,11 @@ class ReplicaCalls:
         ids = self._members().ids if self._quorum else info.members
         return Members(self._comm.peer_id, ids, run=state.lineage.run)
 
-    def _lend(self, contribution: Contribution | None) -> Contribution | None:
-        if contribution is None:
-            return None
+    def _lend(
+        self, contribution: Contribution | NewcomersWait | None
+    ) -> Contribution | NewcomersWait | None:
+        if not isinstance(contribution, Contribution):
+            return contribution
         fragment, work = self._outer.fragments[contribution.fragment], contribution.values
         fragment.copies.wait()
         norm = length(work)

@@ -36,7 +36,13 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Wait for the next pseudo-gradient. Result: a ``Contribution``, or None to end."""
+    """Wait for the next pseudo-gradient. Result: a ``Contribution``, or None to end.
+
+    Attributes:
+        or_newcomers: whether the result may also be ``NewcomersWait``.
+    """
+
+    or_newcomers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,11 @@ class Members:
     ids: tuple[int, ...]
     is_whole: bool = True
     run: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomersWait:
+    """Newcomers are ready to be admitted, and there is no pseudo-gradient yet."""
 
 
 @dataclass(frozen=True, slots=True)

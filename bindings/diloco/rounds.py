@@ -23,6 +23,7 @@ from pccl.bindings.diloco.round_effects import Contribution as Contribution
 from pccl.bindings.diloco.round_effects import Effect as Effect
 from pccl.bindings.diloco.round_effects import Entered as Entered
 from pccl.bindings.diloco.round_effects import Members as Members
+from pccl.bindings.diloco.round_effects import NewcomersWait as NewcomersWait
 from pccl.bindings.diloco.round_effects import Notice as Notice
 from pccl.bindings.diloco.round_effects import Pause as Pause
 from pccl.bindings.diloco.round_effects import Reduce as Reduce
@@ -112,6 +113,8 @@ class Rounds:
         outer: the outer parameters of the replica.
         notify: called with each notice; the outer parameters do not change during the call.
         min_peers: number of members that a round waits for.
+        has_quorum: whether rounds go on without late members. Then members admit newcomers also
+            between two rounds, and a newcomer takes part in the next one.
     """
 
     def __init__(
@@ -120,7 +123,12 @@ class Rounds:
         outer: Outer,
         notify: Callable[[Notice], None],
         min_peers: int = 1,
+        *,
+        has_quorum: bool = False,
     ) -> None:
+        self._has_quorum = has_quorum
+        self._has_begun = False
+        """Whether the last ``update_topology`` brought no newcomers, so that a round follows."""
         self._schedule = schedule
         self._outer = outer
         self._notify = notify
@@ -149,15 +157,18 @@ class Rounds:
         """
         yield from self._enter(Connect())
         while True:
-            contribution: Contribution | None = yield Take()
+            may_admit = self._has_quorum and not self._has_begun
+            contribution: Contribution | NewcomersWait | None = yield Take(may_admit)
             if contribution is None:
                 return
-            if contribution.entry != self._entry:
-                continue  # it dates from before this replica was cut off
             how: Connect | Update = Update()
             try:
                 try:
-                    yield from self._round(contribution)
+                    if isinstance(contribution, NewcomersWait):
+                        yield from self._admit()
+                    elif contribution.entry == self._entry:
+                        yield from self._round(contribution)
+                    # else it dates from before this replica was cut off
                 except ResyncRequired:
                     yield from self._catch_up()
                 continue
@@ -202,6 +213,7 @@ class Rounds:
 
     def _follow(self) -> Steps:
         """Tell the replica where the members are, and take part in the round that they opened."""
+        self._has_begun = False
         if self._tell_entry():
             yield from self._contribute(self._nothing())
 
@@ -249,26 +261,59 @@ class Rounds:
     # -- a round -----------------------------------------------------------------------------------
 
     def _round(self, contribution: Contribution) -> Steps:
-        if not (yield from self._gather(Update())):
-            return
         ledger = self._outer.ledger
-        is_ours = ledger.number == contribution.number
-        newcomers = frozenset(self._members) - self._synced
-        if newcomers:
-            ledger.open()  # tells newcomers that a round follows
-            self._outer.touch(None)
-            if not self._is_offered:
-                self._outer.offer()
-            self._is_offered = True
-            if not (yield from self._sync()):
+        if self._has_quorum:
+            while not self._has_begun:
+                if not (yield from self._admit()):
+                    return
+            if contribution.entry != self._entry:
+                return  # the election chose the state of other members: its work comes again
+            self._has_begun = False
+            is_ours = ledger.number == contribution.number
+        else:
+            if not (yield from self._gather(Update())):
                 return
-            # A newcomer that was too slow comes again, and still has pieces of the offer.
-            self._is_offered = not self._synced.issuperset(newcomers)
-            is_ours = ledger.is_open and ledger.number == contribution.number
+            is_ours = ledger.number == contribution.number
+            if frozenset(self._members) - self._synced:
+                ledger.open()  # tells newcomers that a round follows
+                if not (yield from self._offer()):
+                    return
+                is_ours = ledger.is_open and ledger.number == contribution.number
         if is_ours:
             yield from self._contribute(contribution)
         else:  # the election chose the state of other members
             yield from self._follow()
+
+    def _admit(self) -> Steps:
+        """Update the members; newcomers get the state, and no round follows. False: give up.
+
+        If there are none, the round has begun: each member goes on with its contribution, once it
+        has one. All members see the same newcomers.
+        """
+        if not (yield from self._gather(Update())):
+            return False
+        if not frozenset(self._members) - self._synced:
+            self._has_begun = True
+            return True
+        number = self._outer.ledger.number
+        if not (yield from self._offer()):
+            return False
+        if self._outer.ledger.number != number:  # the election chose the state of other members
+            yield from self._follow()
+        return True
+
+    def _offer(self) -> Steps:
+        """Synchronize with newcomers; return False to give up."""
+        newcomers = frozenset(self._members) - self._synced
+        self._outer.touch(None)
+        if not self._is_offered:
+            self._outer.offer()
+        self._is_offered = True
+        if not (yield from self._sync()):
+            return False
+        # A newcomer that was too slow comes again, and still has pieces of the offer.
+        self._is_offered = not self._synced.issuperset(newcomers)
+        return True
 
     def _gather(self, how: Connect | Update) -> Steps:
         """Admit newcomers until the group has enough members; return False to give up.

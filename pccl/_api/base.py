@@ -192,6 +192,16 @@ class CommunicatorBase:
         """
         return self._engine.machine.is_awaited
 
+    @property
+    def newcomers_wait(self) -> bool:
+        """Whether newcomers are ready for admission in the next ``update_topology``.
+
+        Local; never blocks. Members hear of it at slightly different times, and only if they make
+        that call with a quorum; in ``are_peers_pending`` they agree on the answer. False for a peer
+        that is not a member.
+        """
+        return self._engine.machine.newcomers_wait
+
     def members(self) -> tuple[MemberInfo, ...]:
         """Return the members of this peer's group in ring order, as of its last joint call. Local.
 

@@ -524,9 +524,11 @@ class RoundWaits:
 
 @dataclass(frozen=True, slots=True)
 class RoundAwaits:
-    """Enough members have made this joint call, and the grace runs."""
+    """Enough members have made this joint call, and the grace runs; or newcomers wait for it."""
 
     round: RoundId
+    newcomers: bool = False
+    """Whether only newcomers wait, which are ready for their admission."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class JointRounds:
         self._asked_ns: dict[RoundKind, tuple[int, int]] = dict.fromkeys(RoundKind, (0, 0))
         """By kind: when the first and the last of these members made it."""
         self._counts: dict[RoundKind, int] = dict.fromkeys(RoundKind, 0)
+        self._is_quorate = False
+        """Whether members called the last ``update_topology`` with a quorum."""
+        self._told_of_newcomers: RoundId | None = None
+        """The round of which the members know that newcomers wait for it."""
         self._closed_before: Mapping[RoundKind, int] = {}
         """By kind: how many rounds earlier masters have closed."""
 
@@ -98,6 +102,8 @@ class JointRounds:
             self._lags_ns[round_id.kind].append(now_ns - first_ns)
             if quorum is not None:
                 self._quorums[round_id.kind][peer.id] = quorum
+            if round_id.kind is RoundKind.UPDATE_TOPOLOGY:
+                self._is_quorate = quorum is not None
         self._close_if_complete(round_id.kind)
 
     def forget(self, gone: Iterable[PeerId]) -> None:
@@ -151,9 +157,20 @@ class JointRounds:
         return self._quorum(kind) is not None
 
     def go_on(self) -> None:
-        """At a tick: close rounds without late members, if the grace is over."""
+        """At a tick: close rounds without late members, if the grace is over.
+
+        Then members of a run with a quorum hear of newcomers that are ready: those that compute may
+        admit them at once.
+        """
         for kind in RoundKind:
             self._go_on_if_due(kind)
+        update = self.present(RoundKind.UPDATE_TOPOLOGY)
+        is_news = self._is_quorate and update != self._told_of_newcomers
+        if is_news and self._membership.admissible():
+            self._told_of_newcomers = update
+            for peer in self._membership.members():
+                if peer.id not in self.requested[update.kind]:
+                    self._outbox.send(peer, msg.RoundAwaits(update, newcomers=True))
 
     def _go_on_if_due(self, kind: RoundKind) -> None:
         """Close a round without late members, if the grace is over.

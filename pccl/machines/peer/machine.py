@@ -170,6 +170,11 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
         return is_member and self.rounds.is_awaited(RoundKind.UPDATE_TOPOLOGY)
 
     @property
+    def newcomers_wait(self) -> bool:
+        """Whether newcomers are ready for admission in the next ``update_topology``."""
+        return self.standing is Standing.MEMBER and self.rounds.newcomers_wait
+
+    @property
     def open_operations(self) -> tuple[OpenOperation, ...]:
         """All operations that are posted here and have no outcome, in the order of the calls."""
         return tuple(self.operations)

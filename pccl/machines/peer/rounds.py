@@ -62,6 +62,8 @@ class OpenRounds:
         """Answers of rounds that closed without this peer, for its next calls."""
         self._awaited: set[RoundId] = set()
         """The rounds in which a quorum waits for this peer."""
+        self._newcomers_wait_for: RoundId | None = None
+        """The round in which the members can admit newcomers."""
         self._admission_unused = False
         """Whether the round that admitted this peer satisfies the next ``update_topology``."""
 
@@ -205,9 +207,20 @@ class OpenRounds:
         awaits = RoundId(kind, self._counts[kind]) in self._awaited and kind not in self._open
         return awaits or bool(self._missed[kind])
 
+    @property
+    def newcomers_wait(self) -> bool:
+        """Whether newcomers are ready for admission in the next ``update_topology``."""
+        kind = RoundKind.UPDATE_TOPOLOGY
+        return self._newcomers_wait_for == RoundId(kind, self._counts[kind]) and not (
+            kind in self._open or self._missed[kind]
+        )
+
     def note_wait(self, message: msg.RoundWaits | msg.RoundAwaits) -> None:
         """Record for which members a round waits; report that if it has a caller."""
         if isinstance(message, msg.RoundAwaits):
+            if message.newcomers:
+                self._newcomers_wait_for = message.round
+                return
             self._awaited = {one for one in self._awaited if one.kind is not message.round.kind}
             self._awaited.add(message.round)
             return

@@ -22,6 +22,7 @@ from pccl.bindings.diloco.rounds import (
     Effect,
     Entered,
     Members,
+    NewcomersWait,
     Notice,
     Pause,
     Reduce,
@@ -49,10 +50,12 @@ from pccl.stress.sim.workloads.application import join, name_of, patience_s
 from pccl.stress.sim.workloads.replica_pauses import ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces
-from pccl.stress.sim.workloads.wakeups import Breaks, WaitInterrupted, Wakeups
-
-_TURNS_OF_WAITING = 12
-"""Approximate number of rounds between the busy part of a run and its end."""
+from pccl.stress.sim.workloads.wakeups import (
+    NEWCOMERS_POLL_NS,
+    Breaks,
+    WaitInterrupted,
+    Wakeups,
+)
 
 
 class _Over(Exception):
@@ -104,7 +107,8 @@ class TrainingLife:
             self._replica.buffers if training.extras else None,
             eager=training.eager,
         )
-        self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers)
+        late = {"has_quorum": scenario.quorum is not None}
+        self._rounds = Rounds(schedule, self._outer, self._notify, training.min_peers, **late)
         self._reduces.replays = self._rounds
         self._steps = self._steps_at_entry = 0
         self._revisions = Revisions(self._outer.ledger)
@@ -124,7 +128,7 @@ class TrainingLife:
         """Outer parameters of a checkpoint, until the process has joined."""
         if old is not None:
             self._resume(old)
-        self._breaks = Breaks(scenario, process.name, self._steps, sleep)
+        self._breaks = Breaks(parts, process.name, self._steps, sleep)
         self._turns = Turns(parts, process)
 
     def _resume(self, old: TrainingLife) -> None:
@@ -185,7 +189,7 @@ class TrainingLife:
         self._hear()
         await self._do(self._trainer.begin())
         while not (self._time_is_up and self._is_at_end_of_period):
-            await self._sleep(self._pace_ns)
+            await self._breaks.compute(self._step_ns)
             await self._nap()
             self._check()
             self._hear()
@@ -239,15 +243,6 @@ class TrainingLife:
     @property
     def _time_is_up(self) -> bool:
         return self._loop.now_ns() >= self._scenario.ends_ns
-
-    @property
-    def _pace_ns(self) -> int:
-        """Duration of an inner step, in ns; longer after the busy part of the run."""
-        scenario = self._scenario
-        if self._loop.now_ns() < scenario.stop_ns:
-            return self._step_ns
-        turns = _TURNS_OF_WAITING * self._training.steps_between
-        return self._step_ns + (scenario.ends_ns - scenario.stop_ns) // turns
 
     async def _do(self, steps: Steps) -> bool:
         """Carry out actions; return False if Ctrl-C has interrupted a wait."""
@@ -388,7 +383,7 @@ class TrainingLife:
             case Sync():
                 return await self._sync()
             case Take():
-                return await self._take()
+                return await self._take(effect)
             case Reduce(contribution):
                 average = await self._reduces.work(contribution)
                 if average.is_excluded:
@@ -452,13 +447,18 @@ class TrainingLife:
         ids = result.members if self._scenario.quorum is None else self._members().ids
         return Members(process.peer, ids, run=operation.run)
 
-    async def _take(self) -> Contribution | None:
+    async def _take(self, take: Take) -> Contribution | NewcomersWait | None:
         self._pauses.end()
         self._is_idle = not self._queue
         self._wakeups.changed()
         if self._is_closing:
             return None
-        await self._wakeups.until(lambda: bool(self._queue))
+        while not self._queue:
+            if take.or_newcomers and self._engine.machine.newcomers_wait:
+                self._is_idle = False
+                self._checkers.done["admission between rounds"] += 1
+                return NewcomersWait()
+            await self._wakeups.wait(NEWCOMERS_POLL_NS if take.or_newcomers else None)
         taken = self._queue.popleft()
         return taken and replace(taken, values=taken.values.astype(np.float32))
 

@@ -9,9 +9,15 @@ from random import Random
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.outcomes import Sleep
 from pccl.stress.sim.loop import VirtualLoop
+from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import ProcessClock
-from pccl.stress.sim.scenarios.scenario import Scenario
 from pccl.stress.sim.workloads.application import wake
+
+NEWCOMERS_POLL_NS = NS_PER_S // 5
+"""How often a process without a contribution looks for newcomers to admit."""
+
+_TURNS_OF_WAITING = 12
+"""Approximate number of rounds between the busy part of a run and its end."""
 
 
 class WaitInterrupted(Exception):
@@ -35,6 +41,14 @@ class Wakeups:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             wake(future)
+
+    async def wait(self, longest_ns: int | None) -> None:
+        """Wait until something has changed, at most for ``longest_ns``; None: without limit."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(waiting)
+        if longest_ns is not None:
+            self._clock.call_at_ns(self._clock.now_ns() + longest_ns, wake, waiting)
+        await waiting
 
     async def until(
         self,
@@ -69,7 +83,7 @@ class Breaks:
     """What interrupts the task that trains: naps, Ctrl-C in a wait, and a stop with a checkpoint.
 
     Args:
-        scenario: the options of the run.
+        parts: shared objects of the run.
         name: name of the process.
         steps: inner steps that it has made before this life.
         sleep: waits in virtual time.
@@ -78,7 +92,8 @@ class Breaks:
         stops_at: number of inner steps at which it saves a checkpoint and leaves; 0: it does not.
     """
 
-    def __init__(self, scenario: Scenario, name: str, steps: int, sleep: Sleep) -> None:
+    def __init__(self, parts: RunParts, name: str, steps: int, sleep: Sleep) -> None:
+        scenario, self._loop = parts.scenario, parts.loop
         assert scenario.training is not None
         self._scenario, self._training, self._sleep = scenario, scenario.training, sleep
         self._interrupts = Random(f"{scenario.seed}/{name}/{steps}/interrupts")
@@ -86,6 +101,14 @@ class Breaks:
         stops = Random(f"{scenario.seed}/{name}/{steps}/stops")
         self.stops_at = steps + stops.randint(1, 20)
         self.stops_at *= stops.random() < scenario.training.stops
+
+    async def compute(self, step_ns: int) -> None:
+        """Make an inner step of ``step_ns``; it takes longer after the busy part of the run."""
+        scenario = self._scenario
+        if self._loop.now_ns() >= scenario.stop_ns:
+            turns = _TURNS_OF_WAITING * self._training.steps_between
+            step_ns += (scenario.ends_ns - scenario.stop_ns) // turns
+        await self._sleep(step_ns)
 
     def draw_interrupt_ns(self) -> int | None:
         """Return after how long Ctrl-C interrupts a wait; None: it does not."""

@@ -315,7 +315,7 @@ def _fill_samples() -> None:
         msg.Admitted: [68, roster, [[1, 0]], 7, [8, lineage]],
         msg.RosterChanged: [69, roster, [[3, 4, "silent"]]],
         msg.RoundClosed: [70, *answer],
-        msg.RoundAwaits: [92, [1, 0]],
+        msg.RoundAwaits: [92, [1, 0], False],
         msg.OperationNarrowed: [91, op, b"\x05"],
         msg.OperationStarted: [71, op, [0.0, 2.5], [[0, None, None, True], [1, 3.5, 2.0, False]]],
         msg.OperationEnded: [72, *outcome],

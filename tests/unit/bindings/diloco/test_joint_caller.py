@@ -13,6 +13,7 @@ from pccl.protocol.shared_state import Lineage
 from pccl.protocol.types import SYNC_TAG, OperationId
 from pccl.runtime.requests import ReduceInfo, SharedStateSyncInfo
 from tests.support.patience import LIMIT_S
+from tests.support.waiting import until
 
 torch: Any = pytest.importorskip("torch")
 
@@ -31,16 +32,18 @@ class Quorate:
         is_open: cleared: a reduce waits.
         fails: errors that the next calls of a name raise.
         mean: what a late reduce returns.
+        newcomers_wait: whether the next update admits a newcomer.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.is_awaited = self.is_connected = False
+        self.is_awaited = self.is_connected = self.newcomers_wait = False
         self.is_open = threading.Event()
         self.is_open.set()
         self.took_part: list[bool] = []
         self.fails: dict[str, list[PCCLError]] = {}
         self.mean = 0.0
+        self.others: tuple[int, ...] = OTHERS
         self.apart: list[bool] = []
 
     @property
@@ -59,10 +62,13 @@ class Quorate:
         self._called("connect", options)
 
     def update_topology(self, **options: Any) -> None:
+        if self.newcomers_wait:
+            self.newcomers_wait = False
+            self.others = (*self.others, max(self.others) + 1)
         self._called("update", options)
 
     def members(self) -> list[Any]:
-        return [_Member(peer) for peer in (MINE, *OTHERS)]
+        return [_Member(peer) for peer in (MINE, *self.others)]
 
     def sync_shared_state(self, state: Any, *, resume: str, **options: Any) -> SharedStateSyncInfo:
         self._called("sync", options)
@@ -264,3 +270,29 @@ def test_a_replica_that_lacks_results_synchronizes_then_joins_again(replica: Mak
     # The first join replays the rounds of the members. Later, the replica's own state may be newer.
     assert [asked["on_reduction"] is None for asked in joins] == [False, True]
     assert all(asked["shared_state"] is one.optimizer.shared_state for asked in joins)
+
+
+def test_a_replica_that_computes_admits_newcomers(replica: Make) -> None:
+    """They can train at once, and take part in the next round."""
+    one = replica(sync_every=5, **QUORUM)
+    one.steps(1)
+    one.caller.settle()
+    began = len(one.comm.calls)
+    one.comm.newcomers_wait = True
+    until(lambda: one.comm.names()[began:] == ["update", "sync"])
+    one.caller.settle()
+    one.steps(4)
+    one.caller.settle()
+    assert one.comm.names()[began + 2 :] == ["update", "reduce", "sync"]
+    assert one.comm.calls[-2][1]["weight"] == 5.0
+    assert one.optimizer.members == (MINE, *OTHERS, 10)
+
+
+def test_without_a_quorum_newcomers_wait_for_a_round(replica: Make) -> None:
+    one = replica(sync_every=5)
+    one.steps(1)
+    one.caller.settle()
+    one.comm.newcomers_wait = True
+    one.steps(4)
+    one.caller.settle()
+    assert one.comm.names()[2:] == ["update", "sync", "reduce", "sync"]

@@ -17,6 +17,7 @@ from pccl.bindings.diloco.rounds import (
     Effect,
     Entered,
     Members,
+    NewcomersWait,
     Pause,
     Reduce,
     ReduceBuffers,
@@ -86,11 +87,11 @@ class Outer:
 class Script:
     """A replica whose calls this test answers."""
 
-    def __init__(self, fragments: int = 1, min_peers: int = 1) -> None:
+    def __init__(self, fragments: int = 1, min_peers: int = 1, *, has_quorum: bool = False) -> None:
         self.outer = Outer(fragments)
         self.told: list[Any] = []
         made = schedule(10, fragments, 0)
-        rounds = Rounds(made, self.outer, self.told.append, min_peers)
+        rounds = Rounds(made, self.outer, self.told.append, min_peers, has_quorum=has_quorum)
         self.steps = rounds.run()
         self.effect: Effect | None = next(self.steps)
         self.fragments = fragments
@@ -144,11 +145,17 @@ def state(script: Script, number: int, value: int, *, is_open: bool = False) -> 
     script.outer.values[:] = [value] * script.fragments
 
 
-def started(ids: tuple[int, ...] = (MINE, 5), fragments: int = 1, min_peers: int = 1) -> Script:
+def started(
+    ids: tuple[int, ...] = (MINE, 5),
+    fragments: int = 1,
+    min_peers: int = 1,
+    *,
+    has_quorum: bool = False,
+) -> Script:
     """Entered before round 0, and about to take a pseudo-gradient."""
-    script = Script(fragments, min_peers)
+    script = Script(fragments, min_peers, has_quorum=has_quorum)
     assert script.effect == Connect()
-    assert script.answer(members(*ids), members(*ids)) == Take()
+    assert script.answer(members(*ids), members(*ids)) == Take(has_quorum)
     assert script.news() == [Entered(entry=1, number=0, is_open=False, applied=())]
     return script
 
@@ -813,3 +820,63 @@ def test_a_replica_that_is_to_stop_does_not_catch_up() -> None:
     assert script.throw(why) == Pause(0.5, "why")
     assert script.send(True) == Take()
     assert script.send(None) is None
+
+
+# -- admissions between rounds, with a quorum ------------------------------------------------------
+
+WITH_NEWCOMER = members(MINE, 5, 6)
+
+
+def test_newcomers_are_admitted_between_two_rounds() -> None:
+    """They learn that no round is open, so they train for the next one."""
+    script = started(has_quorum=True)
+    assert script.send(NewcomersWait()) == Update()
+    assert script.send(WITH_NEWCOMER) == Sync()
+    assert not script.outer.ledger.is_open
+    assert script.outer.offers == 1
+    assert script.send(WITH_NEWCOMER) == Take(or_newcomers=True)
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, WITH_NEWCOMER) == Reduce(mine)
+
+
+def test_a_round_begins_with_an_update_that_brings_no_newcomers() -> None:
+    """All members see the same newcomers, so all begin the round after the same update."""
+    script = started(has_quorum=True)
+    mine = script.contribution(0, 8)
+    assert script.answer(mine, WITH_NEWCOMER) == Sync()
+    assert not script.outer.ledger.is_open
+    assert script.send(WITH_NEWCOMER) == Update()
+    assert script.answer(members(MINE, 5, 6, 7)) == Sync()
+    assert script.send(members(MINE, 5, 6, 7)) == Update()
+    assert script.send(members(MINE, 5, 6, 7)) == Reduce(mine)
+    assert script.answer(Average((MINE, 5), 2.0), members(MINE, 5)) == Take(or_newcomers=True)
+
+
+def test_an_update_that_finds_no_newcomers_begins_the_round() -> None:
+    """Other members may have made it for their contributions: this one comes without another."""
+    script = started(has_quorum=True)
+    assert script.answer(NewcomersWait(), members(MINE, 5)) == Take()
+    mine = script.contribution(0, 8)
+    assert script.send(mine) == Reduce(mine)
+    script.answer(Average((MINE, 5), 2.0), members(MINE, 5))
+    assert script.send(script.contribution(1, 8)) == Update()
+
+
+def test_another_state_elected_with_newcomers_is_an_entry() -> None:
+    script = started(has_quorum=True)
+    mine = script.contribution(0, 8)
+    script.answer(mine, WITH_NEWCOMER)
+    state(script, 3, 60)
+    assert script.send(WITH_NEWCOMER) == Update()
+    assert script.news() == [Entered(entry=2, number=3, is_open=False, applied=())]
+    assert script.send(WITH_NEWCOMER) == Take(), "the round waits for work of the new entry"
+    mine = script.contribution(3, 8, entry=2)
+    assert script.send(mine) == Reduce(mine)
+
+
+def test_a_begun_round_does_not_outlast_a_cut() -> None:
+    script = started(has_quorum=True)
+    script.answer(NewcomersWait(), members(MINE, 5))
+    script.answer(script.contribution(0, 8), Evicted(), members(4, 5, mine=4))
+    assert script.send(members(4, 5, mine=4)) == Take(or_newcomers=True)
+    assert script.send(script.contribution(0, 8, entry=2)) == Update()

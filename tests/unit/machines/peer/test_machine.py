@@ -8,7 +8,7 @@ from pccl.machines.peer import events as ev
 from pccl.protocol import messages as msg
 from pccl.protocol.errors import PCCLError, ResyncRequired
 from pccl.protocol.operation import Phase
-from pccl.protocol.types import AbortCause, RoundKind
+from pccl.protocol.types import AbortCause, RoundId, RoundKind
 from tests.support.peer_stage import SUM, PeerStage, ended, raised, sent
 from tests.support.scenarios import op, roster
 
@@ -93,3 +93,20 @@ def test_a_caller_that_left_without_noticing_a_commit_must_synchronize() -> None
     stage.do(ev.LeftCommitted(op()))
     assert stage.machine.needs_resync
     raised(stage.do(ev.ReduceCall(10, 5, SUM)), ResyncRequired)
+
+
+def test_newcomers_wait_until_the_next_round_of_members() -> None:
+    stage = PeerStage().member()
+    machine = stage.machine
+    present = RoundId(RoundKind.UPDATE_TOPOLOGY, 1)
+    stage.do(msg.RoundAwaits(RoundId(RoundKind.UPDATE_TOPOLOGY, 0), newcomers=True))
+    assert not machine.newcomers_wait, "that round is over"
+    stage.do(msg.RoundAwaits(present, newcomers=True))
+    assert machine.newcomers_wait
+    assert not machine.is_awaited
+    stage.do(ev.RoundCall(9, RoundKind.PEERS_PENDING))
+    assert machine.newcomers_wait
+    stage.do(ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY))
+    assert not machine.newcomers_wait
+    stage.do(msg.RoundClosed(present, 1, True, sequence=1))
+    assert not machine.newcomers_wait
