@@ -28,7 +28,7 @@ MASTER = -1
 STANDBY = -2
 """Index of the standby master, which no fault names."""
 
-PEERS_MAX = 64
+PEERS_MAX = 128
 """Largest number of processes at the start, and of newcomers in one fault: one machine runs all."""
 
 PROCESSES_MAX = 4096
@@ -51,6 +51,8 @@ class FaultKind(StrEnum):
     """SIGSTOP of ``peer`` for ``duration_s``."""
     SLOW = "slow"
     """``peer`` gets the share ``amount`` of a CPU, above 0 and below 1, for ``duration_s``."""
+    NAP = "nap"
+    """The program of ``peer`` makes no call for ``duration_s``; its I/O thread continues."""
     CLOCK_PAUSE = "clock_pause"
     """The machine of ``peer`` sleeps for ``duration_s``: process and network pause."""
     RESET = "reset"
@@ -104,6 +106,7 @@ LASTING = OF_PAIR - {FaultKind.RESET, FaultKind.HALF_OPEN} | {
     FaultKind.RESTART,
     FaultKind.FREEZE,
     FaultKind.SLOW,
+    FaultKind.NAP,
     FaultKind.CLOCK_PAUSE,
     FaultKind.MASTER_RESTART,
     FaultKind.MASTER_RESTART_BLANK,

@@ -113,7 +113,7 @@ class ChaosCrew:
         if len(self._masters) > 1:
             other = self._masters[1 - which]
             arguments += ["--standby-of" if which else "--standby", other]
-        return self._start(index, "master_process", arguments)
+        return self._start(index, "pccl.stress.chaos.master_process", arguments)
 
     def _state(self, which: int) -> Path:
         return self._settings.folder / f"master{which}"
@@ -134,16 +134,18 @@ class ChaosCrew:
             *("--seed", str(timeline.seed), "--lanes", str(timeline.lanes)),
             *("--group", str(self._record.group_of(index))),
             *("--deadline", str(timeline.deadline_s), "--stop", str(self._settings.stop)),
+            *("--nap", str(self._settings.nap(index))),
+            *(one.format(index=index) for one in self._settings.arguments),
         ]
         if index == 0 and self._settings.plant is not None:
             arguments += ["--plant", str(self._settings.plant)]
-        return self._start(index, "peer_process", arguments)
+        return self._start(index, self._settings.program, arguments)
 
     def _start(self, index: int, module: str, arguments: Sequence[str]) -> Life:
         assert index not in self._living
         environment = {key: value for key, value in os.environ.items() if key not in OURS}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        program = [sys.executable, "-m", f"pccl.stress.chaos.{module}", *arguments]
+        program = [sys.executable, "-m", module, *arguments]
         prefix = self._hosts.prefix(index)
         command = [*prefix, *program] if prefix else program
         began_s = time.monotonic()
@@ -171,11 +173,12 @@ class ChaosCrew:
 
     def hear(self, timeout_s: float) -> list[tuple[Life, Event | Ended]]:
         """Return events and ends of the processes; keep their other output in ``Life.said``."""
+        kinds = (*KINDS, *self._settings.kinds)
         found: list[tuple[Life, Event | Ended]] = []
         for life, what in self._children.hear(timeout_s):
             if isinstance(what, OutputLine):
                 text = what.text.decode(errors="replace")
-                event = decode(text, KINDS) if what.stream == STDOUT else None
+                event = decode(text, kinds) if what.stream == STDOUT else None
                 if event is None:
                     life.said.append(text)
                 else:
@@ -220,6 +223,14 @@ class ChaosCrew:
             reasons.discard(why)
             if not reasons:
                 self._children.send(signal.SIGCONT, life.pid)
+
+    def let_nap(self, index: int) -> None:
+        """Let the program of a peer make no calls until ``wake``."""
+        self._settings.nap(index).touch()
+
+    def wake(self, index: int) -> None:
+        """End the nap of a peer."""
+        self._settings.nap(index).unlink(missing_ok=True)
 
     def dump(self, life: Life) -> None:
         """Make the process write the stacks of its threads to stderr."""

@@ -62,6 +62,7 @@ _T = TypeVar("_T")
 
 SAMPLE_S = 2.0
 ALONE_S = 0.05
+NAP_S = 0.05
 NEWS_COUNT = 6
 """Number of latest events that a peer reports with an unexpected failure."""
 SETTLE_S = 5.0
@@ -96,11 +97,15 @@ class ChaosPeer:
         comm: a communicator that is not connected.
         seed: seed of the inputs.
         stop: a file; when it exists, the run ends.
+        nap: a file; while it exists, the peer makes no calls.
         plant: number of the result to spoil before its check, to test the harness.
     """
 
-    def __init__(self, comm: pccl.Communicator, seed: int, stop: Path, plant: int | None) -> None:
+    def __init__(
+        self, comm: pccl.Communicator, seed: int, stop: Path, nap: Path, plant: int | None
+    ) -> None:
         self._comm = comm
+        self._nap = nap
         self._seed = seed
         self._stop = stop
         self._plant = plant
@@ -123,6 +128,9 @@ class ChaosPeer:
         while not ended:
             if self._must_leave:
                 raise Leaving
+            if self._nap.exists():
+                time.sleep(NAP_S)
+                continue
             ended = self._turn()
 
     def leave(self, signum: int, frame: FrameType | None) -> None:
@@ -370,6 +378,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=10.0)
     parser.add_argument("--stop", type=Path, required=True)
+    parser.add_argument("--nap", type=Path, required=True)
     parser.add_argument("--plant", type=int)
     given = parser.parse_args()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -383,7 +392,7 @@ def main() -> None:
         advertise=given.advertise,
         lanes=given.lanes,
     )
-    peer = ChaosPeer(comm, given.seed, given.stop, given.plant)
+    peer = ChaosPeer(comm, given.seed, given.stop, given.nap, given.plant)
     signal.signal(signal.SIGTERM, peer.leave)
     tell(ProcessReady(time.monotonic()))
     tell(before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from pccl.cli.processes.children import Ended
 from pccl.stress.chaos.crew import ChaosCrew
@@ -36,12 +38,19 @@ class ChaosRun:
     Args:
         settings: settings of the run.
         view: displays the events of the run.
+        listen: called with each event of a process, and the process; None: nobody.
 
     Attributes:
         record: events received so far; complete once ``run`` has returned or raised.
     """
 
-    def __init__(self, settings: Settings, view: ChaosView) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        view: ChaosView,
+        listen: Callable[[Life, Any], None] | None = None,
+    ) -> None:
+        self._listen = listen
         self.record = RunRecord(settings.timeline)
         self._settings = settings
         self._view = view
@@ -154,6 +163,8 @@ class ChaosRun:
             if not life.killed and what.exit_code != 0:
                 self._note(f"CRASH: {life.label} (pid {life.pid}): {what}")
             return
+        if self._listen is not None:
+            self._listen(life, what)
         known = self.record.newest(life.index)
         words = self.record.add(life, what)
         if isinstance(what, PeerJoined) and known is life:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pccl.protocol.limits import Timing
 from pccl.stress.timeline import LASTING, Timeline
@@ -20,13 +21,23 @@ class Settings:
         timeline: processes and faults of the run.
         folder: folder of the master's state and of the stop file.
         netns: whether the processes run in network namespaces.
+        program: module of the peers.
+        arguments: further arguments of each peer; ``{index}`` stands for its index.
+        kinds: further events that the peers report.
         plant: number of the result that peer 0 spoils, to test the harness; None: no result.
     """
 
     timeline: Timeline
     folder: Path
     netns: bool = False
+    program: str = "pccl.stress.chaos.peer_process"
+    arguments: tuple[str, ...] = ()
+    kinds: tuple[type[Any], ...] = ()
     plant: int | None = None
+
+    def nap(self, index: int) -> Path:
+        """Return the file that exists while the program of a peer naps."""
+        return self.folder / f"nap{index}"
 
     @property
     def stop(self) -> Path:

@@ -79,7 +79,7 @@ class Trouble:
         match fault.kind:
             case FaultKind.KILL | FaultKind.RESTART:
                 self._kill(fault)
-            case FaultKind.FREEZE | FaultKind.CLOCK_PAUSE | FaultKind.SLOW:
+            case FaultKind.FREEZE | FaultKind.CLOCK_PAUSE | FaultKind.SLOW | FaultKind.NAP:
                 self._hold(fault)
             case FaultKind.LEAVE:
                 if self._crew.tell_to_leave(fault.peer):
@@ -126,14 +126,20 @@ class Trouble:
         if life is None:
             self._skip(fault)
             return
-        if fault.kind is FaultKind.SLOW:
-            self._slow(fault, life, time.monotonic() + fault.duration_s)
-        else:
-            self._crew.stop(life, fault)
+        match fault.kind:
+            case FaultKind.SLOW:
+                self._slow(fault, life, time.monotonic() + fault.duration_s)
+            case FaultKind.NAP:
+                self._crew.let_nap(fault.peer)
+            case _:
+                self._crew.stop(life, fault)
         if fault.kind is FaultKind.CLOCK_PAUSE:
             self._network.begin(fault)
 
         def end() -> None:
+            if fault.kind is FaultKind.NAP:
+                self._crew.wake(fault.peer)
+                return
             self._crew.go_on(life, fault)
             if fault.kind is FaultKind.CLOCK_PAUSE:
                 self._network.end(fault)

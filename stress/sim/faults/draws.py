@@ -85,7 +85,7 @@ OF_NAPS: Draws = {
 }
 """Faults that strike when an operation goes on without members that nap."""
 
-UNDRAWN: Draws = {connections.OneIpVersion: (0,)}
+UNDRAWN: Draws = {connections.OneIpVersion: (0,), processes.Nap: (0,)}
 """Faults of scenarios that a test or a file writes."""
 
 KINDS: dict[str, type[Fault]] = {

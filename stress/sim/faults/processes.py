@@ -48,6 +48,22 @@ class Freeze(TimedFault, kind="freeze"):
 
 
 @dataclass(frozen=True)
+class Nap(TimedFault, kind="nap", calm=True, keeps_majority=True):
+    """The program of a process makes no joint call for a while; its I/O thread continues."""
+
+    peer: Peer
+    duration_ns: Duration
+
+    def strike(self, stage: Stage) -> None:
+        """Let the application rest."""
+        seat = stage.seats[self.peer]
+        if seat.alive and not seat.is_over:
+            stage.struck(self)
+            stage.excuses.dozed(seat.process.name, self.duration_ns)
+            seat.workload.nap(self.duration_ns)
+
+
+@dataclass(frozen=True)
 class ClockPause(TimedFault, kind="clock_pause"):
     """A whole machine sleeps: no process runs, and no data reaches or leaves it."""
 

@@ -17,15 +17,22 @@ from pccl.stress.timeline import TimelineFault as Entry
 _ITERATIONS = 300
 """Approximate number of iterations, so that simulating hours does not take hours."""
 
+BEGAN_NS = NS_PER_S
+"""Time at which a timeline begins; by then all members have joined."""
+
 _SCHEDULER_NS = 200 * MS
 """Longest time that a process without CPU waits for its turn."""
 
 
-def from_timeline(timeline: Timeline) -> Scenario:
-    """Return the scenario with the same faults at the same times."""
+def from_timeline(timeline: Timeline, began_ns: int = BEGAN_NS) -> Scenario:
+    """Return the scenario with the same faults at the same times.
+
+    Args:
+        timeline: the timeline.
+        began_ns: time at which it begins.
+    """
     rng = Random(f"{timeline.seed}/timeline")
     link = timeline.link_spec
-    began_ns = NS_PER_S  # by then all members have joined
     stop_ns = began_ns + _ns(timeline.duration_s)
     types, ops = tuple(DataType), tuple(ReduceOp)
     return Scenario(
@@ -65,6 +72,8 @@ def _convert(entry: Entry, began_ns: int, rng: Random) -> Iterator[Fault]:
             yield processes.Freeze(when_ns, peer, duration_ns)
         case FaultKind.SLOW:
             yield processes.Slow(when_ns, peer, round((1 - amount) * _SCHEDULER_NS), duration_ns)
+        case FaultKind.NAP:
+            yield processes.Nap(when_ns, peer, duration_ns)
         case FaultKind.CLOCK_PAUSE:
             yield processes.ClockPause(when_ns, peer, duration_ns, clock_stands=False)
         case FaultKind.RESET:

@@ -39,6 +39,7 @@ class Application(ABC):
         self._checkers = parts.checkers
         self._loop = parts.loop
         self._leaving: asyncio.Task[None] | None = None
+        self._naps_until_ns = 0
 
     async def run(self) -> None:
         """Join, work and stop; rejoin when cut off, for at most ``lives_max`` lives."""
@@ -80,6 +81,15 @@ class Application(ABC):
         """Close the communicator, whatever calls are open."""
         if self._leaving is None:
             self._leaving = self._loop.create_task(self._engine.close())
+
+    def nap(self, duration_ns: int) -> None:
+        """Begin no joint call for ``duration_ns``."""
+        self._naps_until_ns = self._process.clock.now_ns() + duration_ns
+
+    async def end_nap(self) -> None:
+        """Wait until the nap is over."""
+        while (rest_ns := self._naps_until_ns - self._process.clock.now_ns()) > 0:
+            await self.sleep(rest_ns)
 
     async def sleep(self, duration_ns: int) -> None:
         """Wait for ``duration_ns`` of the process's clock."""

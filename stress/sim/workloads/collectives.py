@@ -134,6 +134,7 @@ class Workload(Application):
     async def _work(self, *, rejoined: bool) -> None:
         first = True
         while True:
+            await self.end_nap()
             await self._admit(first=first, rejoined=rejoined)
             first = False
             self._iteration += 1
