@@ -108,6 +108,9 @@ class Builder:
 
     def workload(self, process: PeerProcess, *, starts: bool) -> Application:
         """Build the application of ``process``. ``starts``: the process exists from the start."""
+        if self._parts.application is not None:
+            made: Application = self._parts.application(self._parts, process, starts)
+            return made
         if self._scenario.training is None:
             return Workload(self._parts, process, starts=starts)
         return TrainingWorkload(self._parts, process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -57,7 +58,9 @@ class Verdict:
 class Simulation:
     """One run of one scenario."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(
+        self, scenario: Scenario, application: Callable[[RunParts, Any, bool], Any] | None = None
+    ) -> None:
         self.scenario = scenario
         self.trace = Trace()
         self.verdict = Verdict(scenario)
@@ -80,7 +83,9 @@ class Simulation:
         self._errors: list[BaseException | str] = []
         self._rng = Random(f"{scenario.seed}/starts")
         self.stage = Stage(
-            RunParts(scenario, loop, self.trace, checkers), self.excuses, self._on_done
+            RunParts(scenario, loop, self.trace, checkers, application),
+            self.excuses,
+            self._on_done,
         )
         loop.set_exception_handler(self._on_loop_error)
 

@@ -8,5 +8,6 @@ from pccl.stress.studies.house import house
 from pccl.stress.studies.quality.command import quality
 from pccl.stress.studies.reference import reference
 from pccl.stress.studies.resend import resend
+from pccl.stress.studies.storm.command import storm
 
-COMMANDS: tuple[click.Command, ...] = (house, quality, reference, resend)
+COMMANDS: tuple[click.Command, ...] = (house, quality, reference, resend, storm)

@@ -1,0 +1,404 @@
+"""A storm in the simulator: the production engine and wrapper in virtual time.
+
+A replica is made of the classes that make up ``DiLoCo``. Tasks take the place of its two threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pccl
+from gpt.model import GPT, digest
+from pccl._api.arguments import join_request, reduce_request, sync_request
+from pccl._api.reports import Attribute
+from pccl.bindings.compression import of_pseudo_gradients
+from pccl.bindings.diloco.joint_caller import NEWCOMERS_POLL_S
+from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
+from pccl.bindings.diloco.model.inner_state import InnerState
+from pccl.bindings.diloco.model.local_model import LocalModel
+from pccl.bindings.diloco.model.outer import OuterParameters
+from pccl.bindings.diloco.model.outer_optimizers import outer_factory
+from pccl.bindings.diloco.replica_calls import (
+    JointNews,
+    QuorumOptions,
+    ReplicaCall,
+    ReplicaCalls,
+)
+from pccl.bindings.diloco.rounds import (
+    Contribution,
+    Entered,
+    Members,
+    NewcomersWait,
+    Pause,
+    RoundCommitted,
+    Take,
+)
+from pccl.bindings.diloco.schedule import partition, schedule
+from pccl.checks import check_quorum
+from pccl.errors import NotConnected, PCCLError
+from pccl.protocol.types import NS_PER_S, RoundKind
+from pccl.runtime.requests import ReduceInfo, RunRequest, SharedStateSyncInfo
+from pccl.stress.sim.parts import RunParts
+from pccl.stress.sim.process import PeerProcess
+from pccl.stress.sim.runner import Simulation
+from pccl.stress.sim.scenarios.from_timeline import from_timeline
+from pccl.stress.sim.workloads.application import Application
+from pccl.stress.sim.workloads.wakeups import Wakeups
+from pccl.stress.studies.storm.storm import Storm
+from pccl.stress.studies.storm.tape import (
+    AWAY,
+    COMPUTES,
+    HeldOutLoss,
+    ReplicaAway,
+    ReplicaDone,
+    ReplicaKilled,
+    ReplicaStarted,
+    ReplicaTrains,
+    RoundDone,
+    StormBegan,
+    TapeEvent,
+)
+from pccl.stress.studies.storm.work import StormWork
+from pccl.stress.timeline import FaultKind
+
+LIVES_MAX = 1000
+NEWCOMERS_POLL_NS = round(NEWCOMERS_POLL_S * NS_PER_S)
+ROUNDS_BEFORE = 2
+"""Number of rounds before the first fault; by then all replicas train."""
+WINDOW_BYTES = 4 << 20
+
+
+class StormFailed(Exception):
+    """The simulated storm broke a promise of the library; the message says which."""
+
+
+@dataclass(slots=True)
+class SimulatedStorm:
+    """A storm to simulate, and its tape so far."""
+
+    storm: Storm
+    work: StormWork
+    tape: list[TapeEvent] = field(default_factory=list[TapeEvent])
+
+    def run(self) -> list[TapeEvent]:
+        """Run the storm, and return its tape.
+
+        Raises:
+            StormFailed: a promise of the library was broken.
+        """
+        training = self.storm.training
+        round_s = training.step_s * max(training.paces, default=1.0) * training.sync_every
+        began_s = 1 + ROUNDS_BEFORE * round_s
+        scenario = from_timeline(self.storm.timeline, round(began_s * NS_PER_S))
+        scenario = replace(
+            scenario, slots=(), min_peers=1, segment_bytes=256 << 10, window_bytes=WINDOW_BYTES,
+            settles_ns=0, retries=False, pause_ns=0,
+            quorum=check_quorum(training.quorum, training.grace_s),
+        )  # fmt: skip
+        self.tape.append(StormBegan(began_s))
+        for fault in self.storm.timeline.faults:
+            at_s = began_s + fault.at_s
+            if fault.kind is FaultKind.RESTART:
+                back = ReplicaStarted(at_s + fault.duration_s, fault.peer)
+                self.tape += [ReplicaKilled(at_s, fault.peer), back]
+            elif fault.kind in AWAY:
+                until_s, computes = at_s + fault.duration_s, fault.kind in COMPUTES
+                self.tape.append(ReplicaAway(at_s, fault.peer, until_s, fault.kind, computes))
+        verdict = Simulation(scenario, self._application).run()
+        if not verdict.ok:
+            raise StormFailed(f"{verdict.violation}\n{verdict.story[-4000:]}")
+        return self.tape
+
+    def _application(self, parts: RunParts, process: PeerProcess, starts: bool) -> Application:
+        return ReplicaProgram(parts, process, self, starts=starts)
+
+
+class SimulatedCommunicator:
+    """The calls of the asyncio communicator, on the engine of a simulated process."""
+
+    def __init__(self, process: PeerProcess) -> None:
+        self._process, self._engine = process, process.engine
+
+    @property
+    def peer_id(self) -> int:
+        """Id of this peer; raises NotConnected before it is a member."""
+        if self._engine.roster is None:
+            raise NotConnected
+        return self._process.peer
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether members wait for a call of this one."""
+        return self._engine.machine.is_awaited
+
+    @property
+    def newcomers_wait(self) -> bool:
+        """Whether newcomers are ready for admission."""
+        return self._engine.machine.newcomers_wait
+
+    def members(self) -> list[Any]:
+        """Return the members of the group."""
+        roster = self._engine.roster
+        return [] if roster is None else [_Listed(member.peer) for member in roster.members]
+
+    def get_attribute(self, attribute: Attribute | str) -> int:
+        """Not needed, because each replica is one process."""
+        raise NotImplementedError(attribute)
+
+    async def connect(self, **options: Any) -> None:
+        """Join the run."""
+        await self._engine.connect(join_request(100, **options))
+
+    async def update_topology(self, **options: Any) -> None:
+        """Admit newcomers."""
+        needed = check_quorum(options.get("quorum"), options.get("grace_s", "auto"))
+        await self._engine.round(RunRequest(RoundKind.UPDATE_TOPOLOGY, None, needed))
+
+    async def sync_shared_state(self, *arguments: Any, **options: Any) -> SharedStateSyncInfo:
+        """Make the shared states equal."""
+        return await self._engine.sync(sync_request(*arguments, **options))
+
+    async def all_reduce(self, *arguments: Any, **options: Any) -> ReduceInfo:
+        """Reduce over all members."""
+        return await self._engine.reduce(reduce_request(*arguments, **options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    peer_id: int
+
+
+class ReplicaProgram(Application):
+    """The program of a replica; when it fails, a supervisor starts it again."""
+
+    lives_max = LIVES_MAX
+    begins_anew_after = (PCCLError,)
+
+    def __init__(
+        self, parts: RunParts, process: PeerProcess, run: SimulatedStorm, *, starts: bool
+    ) -> None:
+        super().__init__(parts, process)
+        self._parts, self._run = parts, run
+        self._is_first = starts
+
+    async def _live(self, life: int) -> None:
+        start_s = self._run.storm.training.start_s
+        if life:
+            self._run.tape.append(ReplicaStarted(self._loop.time(), self._process.index))
+        if life or not self._is_first:
+            await self.sleep(round(start_s * NS_PER_S))
+        await SimulatedReplica(self._parts, self._process, self._run, self).run()
+
+    def _is_final(self, error: PCCLError) -> bool:
+        self._run.tape.append(ReplicaKilled(self._loop.time(), self._process.index))
+        return False
+
+    def interrupt(self) -> None:
+        """Do nothing: no Ctrl-C comes."""
+
+
+class SimulatedReplica:
+    """One life of a replica: trains, and makes the joint calls.
+
+    Args:
+        parts: shared objects of the run.
+        process: its process.
+        run: the storm.
+        program: its program, which may have to nap.
+    """
+
+    def __init__(
+        self, parts: RunParts, process: PeerProcess, run: SimulatedStorm, program: ReplicaProgram
+    ) -> None:
+        training, timeline = run.storm.training, run.storm.timeline
+        self._index, self._tape, self._work = process.index, run.tape, run.work
+        self._loop, self._clock, self._program = parts.loop, process.clock, program
+        self._ends_ns = parts.scenario.stop_ns
+        self._step_ns = round(
+            training.step_s * training.pace(process.index, timeline.peers) * NS_PER_S
+        )
+        self._life, self._made = run.work.next_life(), 0
+        self._model, self._inner = run.work.model()
+        named = list(self._model.named_parameters())
+        timing = schedule(training.sync_every, training.fragments, training.delay)
+        split = partition([p.numel() for _, p in named], training.fragments, "strided")
+        numel = sum(p.numel() for _, p in named)
+        make_outer = outer_factory(None, numel, timing)
+        self._local = LocalModel([[named[i] for i in part] for part in split], make_outer)
+        compression = of_pseudo_gradients(training.compression)
+        self._names = [[named[i][0] for i in part] for part in split]
+        self._inner_state = InnerState(self._inner, named)
+        self._outer = OuterParameters(
+            [part.outer for part in self._local.parts],
+            inner=self._inner_state,
+            previews=training.eager,
+        )
+        self._trainer = LocalTrainer(
+            timing, self._local.parts, timing.mixing(None), self._now_s, eager=training.eager
+        )
+        self._comm = SimulatedCommunicator(process)
+        self._calls = ReplicaCalls(
+            self._comm, self._outer, timing, 1, compression, guard=pccl.Guard(),
+            quorum=QuorumOptions(training.quorum, training.grace_s), clock=self._now_s,
+        )  # fmt: skip
+        self._calls.tell = self._hear_of
+        self._process = process
+        self._queue: deque[Contribution | None] = deque()
+        self._news: deque[JointNews] = deque()
+        self._is_idle = self._is_closing = False
+        self._failure: BaseException | None = None
+        self._wakeups = Wakeups(parts.loop, process.clock)
+
+    async def run(self) -> None:
+        """Join, train and finish.
+
+        Raises:
+            PCCLError: the replica cannot continue in this run.
+        """
+        caller = self._loop.create_task(self._make_calls())
+        try:
+            await self._train()
+        finally:
+            caller.cancel()
+
+    async def _train(self) -> None:
+        while not self._trainer.entry:
+            await self._until(lambda: bool(self._news))
+            self._take_in()
+        await self._do(self._trainer.begin())
+        while self._loop.now_ns() < self._ends_ns or self._trainer.pipeline.position()["since"]:
+            await self._program.sleep(self._step_ns)
+            await self._program.end_nap()
+            self._check()
+            self._take_in()
+            with self._inner_state.stepping():
+                self._work.step(self._life, self._made, self._model, self._inner)
+            self._made += 1
+            await self._do(self._trainer.step(1.0, is_awaited=self._is_awaited))
+        await self._do(self._trainer.finish())
+        await self._until(lambda: self._is_idle)
+        self._take_in()
+        self._local.take_over()
+        number = self._outer.ledger.number
+        done = ReplicaDone(self._at_s, self._index, number, digest(self._model.parameters()))
+        self._tape.append(done)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether members wait for this replica, as ``TrainingDriver`` decides it."""
+        awaited = self._is_idle and self._comm.is_awaited
+        return awaited or self._trainer.is_behind()
+
+    @property
+    def _at_s(self) -> float:
+        return self._loop.time()
+
+    def _now_s(self) -> float:
+        return self._clock.now_ns() / NS_PER_S
+
+    async def _do(self, steps: Steps) -> None:
+        for action in steps:
+            match action:
+                case Contribution():
+                    self._queue.append(action)
+                    self._is_idle = False
+                    self._wakeups.changed()
+                case RoundMerged():
+                    pass
+                case None:
+                    await self._until(lambda: bool(self._news))
+                    self._take_in()
+        self._local.hold()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        await self._wakeups.until(condition, self._check)
+
+    def _take_in(self) -> None:
+        while self._news:
+            news = self._news.popleft()
+            match news.what:
+                case Entered() as entered:
+                    self._trainer.enter(entered, news.outer, news.buffers)
+                    trains = ReplicaTrains(self._at_s, self._index, self._comm.peer_id)
+                    self._tape.append(trains)
+                case RoundCommitted() as committed:
+                    self._trainer.commit(committed)
+                case _:
+                    pass
+
+    # -- the task that makes joint calls -----------------------------------------------------------
+
+    async def _make_calls(self) -> None:
+        try:
+            await self._drive()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the task that trains raises it
+            self._failure = error
+        self._is_idle = True
+        self._wakeups.changed()
+
+    async def _drive(self) -> None:
+        steps = self._calls.run()
+        try:
+            asked = next(steps)
+            while True:
+                try:
+                    outcome = await self._carry_out(asked)
+                except PCCLError as error:
+                    asked = steps.throw(error)
+                else:
+                    asked = steps.send(outcome)
+        except StopIteration:
+            return
+
+    async def _carry_out(self, asked: ReplicaCall | Take | Pause) -> object:
+        match asked:
+            case ReplicaCall(method, arguments, options):
+                return await getattr(self._comm, method)(*arguments, **options)
+            case Take(or_newcomers):
+                self._is_idle = not self._queue
+                self._wakeups.changed()
+                while not self._queue:
+                    if or_newcomers and self._comm.newcomers_wait:
+                        self._is_idle = False
+                        return NewcomersWait()
+                    await self._wakeups.wait(NEWCOMERS_POLL_NS)
+                return self._queue.popleft()
+            case Pause(seconds, _):
+                await self._program.sleep(round(seconds * NS_PER_S))
+                return self._is_closing
+
+    def _hear_of(self, news: JointNews) -> None:
+        what = news.what
+        if isinstance(what, RoundCommitted):
+            average, number = what.average, what.contribution.number
+            workers = average.workers or average.contributors
+            own_weight = what.contribution.weight if average.took_part else 0.0
+            self._tape.append(
+                RoundDone(
+                    self._at_s, self._index, self._process.run.hex(), number, tuple(workers),
+                    average.total_weight, own_weight, average.tx_bytes,
+                )
+            )  # fmt: skip
+            if self._work.judges(number):
+                loss = self._work.judge(number, self._load_outer)
+                self._tape.append(HeldOutLoss(self._at_s, number, loss))
+        elif isinstance(what, Members):
+            return
+        self._news.append(news)
+        self._wakeups.changed()
+
+    def _load_outer(self, model: GPT) -> None:
+        """Load the outer parameters into ``model``."""
+        for names, fragment in zip(self._names, self._outer.fragments, strict=True):
+            for name, value in zip(names, fragment.views(fragment.flat), strict=True):
+                model.get_parameter(name).data.copy_(value)

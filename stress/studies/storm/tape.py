@@ -1,0 +1,153 @@
+"""The tape: what the replicas of a storm report, in both forms, as JSON lines.
+
+Times are seconds of one clock: virtual time, or ``time.monotonic`` of the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, get_args
+
+from pccl.cli.processes.reports import decode, encode
+from pccl.stress.timeline import FaultKind
+
+AWAY = (FaultKind.FREEZE, FaultKind.CLOCK_PAUSE, FaultKind.PARTITION, FaultKind.NAP)
+"""Faults during which a replica cannot take part."""
+COMPUTES = (FaultKind.PARTITION,)
+"""Those during which its program continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class StormBegan:
+    """All replicas train; the first fault may strike."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStarted:
+    """A process of a replica was started."""
+
+    at: float
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKilled:
+    """The process of a replica was killed, or has ended by itself."""
+
+    at: float
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAway:
+    """A replica cannot train with the others for a while.
+
+    Attributes:
+        why: kind of the fault.
+        computes: whether its program runs, as it does in a partition.
+    """
+
+    at: float
+    index: int
+    until: float
+    why: str
+    computes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTrains:
+    """A replica has entered the run (again), as ``peer``, and makes inner steps from now on."""
+
+    at: float
+    index: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """A replica knows the average of a round.
+
+    Attributes:
+        run: names the run; a round of a run has one outcome.
+        number: number of the round.
+        contributors: ids of the replicas whose work is in the average.
+        weight: inner steps in the average.
+        own_weight: those of this replica; 0 if it came too late.
+        tx_bytes: bytes that this replica sent for it.
+    """
+
+    at: float
+    index: int
+    run: str
+    number: int
+    contributors: tuple[int, ...]
+    weight: float
+    own_weight: float
+    tx_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """The outer parameters after a round have this loss on held-out text, in nats per byte."""
+
+    at: float
+    number: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDone:
+    """A replica has finished.
+
+    Attributes:
+        number: number of rounds that its model contains.
+        digest: digest of its parameters, the same on all replicas that end after the same round.
+    """
+
+    at: float
+    index: int
+    number: int
+    digest: str
+
+
+TapeEvent: TypeAlias = (
+    StormBegan
+    | ReplicaStarted
+    | ReplicaKilled
+    | ReplicaAway
+    | ReplicaTrains
+    | RoundDone
+    | HeldOutLoss
+    | ReplicaDone
+)
+
+TAPE_KINDS: tuple[type[TapeEvent], ...] = get_args(TapeEvent)
+
+
+def write_tape(events: list[TapeEvent], path: Path) -> None:
+    """Write a tape in the order of time.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = (encode(event) for event in sorted(events, key=lambda event: event.at))
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def read_tape(path: Path) -> list[TapeEvent]:
+    """Read a tape.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line holds no event.
+    """
+    events: list[TapeEvent] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        event = decode(line, TAPE_KINDS)
+        if event is None:
+            raise ValueError(f"{path}, line {number}: no event of a storm; write the tape again")
+        events.append(event)
+    return events

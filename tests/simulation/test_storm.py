@@ -1,0 +1,88 @@
+"""Storms in the simulator: what faults cost a run with a quorum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from pccl.stress.studies.storm.figures import StormFigures, figures_of
+from pccl.stress.studies.storm.schedules import make_storm
+from pccl.stress.studies.storm.simulated import SimulatedStorm
+from pccl.stress.studies.storm.storm import Storm, StormTraining
+from pccl.stress.studies.storm.tape import ReplicaDone, TapeEvent
+from pccl.stress.studies.storm.work import StormWork
+from pccl.stress.timeline import FaultKind, Timeline, TimelineFault
+
+STEP_S = 0.5
+ROUND_S = 5.0
+
+
+def storm(
+    *faults: TimelineFault, replicas: int = 4, seconds: float = 30.0, **training: object
+) -> Storm:
+    settings: dict[str, object] = {
+        "step_s": STEP_S,
+        "sync_every": 10,
+        "computes": False,
+        **training,
+    }
+    timeline = Timeline(3, replicas, seconds, faults, lanes=1, deadline_s=5.0)
+    return Storm(timeline, StormTraining(**settings))  # type: ignore[arg-type]
+
+
+def run(given: Storm) -> list[TapeEvent]:
+    return SimulatedStorm(given, StormWork(given.training, given.timeline.seed)).run()
+
+
+def figures(given: Storm) -> StormFigures:
+    found = figures_of(given, run(given))
+    assert found.is_equal
+    return found
+
+
+def test_a_storm_is_the_same_each_time() -> None:
+    given = storm(TimelineFault(4.0, FaultKind.RESTART, 1, duration_s=0.5), seconds=20.0)
+    assert run(given) == run(given)
+
+
+def test_without_faults_nothing_is_lost() -> None:
+    given = storm()
+    tape = run(given)
+    found = figures_of(given, tape)
+    assert found.share_kept > 0.999
+    assert found.took_part_min == 1.0
+    assert len([one for one in tape if isinstance(one, ReplicaDone)]) == 4
+
+
+def test_a_new_process_trains_at_once_and_is_in_a_round_soon() -> None:
+    """Between two rounds: it need not wait for one, and contributes the steps that it has made."""
+    found = figures(storm(TimelineFault(2.0, FaultKind.RESTART, 1, duration_s=0.5), start_s=1.0))
+    (again, *_), (commit, *_) = found.training_again_s, found.in_commit_again_s
+    assert again < 1.5 + 1.0, "start, and a look of the members for newcomers"
+    assert commit < ROUND_S + 5.0, "in the next round, or in the one after if that is too soon"
+
+
+@pytest.mark.parametrize("kind", [FaultKind.FREEZE, FaultKind.NAP, FaultKind.PARTITION])
+def test_who_is_away_costs_the_others_a_grace(kind: FaultKind) -> None:
+    fault = TimelineFault(6.0, kind, 2, duration_s=12.0)
+    found = figures(storm(fault, grace_s=1.0, seconds=40.0))
+    assert found.longest_wait_s < 1.0 + 0.5
+    assert all(found.lost_s[index] < 2.0 for index in (0, 1, 3))
+    if kind is not FaultKind.PARTITION:  # in which it waits for its round
+        assert found.lost_s[2] < 2.0
+
+
+def test_a_sleeper_loses_none_of_its_steps() -> None:
+    drawn = make_storm("sleeper", 3, 70.0, 1)
+    found = figures(replace(drawn, training=replace(drawn.training, computes=False)))
+    assert all(lost < 2.0 for lost in found.lost_s.values())
+
+
+def test_a_slow_replica_costs_the_others_nothing() -> None:
+    found = figures(storm(paces=(4.0,), seconds=60.0))
+    assert found.share_kept > 0.95
+    assert found.took_part_min >= 0.75
+    assert found.took_part > 0.85, "it takes part in every round or the next"
