@@ -22,26 +22,29 @@ class PlotLine(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def over_time(lines: Sequence[PlotLine], marks: Sequence[float], x_max: float) -> str:
+def over_time(
+    lines: Sequence[PlotLine], marks: Sequence[float], x_max: float, y_min: float = 0.0
+) -> str:
     """Return step lines over seconds, with vertical lines at ``marks``, as SVG."""
-    figure, axes = _blank(2.4)
+    figure, axes = blank(2.4)
     for line in lines:
         axes.step(*zip(*line.points, strict=True), where="post", label=line.label)
     axes.vlines(marks[:MARKS_MAX], 0, 1, MARK, alpha=0.35, transform=axes.get_xaxis_transform())
-    axes.set(xlabel="seconds", xlim=(0, x_max), ylim=(0, None))
+    axes.update_datalim([(0, y_min)])  # so that there is room above the largest value
+    axes.set(xlabel="seconds", xlim=(0, x_max), ylim=(y_min, None))
     if lines:
-        axes.legend(loc="upper left", ncols=len(lines), frameon=False)
-    return _svg(figure)
+        figure.legend(loc="outside upper left", ncols=len(lines), frameon=False)
+    return svg(figure)
 
 
 def dots(values: Mapping[str, Sequence[float]]) -> str:
     """Return the values of each kind, in seconds, as a row of dots, as SVG."""
     kinds = sorted(values, reverse=True)
-    figure, axes = _blank(0.6 + 0.25 * max(len(kinds), 1))
+    figure, axes = blank(0.6 + 0.25 * max(len(kinds), 1))
     for row, kind in enumerate(kinds):
         axes.plot(values[kind], [row] * len(values[kind]), "o", color="tab:blue", alpha=0.45)
     axes.set(xlabel="seconds", yticks=range(len(kinds)), yticklabels=kinds, xlim=(0, None))
-    return _svg(figure)
+    return svg(figure)
 
 
 def world_sizes(record: RunRecord, seconds: float) -> list[PlotLine]:
@@ -71,7 +74,7 @@ def rates(record: RunRecord, seconds: float) -> PlotLine:
     return PlotLine("operations per second", [(n * width_s, counts[n] / width_s) for n in bins])
 
 
-def _blank(height: float) -> tuple[Any, Any]:
+def blank(height: float) -> tuple[Any, Any]:
     """Return an empty figure and its axes, without a display; matplotlib is only partly typed."""
     # Imported here, because only a page needs matplotlib, which may not be installed.
     from matplotlib.figure import Figure
@@ -80,7 +83,7 @@ def _blank(height: float) -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _svg(figure: Any) -> str:
+def svg(figure: Any) -> str:
     """Return only the SVG element of a figure, as HTML needs it; text stays text."""
     matplotlib: Any = importlib.import_module("matplotlib")  # typed in part only
     found, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))

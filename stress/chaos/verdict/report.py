@@ -65,7 +65,7 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
         f"<title>pccl stress: {verdict}</title><style>{STYLE}</style>",
         f'<h1>pccl stress run <span class="{verdict}">{verdict}</span></h1>',
         f"<p>{escape(headline(report))}</p>",
-        _table("what", ["count"], {name: {"count": report[name]} for name in COUNTS}),
+        table("what", ["count"], {name: {"count": report[name]} for name in COUNTS}),
         "<h2>World size</h2><p>Contributors of each operation; red lines are faults.</p>",
         over_time(world_sizes(record, seconds), marks, seconds),
         f"<details><summary>Faults</summary><pre>{escape(chr(10).join(faults))}</pre></details>",
@@ -74,7 +74,7 @@ def write_html(judgement: Judgement, record: RunRecord, path: Path) -> None:
         "<h2>Recovery</h2><p>Seconds from a fault to the next operation of the other peers that "
         "committed.</p>",
         dots(waits(record)),
-        _table("fault", ["count", "median", "p95", "max"], report["recovery_s"]),
+        table("fault", ["count", "median", "p95", "max"], report["recovery_s"]),
     ]
     for name, texts in report["findings"].items():
         parts.append(f"<h2>{escape(name)}</h2>")
@@ -111,7 +111,8 @@ def headline(report: Mapping[str, Any]) -> str:
     )
 
 
-def _table(first: str, columns: list[str], rows: Mapping[str, Mapping[str, Any]]) -> str:
+def table(first: str, columns: list[str], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table as HTML. ``rows``: first cell -> values by column; values are HTML."""
     head = "".join(f"<th>{escape(name)}</th>" for name in [first, *columns])
     body = "".join(
         f"<tr><td>{escape(name)}</td>"
