@@ -8,6 +8,7 @@
 * ``simulated``: a storm in the simulator, with the production engine and wrapper.
 * ``real``: a storm with real processes, by the harness of ``stress run``.
 * ``replica_process``: a replica of it: an ordinary program that trains with ``DiLoCo``.
+* ``frames``: the state of each replica at a time, and what a picture shows. Pure.
 * ``page``: a page with the figures and plots.
 * ``picture``: a moving picture of the replicas.
 * ``command``: the command ``storm``.

@@ -118,7 +118,8 @@ def storm(
         write_tape(ran.tape, tape)
     if json_path is not None:
         json_path.write_text(json.dumps(report, indent=1) + "\n")
-    _draw(drawn, ran, calm, html_path, gif_path)
+    title = f"{Path(schedule).stem}, {'simulated' if simulate else 'real processes'}"
+    _draw(drawn, ran, calm, title, html_path, gif_path)
     with writing():
         show(figures, losses, Console())
     is_ok = ran.is_ok and figures.is_equal and (calm is None or calm.is_ok)
@@ -172,13 +173,18 @@ def _losses(drawn: Storm, ran: StormRun, calm: StormRun | None) -> dict[str, flo
 
 
 def _draw(
-    drawn: Storm, ran: StormRun, calm: StormRun | None, html: Path | None, gif: Path | None
+    drawn: Storm,
+    ran: StormRun,
+    calm: StormRun | None,
+    title: str,
+    html: Path | None,
+    gif: Path | None,
 ) -> None:
     # Imported here, because only these files need matplotlib, which may not be installed.
     if html is not None:
         from pccl.stress.studies.storm.page import write_page
 
-        write_page(drawn, ran.tape, None if calm is None else calm.tape, html)
+        write_page(drawn, ran.tape, None if calm is None else calm.tape, html, title)
     if gif is not None:
         from pccl.stress.studies.storm.picture import write_picture
 

@@ -14,9 +14,9 @@ from pccl.stress.studies.storm.frames import (
     state_at,
     states_of,
 )
-from pccl.stress.studies.storm.simulated import AWAY
 from pccl.stress.studies.storm.storm import Storm, StormTraining
 from pccl.stress.studies.storm.tape import (
+    AWAY,
     HeldOutLoss,
     ReplicaAway,
     ReplicaKilled,
