@@ -55,7 +55,7 @@ TILES = """
 
 def write_page(
     storm: Storm, events: Sequence[TapeEvent], quiet: Sequence[TapeEvent] | None, path: Path,
-    title: str,
+    title: str = "A storm",
 ) -> None:  # fmt: skip
     """Write the page of a tape.
 
@@ -121,13 +121,13 @@ def summary(storm: Storm) -> str:
 
 
 def loss_difference(curves: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
-    """Return the last loss of the first curve, less that of the second one at as many steps."""
+    """Return the last loss of the first curve that can be compared, less that of the second one."""
     own, *others = curves.values()
-    if not own or not others:
-        return None
-    steps, loss = own[-1]
-    other = at_equal_steps(others[0], steps)
-    return None if other is None else loss - other
+    for steps, loss in reversed(own if others else ()):
+        other = at_equal_steps(others[0], steps)
+        if other is not None:
+            return loss - other
+    return None
 
 
 def key_figures(figures: StormFigures, difference: float | None) -> dict[str, str]:

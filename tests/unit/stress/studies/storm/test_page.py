@@ -74,7 +74,9 @@ def test_losses_are_compared_at_equal_steps() -> None:
     own, other = [(0.0, 3.0), (50.0, 2.0)], [(0.0, 3.0), (100.0, 1.0)]
     assert loss_difference({"own": own, "other": other}) == pytest.approx(0.0)
     assert loss_difference({"own": [(25.0, 2.75)], "other": other}) == pytest.approx(0.25)
-    assert loss_difference({"own": [(101.0, 1.0)], "other": other}) is None
+    longer = [(25.0, 2.75), (101.0, 1.0)]
+    assert loss_difference({"own": longer, "other": other}) == pytest.approx(0.25)
+    assert loss_difference({"own": longer[1:], "other": other}) is None
     assert loss_difference({"own": own}) is None
     assert loss_difference({"own": [], "other": other}) is None
 
