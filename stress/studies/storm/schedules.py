@@ -22,6 +22,11 @@ CALM_S = 10.0
 
 _KILLED, _CUT, _STOPPED = FaultKind.RESTART, FaultKind.PARTITION, FaultKind.FREEZE
 _FT_DILOCO = {_KILLED: 28, _CUT: 9, _STOPPED: 8}
+_HOME_S = {
+    FaultKind.NAP: (2.0, 20.0),
+    FaultKind.CLOCK_PAUSE: (20.0, 90.0),
+    FaultKind.RESTART: (5.0, 60.0),
+}
 _LASTS_S = {_KILLED: RESTART_S, _CUT: PARTITION_S, _STOPPED: STOP_S}
 
 
@@ -71,15 +76,14 @@ def _home_internet(draw: _Draw) -> Iterator[TimelineFault | None]:
     for peer in range(draw.replicas):
         up_mbit = 10 ** draw.rng.uniform(1, 2)
         yield TimelineFault(0.0, FaultKind.BANDWIDTH, peer, None, draw.seconds, up_mbit * 125_000)
-    each = HOUR_S / draw.replicas
-    for at_s in draw.times(each / 4):
-        yield draw.one(at_s, FaultKind.NAP, draw.rng.uniform(2, 20))
-    for at_s in draw.times(each / 2):
-        yield draw.one(at_s, FaultKind.CLOCK_PAUSE, draw.rng.uniform(20, 90))
-    for at_s in draw.times(each):
-        yield draw.one(at_s, FaultKind.RESTART, draw.rng.uniform(5, 60))
-    for at_s in draw.times(each / 4):
-        yield TimelineFault(at_s, FaultKind.RESET, draw.rng.randrange(draw.replicas))
+    each_s = HOUR_S / draw.replicas
+    often = {FaultKind.NAP: 4, FaultKind.CLOCK_PAUSE: 2, FaultKind.RESTART: 1, FaultKind.RESET: 4}
+    times = [(at_s, kind) for kind, n in often.items() for at_s in draw.times(each_s / n)]
+    for at_s, kind in sorted(times):
+        if kind is FaultKind.RESET:
+            yield TimelineFault(at_s, kind, draw.rng.randrange(draw.replicas))
+        else:
+            yield draw.one(at_s, kind, draw.rng.uniform(*_HOME_S[kind]))
 
 
 def _sleeper(draw: _Draw) -> Iterator[TimelineFault | None]:

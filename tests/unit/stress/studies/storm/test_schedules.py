@@ -69,9 +69,22 @@ def test_at_home_each_peer_has_its_uplink() -> None:
     ups = {f.peer: f.amount * 8 / 1e6 for f in faults if f.kind is FaultKind.BANDWIDTH}
     assert sorted(ups) == list(range(8))
     assert all(10 <= up <= 100 for up in ups.values())
-    kinds = {fault.kind for fault in faults}
-    assert {FaultKind.NAP, FaultKind.CLOCK_PAUSE, FaultKind.RESTART, FaultKind.RESET} <= kinds
     assert all(fault.duration_s for fault in faults if fault.kind in LASTING)
+
+
+def test_at_home_faults_of_each_kind_come_as_often_as_the_source_says() -> None:
+    """An hour of 32 replicas: 4 naps, 2 sleeps, a restart and 4 resets for each, all the time."""
+    hours = 10
+    faults = [
+        fault
+        for seed in range(hours)
+        for fault in make_storm("home-internet", 32, 3600, seed).timeline.faults
+    ]
+    kinds = Counter(fault.kind for fault in faults)
+    for kind, each in (("nap", 4), ("clock_pause", 2), ("restart", 1), ("reset", 4)):
+        assert kinds[FaultKind(kind)] / hours / 32 == pytest.approx(each, rel=0.12)
+    early = Counter(fault.kind for fault in faults if fault.at_s < 1800)
+    assert early[FaultKind.RESTART] / kinds[FaultKind.RESTART] == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_given_link_replaces_that_of_the_schedule() -> None:
