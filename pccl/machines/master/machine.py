@@ -343,7 +343,7 @@ class MasterMachine(Machine[MasterEvent, MasterEffect]):
         peer.blocked = message.blocked
         peer.pace.beat(message, self._now_ns)
         if message.term == self.term:
-            peer.seen_version = max(peer.seen_version, message.roster_version)
+            peer.has_roster(message.roster_version)
             peer.stored_place = max(peer.stored_place, message.proposed)
         self.ballots.note_progress(peer.id, message.progress)
         self.finals.acknowledge(peer.id, message.operations, message.rounds)

@@ -20,6 +20,7 @@ from pccl.machines.master.links.link_states import LinkStates
 from pccl.protocol.guards.source_shares import of_the_largest
 from pccl.protocol.limits import PENDING_MAX, ROSTERS_KEPT_MAX, TERM_GAP
 from pccl.protocol.link_messages import LinkPath
+from pccl.protocol.messages import Admitted
 from pccl.protocol.types import NOBODY, AlgorithmTable, LinkMeasure, Member, PeerId, Roster
 from pccl.telemetry.pace import Pace
 from pccl.topology.cost_model import choose_algorithms
@@ -70,6 +71,8 @@ class RegisteredPeer:
     """Since when another peer waits for this one; None if no peer does."""
     seen_version: int = 0
     """Version of the newest roster that the peer has acknowledged."""
+    admission: Admitted | None = None
+    """How this master has admitted the peer; None once the peer is known to have it."""
     sent_place: int = 0
     """Place of the last proposal that was sent to the peer on the present connection."""
     stored_place: int = 0
@@ -92,6 +95,12 @@ class RegisteredPeer:
         """The versions of IP of which the peer has an address; True: IPv6."""
         hosts = (self.member.host, *self.member.hosts, self.seen)
         return {":" in host for host in hosts if host}
+
+    def has_roster(self, version: int) -> None:
+        """Note the version of the newest roster that the peer has; 0: it has none yet."""
+        self.seen_version = max(self.seen_version, version)
+        if version:
+            self.admission = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class Registration:
         self._connections.bind(connection, peer)
         peer.control_lost_ns = None
         peer.heard_ns = self._outbox.now_ns
-        peer.seen_version = max(peer.seen_version, message.roster_version)
+        peer.has_roster(message.roster_version)
         self.welcome_back(peer, message.roster_version)
         self._note_address(peer, connection, message.hosts)
         if not peer.admitted:
@@ -191,10 +191,13 @@ class Registration:
         if not peer.admitted:
             return
         if roster_version == 0:  # it was admitted, but Admitted was lost
-            self._ratification.tell_admitted(peer, self._rounds.admission(peer))
-        else:
-            for roster in self.membership.rosters_after(peer.group, roster_version):
-                self._outbox.send(peer, msg.RosterChanged(roster))
+            admission = self._rounds.admission(peer)
+            if peer.left_out and peer.admission is not None:
+                admission = peer.admission  # its calls take all that it has missed since
+            self._ratification.tell_admitted(peer, admission)
+            roster_version = admission.roster.version
+        for roster in self.membership.rosters_after(peer.group, roster_version):
+            self._outbox.send(peer, msg.RosterChanged(roster))
         for owed in (*self._ballots.owed_to(peer.id), *self._finals.owed_to(peer.id)):
             self._ratification.tell([peer], owed)
 

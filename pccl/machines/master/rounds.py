@@ -260,7 +260,8 @@ class JointRounds:
 
     def _tell_admitted(self, newcomers: list[RegisteredPeer]) -> None:
         for peer in newcomers:
-            self._ratification.tell_admitted(peer, self.admission(peer))
+            peer.admission = self.admission(peer)
+            self._ratification.tell_admitted(peer, peer.admission)
 
     def admission(self, peer: RegisteredPeer) -> msg.Admitted:
         """Return the message that tells a newcomer that it is a member."""

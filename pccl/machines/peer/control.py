@@ -29,6 +29,8 @@ class JoinAttempt:
         self.masters = event.masters
         self.waits_for = ""
         """Which members or events the admission waits for, as the master last reported."""
+        self.has_returned = False
+        """Whether an earlier master may have admitted this peer already."""
         self._event = event
         self._failures = 0
         self._reasons: dict[str, None] = {}
@@ -203,6 +205,8 @@ class ControlConnection:
             raise errors.RemoteProtocolError(func="control", reason="invalid or outdated Resumed")
         if (message.term, message.incumbent) != (own.term, own.incumbent):
             self._heartbeats.follows_another()
+            if self.join is not None:
+                self.join.has_returned = True
         own.term, own.incumbent = message.term, message.incumbent
         if message.certificate != NO_CERTIFICATE:
             own.certificate = message.certificate

@@ -387,16 +387,18 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
     def _admitted(self, message: msg.Admitted) -> None:
         if self.standing is not Standing.PENDING:
             return  # a repetition
-        self.membership.first_view = message.roster.view
+        join = self.control.join
+        assert join is not None
+        if not join.has_returned:  # otherwise members may have gone on without it before
+            self.membership.first_view = message.roster.view
         self._learn(message.roster)
         self.membership.ratify(message.ratified)
         self.own.become(Standing.MEMBER)
         self.membership.see(message.roster.version)
         self.rounds.start_from(message.rounds, rejoins=self.own.rejoins)
         self.synchronizations.expected = message.expected
-        call = self.control.end_join()
-        assert call is not None
-        self.out.return_(call)
+        self.control.end_join()
+        self.out.return_(join.call)
 
     def _learn(self, roster: Roster) -> None:
         """Update the membership if ``roster`` is newer."""

@@ -102,7 +102,7 @@ class KnownMembership:
         self._rosters: dict[int, Roster] = {}
         """By version: the rosters that the caller may still see, and the newest."""
         self.first_view = 0
-        """The view of the own group with which this peer was admitted."""
+        """The view with which this peer was admitted; 0: unknown, by a master before this one."""
         self.ratified = 0
         """Newest roster version that a majority of the members before it is known to have."""
         self._reported: dict[int, tuple[Roster, bytes]] = {}

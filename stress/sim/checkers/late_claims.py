@@ -22,7 +22,13 @@ from pccl.machines.peer.events import (
     SyncResult,
 )
 from pccl.protocol.errors import ResyncRequired
-from pccl.protocol.messages import Admitted, OperationEnded, OperationNarrowed
+from pccl.protocol.messages import (
+    Admitted,
+    OperationEnded,
+    OperationNarrowed,
+    Registered,
+    Resumed,
+)
 from pccl.protocol.types import SYNC_TAG, OperationId, PeerId
 from pccl.stress.sim.checkers.outcomes import Violation
 
@@ -43,7 +49,10 @@ class LateClaims:
         self._done = done
         self._peer = PeerId(0)
         self._first_view = 0
-        """The view with which the process was admitted; it has no part in earlier ones."""
+        """The view with which the process was admitted; it has no part in earlier ones. 0: unknown,
+        because another master may have admitted it."""
+        self._terms: set[int] = set()
+        """Terms of the masters that the process has followed since its registration."""
         self._owed: list[OperationId] = []
         self._seen: set[OperationId] = set()
         """All operations of which it has learned that members committed them without it."""
@@ -58,7 +67,11 @@ class LateClaims:
             self._seen.clear()
             self._owed_before.clear()
         match event:
-            case ControlMessage(Admitted(roster)):
+            case ControlMessage(Registered(term=term)):
+                self._terms, self._first_view = {term}, 0
+            case ControlMessage(Resumed(term=term)):
+                self._terms.add(term)
+            case ControlMessage(Admitted(roster)) if len(self._terms) < 2:
                 self._first_view = roster.view
             case ControlMessage(OperationEnded(operation=ended) as outcome):
                 is_late = outcome.abort is None and peer not in outcome.contributors

@@ -206,7 +206,7 @@ _CROWDS = (24, 32, 48, 64)
 _NOT_FOR_TWO_MASTERS = (MasterDeath, Takeover)
 """Excluded: in these runs both masters must live."""
 _MEMBERS_OF_TWO_MASTERS_MAX = 7
-_QUORUMS = 0.0
+_QUORUMS = 0.25
 """Share of runs that go on without late processes; all runs of the mix ``quorum`` do."""
 _STEPS = 0.15
 """Share of runs whose iterations launch reduces while they compute."""
