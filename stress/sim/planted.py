@@ -56,7 +56,7 @@ from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.session import StateSession
 from pccl.state import election
 from pccl.stress.sim import planted_quorums as planted_quorums
-from pccl.stress.sim.planting import PLANTED, change, does, says
+from pccl.stress.sim.planting import PLANTED, change, does, private, says
 from pccl.topology.link_upkeep import LinkUpkeep
 from pccl.topology.segment_limit import SegmentLimit
 from pccl.topology.wanted_link import LaneDial
@@ -106,14 +106,14 @@ says("done_ahead_ignored", CollectiveBallot, "_is_ahead", False)
 @does(CollectiveBallot, "wait_for_start")
 def announcers_not_started(_: Any, ballot: CollectiveBallot) -> list[PeerId]:
     """The master does not tell the start to members that only announce their segments."""
-    eager = getattr(ballot, "_eager")  # noqa: B009
+    eager = private(ballot, "_eager")
     return [peer for peer in ballot.survivors if peer not in eager]
 
 
 @does(CollectiveBallot, "weights")
 def weights_in_any_order(weights: Any, ballot: CollectiveBallot) -> tuple[float, ...]:
     """The master announces the weights of an average in the order of their arrival."""
-    told: dict[PeerId, float] = getattr(ballot, "_weights")  # noqa: B009 - not ours
+    told: dict[PeerId, float] = private(ballot, "_weights")
     return tuple(told.values())
 
 
@@ -330,7 +330,7 @@ def weights_not_waited_for(begin: Any, reduction: Reduction, *args: Any, **optio
 @does(LinkUpkeep, "_bring_up")
 def only_the_younger_dials(bring_up: Any, upkeep: LinkUpkeep, link: Any) -> object:
     """The elder of two peers never dials, even if only the elder has lost the link."""
-    is_younger = link.member.peer < getattr(upkeep, "_own")  # noqa: B009
+    is_younger = link.member.peer < private(upkeep, "_own")
     return bring_up(upkeep, link) if is_younger else []
 
 

@@ -21,7 +21,7 @@ from pccl.protocol import messages as msg
 from pccl.protocol.types import Descriptor, OperationId, PeerId
 from pccl.runtime.collective import plans
 from pccl.runtime.state.service import StateService
-from pccl.stress.sim.planting import does, says
+from pccl.stress.sim.planting import does, private, says
 
 
 @does(plans, "fingerprint")
@@ -35,9 +35,9 @@ def participants_not_adopted(
     narrowed_request: Any, ballot: CollectiveBallot, peer: PeerId, ranks: bytes
 ) -> Any:
     """A new master ignores for whom members have posted their buffers."""
-    if getattr(ballot, "_inherited") and not getattr(ballot, "_is_narrowed"):  # noqa: B009
-        asked = len(getattr(ballot, "_descriptors"))  # noqa: B009
-        start = getattr(ballot, "_start")  # noqa: B009
+    if private(ballot, "_inherited") and not private(ballot, "_is_narrowed"):
+        asked = len(private(ballot, "_descriptors"))
+        start = private(ballot, "_start")
         return start() if asked == len(ballot.members) else None
     return narrowed_request(ballot, peer, ranks)
 
@@ -72,7 +72,7 @@ def newest_missed_first(
     take_missed: Any, operations: OpenOperations, view: int, tag: int
 ) -> msg.OperationEnded | None:
     """A late call gets the newest result that it has missed."""
-    missed: dict[tuple[int, int], list[msg.OperationEnded]] = getattr(operations, "_missed")  # noqa: B009
+    missed: dict[tuple[int, int], list[msg.OperationEnded]] = private(operations, "_missed")
     kept = missed.get((view, tag))
     return kept.pop() if kept else None
 
@@ -82,7 +82,7 @@ def own_input_for_late_result(
     fetch_result: Any, service: StateService, number: int, operation: OperationId, asked: Descriptor
 ) -> None:
     """A late call returns the values that it has brought."""
-    calls, feed = getattr(service, "_calls"), getattr(service, "_feed")  # noqa: B009
+    calls, feed = private(service, "_calls"), private(service, "_feed")
     operand = calls.open[number].operand
     operand.target.write(0, operand.source.copy())
     feed(ResultFetched(number, has_arrived=True))
@@ -107,8 +107,8 @@ def quorum_of_all_groups(quorum: Any, rounds: JointRounds, kind: Any) -> Any:
     found = quorum(rounds, kind)
     if found is not None:
         return found
-    members = getattr(rounds, "_membership").members()  # noqa: B009
-    quorums = getattr(rounds, "_quorums")[kind]  # noqa: B009
+    members = private(rounds, "_membership").members()
+    quorums = private(rounds, "_quorums")[kind]
     requested = rounds.requested[kind]
     if not requested or len(quorums) < len(requested):
         return None

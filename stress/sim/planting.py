@@ -20,6 +20,11 @@ def change(bug: str, owner: Any, name: str, function: Callable[..., Any]) -> Non
     PLANTED[bug].append((owner, name, property(function) if type(found) is property else function))
 
 
+def private(owner: Any, name: str) -> Any:
+    """Return a private attribute, which a bug may read."""
+    return getattr(owner, name)
+
+
 def says(bug: str, owner: Any, name: str, answer: Any = None) -> None:
     """Plant a bug: a function or property does nothing, and always returns ``answer``."""
     change(bug, owner, name, lambda *args, **options: answer)  # pyright: ignore[reportUnknownLambdaType]

@@ -16,12 +16,12 @@ import torch
 
 from pccl.bindings.diloco import DiLoCo
 from pccl.bindings.events import Event, OuterStep, RoundsMissed
+from pccl.protocol.limits import MISSED_KEPT_MAX
 from tests.support.diloco_peers import Peers
 from tests.support.patience import LIMIT_S, patient
 
 STEP_S = patient(0.02)
 GRACE_S = patient(0.3)
-NAP_S = patient(2.0)
 REPLICAS = 3
 
 
@@ -61,8 +61,21 @@ class Group:
     def __init__(self, peers: Peers, rounds: int, **options: Any) -> None:
         self._peers, self._rounds, self._options = peers, rounds, options
         self._all_there = threading.Barrier(REPLICAS)
+        self._moved = threading.Condition()
+        self._foremost = 0
+        """The highest round that a replica has reached."""
 
-    def _train(self, step_s: float, naps_after: int) -> Trained:
+    def _reached(self, number: int) -> None:
+        with self._moved:
+            self._foremost = max(self._foremost, number)
+            self._moved.notify_all()
+
+    def _nap(self, until: int) -> None:
+        """Do nothing until another replica has reached that round."""
+        with self._moved:
+            assert self._moved.wait_for(lambda: self._foremost >= until, LIMIT_S)
+
+    def _train(self, step_s: float, naps_after: int, naps_for: int) -> Trained:
         done = Trained()
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
         inner = torch.optim.SGD([weight], lr=1.0)
@@ -79,19 +92,24 @@ class Group:
         with optimizer:
             optimizer.join()
             while optimizer.round < self._rounds:
-                time.sleep(NAP_S if naps_after and done.steps == naps_after else step_s)
+                if naps_for and done.steps == naps_after:
+                    self._nap(optimizer.round + naps_for)
+                time.sleep(step_s)  # it computes: how long is what the tests are about
                 weight.grad = torch.ones(1)
                 optimizer.step()
                 done.steps += 1
+                self._reached(optimizer.round)
             optimizer.finish()
             self._all_there.wait(LIMIT_S)
         done.value = weight.item()
         return done
 
-    def train(self, *, slowest: float = 1.0, naps_after: int = 0) -> list[Trained]:
-        """The last replica naps before a step, or has longer ones."""
-        started = [self._peers.start(self._train, STEP_S, 0) for _ in range(REPLICAS - 1)]
-        started.append(self._peers.start(self._train, slowest * STEP_S, naps_after))
+    def train(
+        self, *, slowest: float = 1.0, naps_after: int = 0, naps_for: int = 0
+    ) -> list[Trained]:
+        """The last replica naps before a step, for some rounds of the others, or is slower."""
+        started = [self._peers.start(self._train, STEP_S, 0, 0) for _ in range(REPLICAS - 1)]
+        started.append(self._peers.start(self._train, slowest * STEP_S, naps_after, naps_for))
         return [one.result(LIMIT_S) for one in started]
 
 
@@ -112,9 +130,9 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 def test_the_others_do_not_wait_for_one_that_naps(peers: Peers, mode: str) -> None:
     options = MODES[mode]
-    rounds = 11 if options["sync_every"] > 10 else 50
+    rounds, naps_for = (11, 4) if options["sync_every"] > 10 else (50, MISSED_KEPT_MAX + 4)
     group = Group(peers, rounds, grace_s=GRACE_S, **options)
-    *others, napper = group.train(naps_after=2 * options["sync_every"] + 2)
+    *others, napper = group.train(naps_after=2 * options["sync_every"] + 2, naps_for=naps_for)
     for one in others:
         assert one.waited_s < patient(1.5)
         assert one.misses_in_a_row == 0
