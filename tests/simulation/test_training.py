@@ -13,7 +13,7 @@ from pccl.stress.sim.faults.between import Partition
 from pccl.stress.sim.faults.kills import Kill
 from pccl.stress.sim.faults.processes import Freeze
 from pccl.stress.sim.planted import planted
-from pccl.stress.sim.runner import run_scenario, run_training_seed
+from pccl.stress.sim.runner import Verdict, run_scenario, run_training_seed
 from pccl.stress.sim.scenarios.scenario import TIMINGS, Scenario
 from pccl.stress.sim.scenarios.to_train import draw_to_train
 from pccl.stress.sim.workloads.training_plan import Mode
@@ -26,7 +26,7 @@ CAUGHT_BY = {
     "doubt_taken_for_applied": 26,
     "doubt_taken_for_lost": 7,
     "flights_forgotten": 26,
-    "residual_advances_always": 28,
+    "residual_advances_always": 24,
     "residual_stays": 7,
 }
 """A seed that shows each planted bug."""
@@ -57,13 +57,18 @@ def test_no_seed_breaks_a_promise() -> None:
     assert done["checkpoint loaded"] > 0
 
 
+def play(seed: int) -> Verdict:
+    """Run a recorded seed, whose rounds wait for all processes."""
+    return run_scenario(draw_to_train(seed, quorums=False))
+
+
 def quiet(mode: Mode) -> Scenario:
     """Some processes that train in this mode, and nothing goes wrong."""
     for seed in range(1000):
-        drawn = draw_to_train(seed)
+        drawn = draw_to_train(seed, quorums=False)
         training = drawn.training
         assert training is not None
-        if training.mode is mode and drawn.peers > 2 and not drawn.late_peers and not drawn.quorum:
+        if training.mode is mode and drawn.peers > 2 and not drawn.late_peers:
             training = replace(
                 training, min_peers=1, step_ns=MS, sync_s=min(training.sync_s, 0.003)
             )
@@ -133,21 +138,21 @@ def test_a_death_in_every_phase(mode: Mode, phase: LifePhase) -> None:
     ],
 )
 def test_what_has_failed_once(seed: int) -> None:
-    assert run_training_seed(seed).violation is None
+    assert play(seed).violation is None
 
 
 @pytest.mark.parametrize("seed", [289, 506])
 def test_a_map_that_takes_long_arrives(seed: int) -> None:
     """In narrow windows it took longer than silence is borne, and nobody ever received it."""
-    prompt = replace(draw_to_train(seed), faults=(), quorum=None, naps=0.0)
-    verdict = run_scenario(replace(prompt, window_bytes=600))
+    drawn = draw_to_train(seed, quorums=False)
+    verdict = run_scenario(replace(drawn, faults=(), window_bytes=600))
     assert verdict.violation is None
     assert verdict.done["round"] > 5
 
 
 def all_but_one_frozen(seed: int, eighths: float) -> Scenario:
     """They are removed, and come back to the one."""
-    drawn = draw_to_train(seed)
+    drawn = draw_to_train(seed, quorums=False)
     when_ns = round(drawn.stop_ns / 8 * eighths)
     return replace(
         drawn,
@@ -188,7 +193,7 @@ def test_a_round_that_one_has_opened_is_called_off_by_most() -> None:
 
 def test_who_missed_a_round_does_not_take_it_back() -> None:
     """Most are frozen; the others commit a round, and are frozen before they synchronize."""
-    drawn = draw_to_train(4)
+    drawn = draw_to_train(4, quorums=False)
     assert drawn.training is not None
     training = replace(
         drawn.training,
@@ -228,7 +233,7 @@ def test_who_missed_a_round_does_not_take_it_back() -> None:
 
 def test_the_work_of_a_run_is_waited_for() -> None:
     """Who holds it is away while the others ask for it."""
-    verdict = run_training_seed(1)
+    verdict = play(1)
     assert verdict.done["waits for a holder"] > 0
     assert verdict.done["run given up"] == 0
 
@@ -268,18 +273,18 @@ def test_what_was_owed_in_a_round_in_doubt_is_paid_once() -> None:
     [
         ("residual_advances_always", 36, WireFormat.SPARSE),
         ("residual_advances_always", 114, WireFormat.INT8),
-        ("residual_stays", 36, WireFormat.SPARSE),
+        ("residual_stays", 21, WireFormat.SPARSE),
         ("residual_stays", 15, WireFormat.INT4),
     ],
 )
 def test_a_planted_bug_is_seen_in_coarse_rounds(bug: str, seed: int, wire: WireFormat) -> None:
-    verdict = run_training_seed(seed)
+    verdict = play(seed)
     assert verdict.ok
     assert verdict.scenario.training is not None
     assert verdict.scenario.training.wire is wire
     assert verdict.done["quantized"] > 0
     with planted(bug):
-        verdict = run_training_seed(seed)
+        verdict = play(seed)
     assert verdict.violation is not None
     assert "residual" in verdict.violation
 
@@ -287,9 +292,9 @@ def test_a_planted_bug_is_seen_in_coarse_rounds(bug: str, seed: int, wire: WireF
 @pytest.mark.parametrize("bug", sorted(CAUGHT_BY))
 def test_a_planted_bug_is_seen(bug: str) -> None:
     seed = CAUGHT_BY[bug]
-    assert seed in SEEDS or run_training_seed(seed).ok, "the seed is clean without the bug"
+    assert play(seed).ok, "the seed is clean without the bug"
     with planted(bug):
-        verdict = run_training_seed(seed)
+        verdict = play(seed)
     assert verdict.violation is not None
     assert not verdict.violation.startswith("TypeError"), "the bug no longer fits the library"
     assert verdict.story

@@ -223,8 +223,8 @@ _ALGORITHMS = (
 )
 
 
-def draw(seed: int) -> Scenario:
-    """Draw the scenario of ``seed``."""
+def draw(seed: int, *, quorums: bool = True) -> Scenario:
+    """Draw the scenario of ``seed``; without ``quorums``, all calls wait for all members."""
     rng = Random(seed)
     crowd = Random(f"{seed}/crowd")
     peers = rng.choice((2, 2, 3, 3, 4, 4, 5, 5, 6, 8, 12))
@@ -294,7 +294,8 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, slots=slots, settles_ns=0)
     if rng.random() < 0.03 or any(fault.needs_standby for fault in scenario.faults):
         scenario = replace(scenario, standby=True)
-    if peers > 2 and (late := Random(f"{seed}/quorum")).random() < _QUORUMS:
+    late = Random(f"{seed}/quorum")
+    if quorums and peers > 2 and late.random() < _QUORUMS:
         scenario = with_quorum(scenario, late, (0.0, 0.02, 0.1))
     if peers in _CROWDS:  # in a crowd, some would always be impatient
         scenario = replace(scenario, impatience=0.0)

@@ -26,13 +26,14 @@ _STEPS = 120
 """Inner steps of the fastest process in the busy part of such a run."""
 
 
-def draw_to_train(seed: int) -> Scenario:
+def draw_to_train(seed: int, *, quorums: bool = True) -> Scenario:
     """Draw the scenario of ``seed`` in which processes train.
 
     Network, deadlines and faults are drawn as in ``draw``, but no process is impatient, interrupted
-    or lied to. Runs with a quorum take longer, and some processes nap, or have a slow pace.
+    or lied to. Runs with a quorum take longer, and some processes nap, or have a slow pace. Without
+    ``quorums``, all rounds wait for all processes.
     """
-    plain = draw(seed)
+    plain = draw(seed, quorums=False)
     peers = min(plain.peers, _TRAINERS_MAX)
     late_peers = min(plain.late_peers, peers - 2)
     training = draw_training(seed, plain.latency_ns)
@@ -43,7 +44,7 @@ def draw_to_train(seed: int) -> Scenario:
         late_peers -= late_peers % training.shards
     stop_ns = max(plain.stop_ns, 12 * plain.latency_ns) * _LONGER
     late = Random(f"{seed}/quorum of training")
-    has_quorum = peers > 2 and late.random() < _QUORUMS
+    has_quorum = quorums and peers > 2 and late.random() < _QUORUMS
     if has_quorum:
         stop_ns = max(stop_ns, late.choice((0, 2, 20)) * NS_PER_S)
         training = slowed(training, stop_ns // _STEPS, late.choice((1.0, 1.0, 4.0)))
