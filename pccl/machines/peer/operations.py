@@ -419,9 +419,12 @@ class OpenOperations:
 
     @property
     def all_block_their_callers(self) -> bool:
-        """Whether every operation has a caller that waits for another member's request."""
+        """Whether every operation has a caller that waits for another member's request.
+
+        Not counted are operations of which no caller will read the outcome.
+        """
         waits = self._left or self._late or self._elsewhere
-        return not waits and all(known.blocks_its_caller for known in self)
+        return not waits and all(known.forgotten or known.blocks_its_caller for known in self)
 
     @property
     def have_callers(self) -> bool:
