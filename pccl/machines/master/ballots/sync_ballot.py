@@ -100,8 +100,11 @@ class SyncBallot(Ballot):
     @property
     def goes_on_by_itself(self) -> bool:
         """Whether the operation can begin without a further call."""
-        if self._quorum is None or not super().goes_on_by_itself:
-            return False
+        return self._quorum is not None and super().goes_on_by_itself and self._has_valid
+
+    @property
+    def _has_valid(self) -> bool:
+        """Whether no other member need offer what the group holds."""
         offers = [(peer, self._offers[peer]) for peer in self.requested_by()]
         return has_valid(offers, *self._expected())
 
@@ -202,6 +205,8 @@ class SyncBallot(Ballot):
         if self.phase is Phase.REQUESTED:
             if len(self._offers) < len(self.survivors) or self._early:
                 return self._give_up()  # the rest calls again in the next view
+            if self.left_out and not self._has_valid:
+                return self._give_up()  # one of these may hold what the group holds
             self._conflict = None
             self._compared.clear()
             return self._hold_election(now_ns)

@@ -663,6 +663,16 @@ def test_a_conflict_among_those_that_were_in_time() -> None:
     assert aborts(made.compared(asked, difference, 1)).cause is AbortCause.STATE_MISMATCH
 
 
+def test_a_newcomer_that_is_left_alone_elects_nothing() -> None:
+    """The member that is late may hold the state of the group."""
+    made, _ = ballot()
+    made.request(A, offer(layout=b"1"), 0, QUORUM)
+    made.request(B, offer(layout=b"2", **NEW), 0, QUORUM)
+    assert isinstance(made.go_on(), Tell)
+    assert made.left_out == [C]
+    assert aborts(made.lose([A], "gone", 1)).cause is AbortCause.MEMBER_LOST
+
+
 def test_who_was_late_is_lost() -> None:
     made = asked(A, C)
     elected = elects(made.go_on())
