@@ -131,6 +131,8 @@ class Collectives:
         if late is None:
             return False
         if late.sync is not None:
+            known = (late.same, late.outcome)
+            self._operations.put_back([one for one in known if one is not None])
             self._out.raise_(call, words.left(reason))
             return True
         self._refusals.require_resync(late.outcome.operation, was_left=False)

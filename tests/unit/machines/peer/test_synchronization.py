@@ -399,8 +399,8 @@ def test_who_fetches_waits_for_nobody_and_may_leave() -> None:
     assert sent(peer.do(ev.CallersAsked(0, True))) == [msg.BlockedReply(0, False)]
     raised(peer.do(ev.LeaveCall(9, "its time is over")), errors.DeadlineExceeded)
     assert peer.do(ev.ResultFetched(9, True)) == []
-    post, _ = peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM))
-    assert isinstance(post, ev.PostSync)
+    again = replace(fetch_of(NOW, LATER), call=10)
+    assert peer.do(ev.SyncCall(10, OFFER, quorum=QUORUM)) == [BACK, again]
 
 
 def test_it_may_have_been_late_in_a_view_that_its_caller_never_saw() -> None:
