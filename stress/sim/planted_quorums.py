@@ -19,15 +19,8 @@ from pccl.machines.peer.operations import LateCall, OpenOperation, OpenOperation
 from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import messages as msg
 from pccl.protocol.types import Descriptor, OperationId, PeerId
-from pccl.runtime.collective import plans
 from pccl.runtime.state.service import StateService
 from pccl.stress.sim.planting import does, private, says
-
-
-@does(plans, "fingerprint")
-def participants_not_in_frames(fingerprint: Any, descriptor: Descriptor, ring: Any) -> int:
-    """A frame counts for whichever participants its sender has posted."""
-    return int(fingerprint(replace(descriptor, quorum=None), ring))
 
 
 @does(CollectiveBallot, "_narrowed_request")

@@ -372,7 +372,7 @@ class PeerProcess:
                 checkers.outcome(operation, self.address, self.peer, outcome)
                 is_missed = ended.elected is not None and self.peer not in ended.contributors
                 if checkers.state is not None and is_missed:
-                    checkers.state.missed(self.name)
+                    checkers.state.missed(self.name, operation)
                 if guards is not None and guards.refused(self.name, self.run, ended) == self.peer:
                     self.caught_lying.add(ended.operation.tag)
             case ControlMessage(OperationStarted() as start) if guards is not None:

@@ -6,6 +6,7 @@
   the outcome nor after the call.
 * Elected revision and contents follow the election rule. The master expects the result of the last
   synchronization that any member knows of.
+* Members do not elect without the only member that holds the group's state.
 * A member receives exactly the bytes of its differing pieces.
 * ``verify`` reports whether contents differ, and names a tensor that differs.
 """
@@ -226,9 +227,21 @@ class StateCheckers:
 
     # -- results of callers --------------------------------------------------------------------
 
-    def missed(self, name: str) -> None:
-        """Note that members synchronized without a process; they may hold other contents."""
+    def missed(self, name: str, operation: InRun) -> None:
+        """Check a synchronization without a process, which may lack its contents now.
+
+        If the process held the group's state, a member that took part must have held it, too.
+        """
         self._needed[name] = True
+        state = next(one for one in reversed(self._states) if one.holder == name)
+        mine, given = state.lineage, self._given.get(operation, {}).values()
+        if self._may_part or mine is None or mine.run != operation.run:
+            return
+        lineages = [one.offer.lineage for one in given]
+        theirs = [_place(known.operation) for known in lineages if known and known.run == mine.run]
+        newest = max(theirs, default=(0, 0, 0))
+        if newest < _place(mine.operation) < _place(operation.operation):
+            raise Violation(f"{operation} replaced {mine.operation}, which only {name} had")
 
     def out_of_step(self, name: str) -> None:
         """Check that a process that must resynchronize had contents to receive."""
@@ -260,10 +273,11 @@ class StateCheckers:
         ]
         if common not in [shared(contents, tensors) for contents in sources]:
             raise Violation(f"{who}: {operation} gave contents that no source held")
-        if mine is None:  # the members went on without it, and it had the same contents
-            if peer in outcome.members or info.rx_bytes:
+        if mine is None:  # the members went on without it; it had these contents, or fetched them
+            if peer in outcome.members:
                 raise Violation(f"{who}: {operation} returned without its offer")
             self._done["late sync"] += 1
+            self._done["late sync fetched"] += info.rx_bytes > 0
             return
         keeps = mine.offer.strategy is _SENDS or mine.offer.unchanged
         if keeps and common != shared(mine.contents, tensors):
@@ -275,7 +289,8 @@ class StateCheckers:
             extras = theirs + ([] if elected.extra_sources else extras)  # no source of them is left
         if free(now, tensors) not in extras:
             raise Violation(f"{who}: {operation} gave wrong contents of tensors that may differ")
-        self._check_bytes(who, info, state, now)
+        if peer in outcome.members:  # otherwise it may have received more before it was left out
+            self._check_bytes(who, info, state, now)
         self._count(info)
 
     def unwritten(self, who: str, before: Contents, state: SimState) -> None:
@@ -331,6 +346,10 @@ class StateCheckers:
     def unavailable(self) -> None:
         """Count a call that failed because no member has or sends the needed contents."""
         self._done["StateUnavailable"] += 1
+
+    def waits_for_next(self) -> None:
+        """Count a member that was late, and that waits for the next synchronization."""
+        self._done["late sync again"] += 1
 
     def unchanged(
         self, who: str, state: SimState, before: Before, why: BaseException | None

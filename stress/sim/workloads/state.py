@@ -27,6 +27,8 @@ from pccl.stress.sim.workloads.syncs import Recipe, SimState
 
 _PAUSE_NS = 50 * MS
 """Pause before the next attempt when no source sends the state."""
+_WAITS = 0.5
+"""Share of late members that wait for the next synchronization, before they join again."""
 _NOBODY_SENDS = "all of them are RECEIVE_ONLY"
 
 
@@ -53,6 +55,7 @@ class StateWork:
         self._checkers = checkers
         self._calls = calls
         self._rng = rng = Random(f"{scenario.seed}/state of {process.name}:{process.address.port}")
+        self._resync_rng = Random(f"{scenario.seed}/resync of {process.name}")
         self._prefetch_rng = Random(f"{scenario.seed}/prefetch of {process.name}")
         self._sends = False
         common = starts and rng.random() < 0.5
@@ -106,10 +109,11 @@ class StateWork:
     async def _synchronize(self) -> SharedStateSyncInfo:
         state = self.state
         expects = self._in_step and self._rng.random() < self._syncs.expects
+        quorum = self._scenario.quorum if self._syncs.keeps_step else None
+        may_wait = quorum is not None and self._resync_rng.random() < _WAITS
         for attempt in range(ATTEMPTS_MAX):
             await self._calls.pause(attempt)
             self._checkers.look_at(state)
-            quorum = self._scenario.quorum if self._syncs.keeps_step else None
             if quorum is not None:
                 await self._calls.nap()
             in_place = state.lineage is None and self._rng.random() < self._syncs.in_place
@@ -133,7 +137,11 @@ class StateWork:
                 self._checkers.unchanged(self._who, state, before, error)
                 if isinstance(error, StateMismatch):
                     expects = False
-                await self._after(error)
+                if isinstance(error, ResyncRequired) and may_wait:
+                    self._checkers.waits_for_next()
+                    may_wait = False
+                else:
+                    await self._after(error)
                 continue
             state.is_lent_in_place = False
             self._checkers.synchronized(self._who, process.run, process.peer, info, state)
