@@ -219,8 +219,11 @@ class StateSync:
             await done
             download = prefetch.download
             self._rx_bytes += download.rx_bytes
+            if prefetch.content != content:  # the call may return with what the peer has
+                self._wanted, self._wanted_bytes = (), 0
+                return False
             self._wanted, self._wanted_bytes = download.wanted, download.wanted_bytes
-            return prefetch.content == content
+            return True
         finally:
             stop()
 

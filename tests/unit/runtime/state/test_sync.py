@@ -69,3 +69,16 @@ async def test_a_call_that_had_begun_places_what_it_fetches_late() -> None:
     assert state.values.tolist() == [0] * PIECE + [1] * PIECE
     assert (state.revision, state.lineage) == (7, Lineage(RUN, OPERATION))
     assert sync.finish(result).rx_bytes == PIECE
+
+
+async def test_what_it_could_not_fetch_is_placed_nowhere() -> None:
+    """Its call may return all the same: for contents that it has."""
+    state, exchange = OwnState(), OneDownload()
+    sync = StateSync(InlineHasher(), SyncOptions(state), None, None, lambda: 0)
+    await sync.hash()
+    assert not await sync.fetch_shown(exchange, b"other contents")  # type: ignore[arg-type]
+    layout = layout_digest(state.memory.layout)
+    result = SyncResult(OPERATION, Elected(7, layout, b"own", (), (), ()), (PeerId(2),))
+    await sync.place(result, RUN)
+    assert not state.values.any()
+    assert state.revision == 7
