@@ -7,7 +7,7 @@ is a scenario of the harness (:mod:`pccl.stress.timeline`).
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,7 +60,8 @@ class StormTraining:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, kind = getattr(self, each.name), type(each.default)
+            value: object = getattr(self, each.name)
+            kind: type[object] = type(cast("object", each.default))
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 continue
             if each.name in ("compression", "grace_s", "quorum", "paces"):
@@ -88,8 +89,7 @@ class Storm:
     @property
     def quiet(self) -> Storm:
         """The same training without faults."""
-        given = self.timeline.to_json() | {"faults": []}
-        return Storm(Timeline.from_json(given), self.training)
+        return Storm(replace(self.timeline, faults=()), self.training)
 
     def dump(self, path: Path) -> None:
         """Write the file.
