@@ -21,6 +21,7 @@ from pccl.bindings.arguments import (
 )
 from pccl.bindings.compression import of_pseudo_gradients
 from pccl.bindings.diloco.joint_caller import JointCaller
+from pccl.bindings.diloco.model.averaging import radial_averages
 from pccl.bindings.diloco.model.buffers import named_buffers
 from pccl.bindings.diloco.model.inner_state import InnerState
 from pccl.bindings.diloco.model.local_model import LocalModel, forget_broken, named_parameters
@@ -28,11 +29,10 @@ from pccl.bindings.diloco.model.outer import OuterParameters
 from pccl.bindings.diloco.model.outer_optimizers import OuterFactory, outer_factor, outer_factory
 from pccl.bindings.diloco.replica_calls import QuorumOptions, ReplicaCalls
 from pccl.bindings.diloco.schedule import partition, schedule
-from pccl.bindings.diloco.training_driver import TrainingDriver, pack, unpack
+from pccl.bindings.diloco.training_driver import VERSION, TrainingDriver, check_saved, pack, unpack
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
-from pccl.bindings.tensors import own_name
 from pccl.checks import check_quorum, shown
 from pccl.config import resolve_min_peers
 from pccl.descriptors import check_guard
@@ -41,9 +41,6 @@ from pccl.errors import raised_here
 _log = logging.getLogger("pccl.diloco")
 
 _Scheduler = TypeVar("_Scheduler")
-
-VERSION = 1
-"""Version of the format that ``state_dict`` returns."""
 
 WEIGHT_MAX = 1e30
 """Upper limit for the weight of one step, far below the largest weight of a reduce."""
@@ -88,6 +85,9 @@ class DiLoCo(torch.optim.Optimizer):
             ``"-blocks"`` after it, blocks such as ``layers.3`` stay whole.
         compression: a wire format of the library (``"int8"``, ``"int4"``, ...), with error
             feedback; or ``QuantizationOptions`` with a format, and a feedback for its decay alone.
+        averaging: ``"mean"``; or ``"radial-directional"``, for many replicas: the average of each
+            parameter has the mean length, and the mean direction, of its pseudo-gradients (RDA in
+            Decoupled DiLoCo, arXiv:2604.21428). Embeddings of the module ``params`` take the mean.
         min_peers: members of the group that a synchronization waits for, the same for all peers.
             None: ``PCCL_MIN_PEERS`` (``pccl launch --min-peers``), otherwise 1.
         buffers: what the model keeps beside its parameters, as ``model.named_buffers()``, of any
@@ -126,6 +126,7 @@ class DiLoCo(torch.optim.Optimizer):
         fragments: int = 1,
         fragment_order: str = "strided",
         compression: str | pccl.QuantizationOptions | None = None,
+        averaging: str = "mean",
         min_peers: int | None = None,
         buffers: Iterable[tuple[str, torch.Tensor]] | None = None,
         warm_up: int | None = None,
@@ -153,9 +154,11 @@ class DiLoCo(torch.optim.Optimizer):
             check_count("warm_up", warm_up, lowest=0)
         self._inner_state = InnerState(inner, named, warm_up)
         self._compression = of_pseudo_gradients(compression)
+        radial, kind = radial_averages(averaging, params, self._model.parts, self._model.shards)
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
-            f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}",
+            f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}"
+            f"{kind}",
             self._model.buffers,
             self._inner_state,
             previews=eager,
@@ -163,7 +166,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._caller = JointCaller(comm, ReplicaCalls(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
-            pccl.Guard() if guard is None else guard, QuorumOptions(quorum, grace_s),
+            pccl.Guard() if guard is None else guard, QuorumOptions(quorum, grace_s), radial=radial,
         ))  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:
@@ -450,17 +453,7 @@ class DiLoCo(torch.optim.Optimizer):
         """
         if self._has_started:
             raise RuntimeError("load_state_dict must be called before the first step() or join()")
-        saved = state_dict
-        if saved.get("version") != VERSION:
-            raise ValueError(
-                "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
-            )
-        layout = [[own_name(name) for name in part] for part in saved["layout"]]
-        if layout not in (self._layout, [[str(index) for index in part] for part in self._parts]):
-            raise ValueError(
-                "the saved state has other parameters, fragments or fragment_order than this "
-                "DiLoCo; make one with the same values"
-            )
+        saved = check_saved(state_dict, self._layout, self._parts)
         self.inner.load_state_dict(saved["inner"])
         self._inner_state.resume(saved.get("warm_up", (0, 0)))
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -18,6 +18,7 @@ import torch
 import pccl
 from pccl.bindings.compression import Compression
 from pccl.bindings.diloco.ledger import Revisions
+from pccl.bindings.diloco.model.averaging import RadialFragment
 from pccl.bindings.diloco.model.outer import OuterParameters, length
 from pccl.bindings.diloco.rounds import (
     Average,
@@ -126,6 +127,7 @@ class ReplicaCalls:
         guard: guard of the reduces; None: no guard.
         quorum: quorum of the calls, and its grace; None: all calls wait for all members.
         clock: returns the current time in seconds.
+        radial: for each fragment, its radial-directional averages; empty: rounds take the mean.
 
     Attributes:
         tell: called with each event; the driver sets it before ``run``.
@@ -143,6 +145,7 @@ class ReplicaCalls:
         guard: pccl.Guard | str | None = None,
         quorum: QuorumOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
+        radial: Sequence[RadialFragment] = (),
     ) -> None:
         self.tell: Callable[[JointNews], None]
         self.has_entered = False
@@ -154,6 +157,7 @@ class ReplicaCalls:
         self._guard = guard
         self._quorum = {} if quorum is None else quorum.options
         self._clock = clock
+        self._radial = tuple(radial)
         checked = None if guard is None else check_guard(guard)
         self._excludes_infinite = (
             checked is not None and checked.not_finite is pccl.GuardAction.EXCLUDE
@@ -166,6 +170,8 @@ class ReplicaCalls:
         """The pseudo-gradient that was taken last, and the memory for its average."""
         self._replayed: torch.Tensor | None = None
         """Sum of the buffers of the round that this newcomer replays."""
+        self._replayed_lengths: torch.Tensor | None = None
+        """Likewise the mean lengths."""
 
     @property
     def doubt(self) -> int | None:
@@ -282,56 +288,96 @@ class ReplicaCalls:
         return replace(contribution, values=self._lent[1], norm=norm)
 
     def _reduce(self, contribution: Contribution) -> Calls:
-        # A contribution without work skips error feedback.
-        name = _name(contribution.fragment) if contribution.weight else None
         lent, self._lent = self._lent, None
         average: torch.Tensor = contribution.values
         if lent is not None and lent[1] is average:
             work = lent[0]
-        else:  # this replica contributes nothing; zeros that are never written take no memory
+        else:  # this replica contributes nothing
             assert not contribution.weight, "work counts as it was taken"
-            work = torch.as_tensor(np.zeros(len(average), average.numpy().dtype))
-        options = {
-            "op": pccl.ReduceOp.AVG,
-            "tag": contribution.fragment + 1,
-            "quantization_options": self._compression.options(name),
-            "weight": contribution.weight,
-            "guard": self._guard,
-            "observable": True,
-            "retry": True,
-            **self._quorum,
-        }
+            work = _zeros_like(average)
+        infos: list[pccl.ReduceInfo]
         try:
-            info: pccl.ReduceInfo = yield ReplicaCall("all_reduce", (work, average), options)
+            if self._radial:
+                infos = yield from self._reduce_radially(contribution, work, average)
+            else:
+                infos = [(yield from self._mean(contribution, work, average, guard=self._guard))]
         except TooFewPeers:
             average.copy_(work)
             if not self._excludes_infinite or bool(torch.isfinite(work).all()):
                 raise
             return Average((), 0.0, is_excluded=bool(contribution.weight))
+        info = infos[-1]
+        excluded = {peer for one in infos for peer in one.excluded}
         return Average(
-            tuple(peer for peer in info.contributors if peer not in info.excluded),
+            tuple(peer for peer in info.contributors if peer not in excluded),
             info.total_weight or 0.0,
-            info.tx_bytes,
-            info.rx_bytes,
-            self._comm.peer_id in info.excluded,
+            sum(one.tx_bytes for one in infos),
+            sum(one.rx_bytes for one in infos),
+            self._comm.peer_id in excluded,
             _workers(info),
             torch.dot(work, average).item() if contribution.weight else math.nan,
-            _replicas(info.weights),
-            info.took_part,
+            1.0 if self._radial else _replicas(info.weights),
+            all(one.took_part for one in infos),
         )
+
+    def _reduce_radially(
+        self, contribution: Contribution, work: torch.Tensor, average: torch.Tensor
+    ) -> Calls:
+        """Reduce the lengths, with the guard, then the directions of the members in them."""
+        radial, weight = self._radial[contribution.fragment], contribution.weight
+        lengths = radial.lengths(work) if weight else radial.no_lengths()
+        mean = torch.empty_like(lengths)
+        first: pccl.ReduceInfo = yield self._all_reduce(
+            lengths,
+            mean,
+            op=pccl.ReduceOp.AVG,
+            tag=self._buffers_tag + 1 + contribution.fragment,
+            weight=weight,
+            guard=self._guard,
+        )
+        if not first.took_part or self._comm.peer_id in first.excluded:
+            weight = 0.0
+        directions = _zeros_like(average)
+        if weight:
+            radial.directions(work, lengths, directions)
+        known = replace(contribution, weight=weight)
+        second = yield from self._mean(known, directions, average, guard=None)
+        radial.combine(average, mean)
+        return [first, second]
+
+    def _mean(
+        self,
+        contribution: Contribution,
+        values: torch.Tensor,
+        average: torch.Tensor,
+        *,
+        guard: pccl.Guard | str | None,
+    ) -> Calls:
+        # A contribution without work skips error feedback.
+        name = self._name(contribution.fragment) if contribution.weight else None
+        return (
+            yield self._all_reduce(
+                values,
+                average,
+                op=pccl.ReduceOp.AVG,
+                tag=contribution.fragment + 1,
+                quantization_options=self._compression.options(name),
+                weight=contribution.weight,
+                guard=guard,
+            )
+        )
+
+    def _all_reduce(
+        self, values: torch.Tensor, result: torch.Tensor, **options: Any
+    ) -> ReplicaCall:
+        options = {**options, "observable": True, "retry": True, **self._quorum}
+        return ReplicaCall("all_reduce", (values, result), options)
 
     def _reduce_buffers(self, sums: torch.Tensor, *, leads: bool) -> Calls:
         if not leads:
             self._outer.buffers.follow(sums)
         result = torch.empty_like(sums) if self._quorum else sums
-        options = {
-            "op": pccl.ReduceOp.SUM,
-            "tag": self._buffers_tag,
-            "observable": True,
-            "retry": True,
-            **self._quorum,
-        }
-        yield ReplicaCall("all_reduce", (sums, result), options)
+        yield self._all_reduce(sums, result, op=pccl.ReduceOp.SUM, tag=self._buffers_tag)
         if result is not sums:
             sums.copy_(result)
 
@@ -341,6 +387,12 @@ class ReplicaCalls:
         if seen.tag == self._buffers_tag:
             self._replayed = values
             return
+        if seen.tag > self._buffers_tag:
+            self._replayed_lengths = values
+            return
+        if self._radial:
+            assert self._replayed_lengths is not None, "lengths come before directions"
+            self._radial[seen.tag - 1].combine(values, self._replayed_lengths)
         buffers = self._replayed if seen.tag == len(self._outer.fragments) else None
         self._replayed = None
         average = Average(seen.contributors, seen.total_weight or 0.0, workers=_workers(seen))
@@ -359,6 +411,10 @@ class ReplicaCalls:
         largest = self._comm.get_attribute(pccl.Attribute.LARGEST_PEER_GROUP_WORLD_SIZE)
         return peers == self._shards * largest
 
+    def _name(self, fragment: int) -> str:
+        """Return the name of a fragment's residuals."""
+        return f"{'directions' if self._radial else 'fragment'} {fragment}"
+
     def _notify(self, notice: Notice | GroupSynced) -> None:
         outer: list[torch.Tensor] = []
         buffers: list[torch.Tensor] = []
@@ -370,7 +426,7 @@ class ReplicaCalls:
             outer = [fragment.copy() for fragment in self._outer.fragments]
             buffers = self._outer.buffers.copies()
             for number in notice.corrected:
-                self._compression.feedback.forget(_name(number))
+                self._compression.feedback.forget(self._name(number))
         self.tell(JointNews(notice, self._clock(), outer, buffers))
 
 
@@ -386,8 +442,9 @@ def _workers(average: pccl.ReduceInfo | pccl.ObservedReduction) -> tuple[int, ..
     return tuple(peer for peer, weight in pairs if weight)
 
 
-def _name(fragment: int) -> str:
-    return f"fragment {fragment}"
+def _zeros_like(values: torch.Tensor) -> torch.Tensor:
+    """Return zeros, which take no memory as long as they are never written."""
+    return torch.as_tensor(np.zeros(len(values), values.numpy().dtype))
 
 
 def _loss_behind(error: pccl.PCCLError) -> BaseException:

@@ -27,8 +27,12 @@ from pccl.bindings.diloco.rounds import Average, Contribution, Entered, Members,
 from pccl.bindings.diloco.schedule import Schedule
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import InnerStep, OuterStep, RoundsMissed, TrainsAlone
+from pccl.bindings.tensors import own_name
 
 _log = logging.getLogger("pccl.diloco")
+
+VERSION = 1
+"""Version of the format of checkpoints."""
 
 
 @dataclass(slots=True)
@@ -345,3 +349,29 @@ def unpack(packed: dict[str, Any], fragment: int, room: torch.Tensor) -> RoundCo
     )
     norms = packed["mean_norm"], packed.get("step_norm", math.nan)
     return RoundCommitted(contribution, average, norms, packed.get("outer_state"))
+
+
+def check_saved(
+    saved: dict[str, Any], layout: list[list[str]], parts: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Check that a checkpoint fits a ``DiLoCo``, and return it.
+
+    Args:
+        saved: the checkpoint.
+        layout: for each fragment, the names of its parameters.
+        parts: likewise their numbers, which old checkpoints of tensors without names have.
+
+    Raises:
+        ValueError: it has another version, or other parameters or fragments.
+    """
+    if saved.get("version") != VERSION:
+        raise ValueError(
+            "the argument is not the state of a DiLoCo of this version; state_dict() makes one"
+        )
+    names = [[own_name(name) for name in part] for part in saved["layout"]]
+    if names not in (layout, [[str(index) for index in part] for part in parts]):
+        raise ValueError(
+            "the saved state has other parameters, fragments or fragment_order than this "
+            "DiLoCo; make one with the same values"
+        )
+    return saved

@@ -59,13 +59,40 @@ def peers() -> Iterator[Peers]:
 # -- the algorithm -------------------------------------------------------------------------------
 
 
-def textbook(ranks: tuple[int, ...], inner_steps: int, momentum: float = 0.9) -> list[torch.Tensor]:
+def mean_of(works: list[torch.Tensor]) -> torch.Tensor:
+    total = works[0]
+    for other in works[1:]:
+        total = total + other
+    return total / len(works)
+
+
+def radial_mean_of(works: list[torch.Tensor]) -> torch.Tensor:
+    """RDA of Decoupled DiLoCo (arXiv:2604.21428)."""
+    lengths = [_length(work) for work in works]
+    root = works[0].numel() ** 0.5
+    shown = [work * (root / length) for work, length in zip(works, lengths, strict=True)]
+    direction = mean_of(shown)
+    return direction * (sum(lengths) / len(works) / _length(direction))
+
+
+def _length(work: torch.Tensor) -> float:
+    """Of few values, so each addition of the library is exact to the last bit as well."""
+    return math.sqrt(math.fsum(float(value) ** 2 for value in work.flatten()))
+
+
+def textbook(
+    ranks: tuple[int, ...],
+    inner_steps: int,
+    momentum: float = 0.9,
+    average: Callable[[list[torch.Tensor]], torch.Tensor] = mean_of,
+) -> list[torch.Tensor]:
     """Algorithm 1 of DiLoCo (arXiv:2311.08105), all replicas in one process.
 
     Args:
         ranks: of the peers, in the order in which their pseudo-gradients are added.
         inner_steps: H.
         momentum: of the outer optimizer.
+        average: of the pseudo-gradients of one parameter.
 
     Returns:
         The parameters after OUTER_STEPS outer steps.
@@ -82,10 +109,7 @@ def textbook(ranks: tuple[int, ...], inner_steps: int, momentum: float = 0.9) ->
                 inners[rank].step()
         locals_ = [parameters(models[rank]) for rank in ranks]
         for index, parameter in enumerate(common):
-            total = parameter.detach() - locals_[0][index]
-            for other in locals_[1:]:
-                total = total + (parameter.detach() - other[index])
-            parameter.grad = total / len(ranks)
+            parameter.grad = average([parameter.detach() - one[index] for one in locals_])
         outer.step()
         for model in models.values():
             for target, value in zip(model.parameters(), common, strict=True):
@@ -100,6 +124,18 @@ def test_it_is_the_textbook_bit_for_bit(peers: Peers, count: int, inner_steps: i
     wanted = textbook(tuple(range(count)), inner_steps)
     assert all(equal(one, wanted) for one in ended)
     assert [event.number for event in peers.outer_steps(0)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_radial_averages_are_the_formulas_bit_for_bit(peers: Peers, count: int) -> None:
+    options = {"sync_every": 4, "averaging": "radial-directional"}
+    ended = peers.train_all(count, OUTER_STEPS * 4, **options)
+    wanted = textbook(tuple(range(count)), 4, average=radial_mean_of)
+    assert all(equal(one, wanted) for one in ended)
+    norms = [[one.pseudo_gradient_norm for one in peers.outer_steps(rank)] for rank in range(count)]
+    for event, *own in zip(peers.outer_steps(0), *norms, strict=True):
+        assert min(own) <= event.mean_norm <= max(own)
+        assert math.isnan(event.noise_scale)
 
 
 def test_a_small_model_has_less_momentum_by_default(peers: Peers) -> None:
@@ -247,6 +283,15 @@ MODES: dict[str, dict[str, Any]] = {
     "sequential": {"sync_every": 6, "fragments": 2, "fragment_order": "sequential"},
     "4 bits": {"sync_every": 6, "delay": 2, "fragments": 2, "compression": "int4"},
     "sparse": {"sync_every": 3, "outer": gentle, "compression": "sparse"},
+    "radial": {"sync_every": 6, "delay": 2, "fragments": 2, "averaging": "radial-directional"},
+    "radial, eager, 4 bits": {
+        "sync_every": 6,
+        "delay": 6,
+        "outer": gentle,
+        "eager": True,
+        "compression": "int4",
+        "averaging": "radial-directional",
+    },
     "time": {"sync_every": "30ms"},
     "scheduled": {
         "sync_every": 6,
@@ -415,7 +460,17 @@ def test_alone_it_trains_on_and_says_so(peers: Peers) -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "sparse", "scheduled"],
+    [
+        "synchronous",
+        "streaming",
+        "one round delayed",
+        "eager",
+        "4 bits",
+        "sparse",
+        "radial",
+        "radial, eager, 4 bits",
+        "scheduled",
+    ],
 )
 def test_one_that_joins_late_ends_with_the_same_model(peers: Peers, mode: str) -> None:
     def run(rank: int, min_peers: int) -> list[torch.Tensor]:
@@ -536,6 +591,7 @@ DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
     (({"min_peers": 2}, {"min_peers": 1}), "min_peers=1"),
     (({"outer": gentle, "min_peers": 1}, {"min_peers": 1}), "lr=0.5"),
     (({"compression": "int8"}, {}), "compression=int8"),
+    (({"averaging": "radial-directional"}, {}), "averaging=radial-directional"),
     (({"fragments": 2, "outer": gentle}, {"fragments": 1, "outer": gentle}), "fragments=2 strided"),
     (
         (
@@ -829,7 +885,17 @@ def test_a_checkpoint_without_names_loads_where_parameters_have_names(
 
 @pytest.mark.parametrize(
     "mode",
-    ["synchronous", "streaming", "one round delayed", "eager", "4 bits", "sparse", "scheduled"],
+    [
+        "synchronous",
+        "streaming",
+        "one round delayed",
+        "eager",
+        "4 bits",
+        "sparse",
+        "radial",
+        "radial, eager, 4 bits",
+        "scheduled",
+    ],
 )
 def test_a_run_that_stops_and_goes_on(mode: str, tmp_path: Any) -> None:
     """Stopping in the middle of the pipeline changes nothing."""

@@ -77,10 +77,11 @@ class Group:
 
     def _train(self, step_s: float, naps_after: int, naps_for: int) -> Trained:
         done = Trained()
-        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
+        model = torch.nn.Module()
+        model.w = weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32))
         inner = torch.optim.SGD([weight], lr=1.0)
         optimizer = DiLoCo(
-            [("w", weight)],
+            model,
             inner=inner,
             comm=self._peers.comm(),
             outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
@@ -124,6 +125,7 @@ MODES: dict[str, dict[str, Any]] = {
     "few rounds": {"sync_every": 25},
     "more rounds than members remember": {"sync_every": 4},
     "delayed": {"sync_every": 20, "delay": 10, "mixing": 0.0},
+    "radial": {"sync_every": 25, "averaging": "radial-directional"},
 }
 
 

@@ -80,7 +80,7 @@ class Peers:
         self.events[rank] = []
         options.setdefault("outer", paper_outer)
         return DiLoCo(
-            model.named_parameters(),
+            model,
             inner=make_inner(model),
             comm=self.comm(),
             on_event=self.events[rank].append,

@@ -163,10 +163,11 @@ def exact_norm(tensors: list[torch.Tensor]) -> float:
 
     The order of additions is fixed. That of ``torch.linalg.vector_norm`` depends on the processor.
     """
-    sums = np.zeros(_LANES)
+    sums, used = np.zeros(_LANES), 0
     for tensor in tensors:
         values = tensor.detach().reshape(-1).numpy()
         for start in range(0, len(values), _LANES):
             part = values[start : start + _LANES].astype(np.float64)
             sums[: len(part)] += part * part
-    return math.sqrt(math.fsum(sums))
+            used = max(used, len(part))
+    return math.sqrt(math.fsum(sums[:used]))

@@ -29,6 +29,7 @@ class Quorate:
 
     Attributes:
         calls: names of the calls, with their options.
+        excluded: members that the guards of the next reduces exclude.
         is_open: cleared: a reduce waits.
         fails: errors that the next calls of a name raise.
         mean: what a late reduce returns.
@@ -45,6 +46,7 @@ class Quorate:
         self.mean = 0.0
         self.others: tuple[int, ...] = OTHERS
         self.apart: list[bool] = []
+        self.excluded: list[tuple[int, ...]] = []
 
     @property
     def peer_id(self) -> int:
@@ -85,7 +87,14 @@ class Quorate:
             return ReduceInfo(3, 0, 0, contributors=(MINE, *OTHERS))
         who = (MINE, *OTHERS) if took_part else OTHERS
         result.copy_(values) if took_part else result.fill_(self.mean)
-        return ReduceInfo(3, 0, 0, contributors=who, weights=(2.0,) * len(who), took_part=took_part)
+        excluded = self.excluded.pop(0) if self.excluded else ()
+        return ReduceInfo(
+            *(3, 10, 20),
+            contributors=who,
+            weights=(2.0,) * len(who),
+            took_part=took_part,
+            excluded=excluded,
+        )
 
     def close(self) -> None:
         self.is_open.set()
@@ -105,13 +114,13 @@ class _Member:
 class Replica:
     """One weight that becomes smaller by 1 in each inner step; the outer step adds the average."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, model: Any = None, **options: Any) -> None:
         self.comm = Quorate()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.weight = torch.nn.Parameter(torch.zeros(1)) if model is None else model.weight
         self.inner = torch.optim.SGD([self.weight], lr=1.0)
         comm: Any = self.comm
         self.optimizer = DiLoCo(
-            [("w", self.weight)],
+            [("w", self.weight)] if model is None else model,
             inner=self.inner,
             comm=comm,
             outer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
@@ -296,3 +305,55 @@ def test_without_a_quorum_newcomers_wait_for_a_round(replica: Make) -> None:
     one.steps(4)
     one.caller.settle()
     assert one.comm.names()[2:] == ["update", "sync", "reduce", "sync"]
+
+
+def make_model() -> Any:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(1))
+    return model
+
+
+RADIAL: dict[str, Any] = {"averaging": "radial-directional", "sync_every": 2}
+
+
+def reduces(one: Replica) -> list[dict[str, Any]]:
+    return [options for name, options in one.comm.calls if name == "reduce"]
+
+
+def test_lengths_go_before_directions_and_have_the_guard(replica: Make) -> None:
+    one = replica(model=make_model(), compression="int8", **RADIAL)
+    one.steps(2)
+    lengths, directions = reduces(one)
+    assert (lengths["tag"], directions["tag"]) == (3, 1)
+    assert lengths["weight"] == directions["weight"] == 2.0
+    assert lengths["guard"] is not None
+    assert directions["guard"] is None
+    assert "quantization_options" not in lengths
+    assert directions["quantization_options"].name == "directions 0"
+    assert one.value == -2.0
+
+
+@pytest.mark.parametrize("late_in", [0, 1])
+def test_work_that_is_late_in_either_reduce_goes_into_the_next_round(
+    replica: Make, late_in: int
+) -> None:
+    """The mean length of the others is 5, and their direction is 1, if this replica is late."""
+    one = replica(model=make_model(), **RADIAL, **QUORUM)
+    one.comm.mean = 5.0 if late_in == 0 else 1.0
+    one.comm.took_part = [late_in != 0, late_in != 1]
+    one.steps(2)
+    lengths, directions = reduces(one)
+    assert lengths["weight"] == 2.0
+    assert directions["weight"] == (0.0 if late_in == 0 else 2.0)
+    one.steps(2)
+    assert reduces(one)[2]["weight"] > 2.0, "the work of both rounds"
+
+
+def test_a_replica_whose_lengths_are_excluded_gives_no_direction(replica: Make) -> None:
+    one = replica(model=make_model(), **RADIAL)
+    one.comm.excluded = [(MINE,)]
+    one.steps(2)
+    one.caller.settle()
+    lengths, directions = reduces(one)
+    assert (lengths["weight"], directions["weight"]) == (2.0, 0.0)
+    assert one.value == 0.0, "it drops its work"
