@@ -105,6 +105,13 @@ class MeetPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportUndialable:
+    """An effect: report that no peer can dial this peer, and what to do."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class AddressTried:
     """The result of a ``TryAddress``."""
 

@@ -23,8 +23,6 @@ class ReduceResult:
     """The contributions that its guard does not trust."""
     took_part: bool = True
     """Whether this peer's values are in it; False: the call was late."""
-    is_partial: bool = False
-    """Whether the operation continued without some members."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,6 +461,8 @@ class OperationEnded:
     """Of the contributors to a weighted average, for late members."""
     elected: Elected | None = None
     """The elected state, for late members of a synchronization."""
+    digest: bytes = b""
+    """Of the values, for late members."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-from pccl.protocol.types import PeerId
+from pccl.protocol.types import Descriptor, PeerId
+
+LATE_BYTES_MAX = 256 << 20
+"""Bytes of results that a member keeps for late members; it keeps no larger result."""
 
 
 class Phase(enum.Enum):
@@ -60,6 +63,11 @@ def of_ranks(ranks: bytes, ring: tuple[PeerId, ...]) -> tuple[PeerId, ...] | Non
     if len(ranks) != (len(ring) + 7) // 8 or bits >> len(ring):
         return None
     return tuple(peer for rank, peer in enumerate(ring) if bits >> rank & 1)
+
+
+def is_kept_for_late(asked: Descriptor) -> bool:
+    """Whether participants keep the result of a narrowed operation for late members."""
+    return asked.tensor_bytes <= LATE_BYTES_MAX
 
 
 def name_peers(peers: list[PeerId]) -> str:

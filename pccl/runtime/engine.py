@@ -32,6 +32,7 @@ from pccl.machines.peer.events import (
     GiveEvidence,
     HoldingsKnown,
     JoinCall,
+    KeepResult,
     LeaveCall,
     LinkChanged,
     LinkMeasurements,
@@ -619,7 +620,7 @@ class PeerEngine:
                 self.calls.resolve(number, value)
             case RaiseCall(number, error):
                 self.calls.reject(number, error)
-            case FetchResult() | PostSync() | BeginSync() | CompareSync():
+            case FetchResult() | KeepResult() | PostSync() | BeginSync() | CompareSync():
                 self._move_state(effect)
 
     def _dial_for_master(self, effect: TryAddress | MeetPeer) -> None:
@@ -664,12 +665,16 @@ class PeerEngine:
             begin.operation, eager=begin.eager, weights=begin.weights, infinite=begin.infinite
         )
 
-    def _move_state(self, effect: FetchResult | PostSync | BeginSync | CompareSync) -> None:
+    def _move_state(
+        self, effect: FetchResult | KeepResult | PostSync | BeginSync | CompareSync
+    ) -> None:
         match effect:
             case FetchResult(number, operation, _, content) if operation.tag == SYNC_TAG:
                 self._state.fetch_state(number, content)
-            case FetchResult(number, operation, descriptor):
-                self._state.fetch_result(number, operation, descriptor)
+            case FetchResult():
+                self._state.fetch_result(effect)
+            case KeepResult(operation):
+                self._state.keep_result(effect, self.data_plane.transfers[operation])
             case PostSync(number, operation, ring):
                 self._posted[operation] = number
                 self._state.post(number, operation, ring)
@@ -692,6 +697,7 @@ class PeerEngine:
             self.exchange.end(operation)
             return
         transfer = self.data_plane.end(operation, committed=committed)
+        self._state.result_ended(operation, committed=committed)
         if call is not None:
             call.take_back(transfer)
 

@@ -14,13 +14,18 @@ from pccl.machines.master.ballots import sync_ballot
 from pccl.machines.master.ballots.collective_ballot import CollectiveBallot
 from pccl.machines.master.ballots.finals import Finals
 from pccl.machines.master.rounds import JointRounds
-from pccl.machines.peer.events import ReduceResult, ResultFetched
+from pccl.machines.peer.events import FetchResult, ReduceResult, ResultFetched
 from pccl.machines.peer.operations import LateCall, OpenOperation, OpenOperations
 from pccl.machines.peer.synchronization import Synchronizations
 from pccl.protocol import messages as msg
-from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.types import OperationId, PeerId
+from pccl.runtime.hashing import hash_here
+from pccl.runtime.state.memory.state_memory import StateMemory
+from pccl.runtime.state.results import LateResults
 from pccl.runtime.state.service import StateService
-from pccl.stress.sim.planting import does, private, says
+from pccl.state.digests import PieceMap
+from pccl.state.fetch.target import ShownTarget
+from pccl.stress.sim.planting import change, does, private, says
 
 
 @does(CollectiveBallot, "_narrowed_request")
@@ -71,14 +76,40 @@ def newest_missed_first(
 
 
 @does(StateService, "fetch_result")
-def own_input_for_late_result(
-    fetch_result: Any, service: StateService, number: int, operation: OperationId, asked: Descriptor
-) -> None:
+def own_input_for_late_result(fetch_result: Any, service: StateService, fetch: FetchResult) -> None:
     """A late call returns the values that it has brought."""
     calls, feed = private(service, "_calls"), private(service, "_feed")
-    operand = calls.open[number].operand
+    operand = calls.open[fetch.call].operand
     operand.target.write(0, operand.source.copy())
-    feed(ResultFetched(number, has_arrived=True))
+    feed(ResultFetched(fetch.call, has_arrived=True))
+
+
+@does(LateResults, "ended")
+def late_values_unverified(
+    ended: Any, late: LateResults, operation: OperationId, now_ns: int, *, committed: bool
+) -> None:
+    """Members keep other values than those of the result, and a late one takes them."""
+    memory: StateMemory | None = vars(late)["_staged"].get(operation)
+    if memory is not None and memory.layout.nbytes:
+        memory.view(memory.layout.piece(0))[0] ^= 1
+        hash_here(memory, [0])
+    ended(late, operation, now_ns, committed=committed)
+
+
+_TAKE_MAP = ShownTarget.take_map
+
+
+def _believe(target: ShownTarget, peer: PeerId, theirs: PieceMap, *, idle: bool) -> PieceMap | None:
+    known = vars(target)
+    only, known["_only"] = known["_only"], b""
+    found = _TAKE_MAP(target, peer, theirs, idle=idle)
+    known["_only"] = only
+    if only and found is not None:
+        target.content = known["_shown"][peer] = only
+    return found
+
+
+change("late_values_unverified", ShownTarget, "take_map", _believe)
 
 
 @does(OpenOperation, "narrow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,7 +14,10 @@ import pytest
 import pccl
 from pccl import ErrorFeedback, QuantizationOptions, ReduceInfo, ReduceOp
 from pccl.errors import OutcomeUnknown, ResyncRequired
+from pccl.runtime.hashing import hash_here
+from pccl.state.digests import piece_digest
 from tests.integration.conftest import Array, Run, results_of
+from tests.support.insides import engine_of
 from tests.support.patience import LIMIT_S, patient
 
 COUNT = 50_000
@@ -162,12 +166,72 @@ def test_a_late_call_pays_no_residual(sleeper: Sleeper) -> None:
     assert [np.array_equal(a, b) for a, b in zip(owed, now, strict=True)] == [False, False, True]
 
 
-def test_quantized_results_are_the_same_for_all(sleeper: Sleeper) -> None:
-    options = QuantizationOptions(format="int8")
+@pytest.mark.parametrize("algorithm", ["ring", "star", "mesh"])
+def test_quantized_results_are_the_same_for_all(sleeper: Sleeper, algorithm: str) -> None:
+    options = {"quantization_options": QuantizationOptions(format="int8"), "algorithm": algorithm}
+    results, _ = sleeper.reduce(**options)
+    late, _ = sleeper.wake(**options)
+    assert {one.tobytes() for one in (*results, late)} == {late.tobytes()}
+    assert np.abs(late - sums(0, 1)).max() < 0.05
+
+
+def test_sparse_results_are_the_same_for_all(sleeper: Sleeper) -> None:
+    options = QuantizationOptions(format="sparse")
     results, _ = sleeper.reduce(quantization_options=options)
     late, _ = sleeper.wake(quantization_options=options)
     assert {one.tobytes() for one in (*results, late)} == {late.tobytes()}
-    assert np.abs(late - sums(0, 1)).max() < 0.05
+
+
+def test_results_are_hashed_on_worker_threads(
+    sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The I/O thread has to send heartbeats meanwhile."""
+    names: list[str] = []
+
+    def hashed(content: Any) -> bytes:
+        names.append(threading.current_thread().name)
+        return piece_digest(content)
+
+    monkeypatch.setattr("pccl.runtime.hashing.piece_digest", hashed)
+    sleeper.reduce()
+    assert names
+    assert all(name.startswith("pccl-work") for name in names)
+
+
+# -- members that serve other values -----------------------------------------------------------
+
+
+def lie(member: pccl.Communicator, *, also_digests: bool) -> None:
+    """A member flips a bit of the last result that it keeps."""
+    exchange = engine_of(member).exchange
+    memory, _ = vars(exchange.late_results)["_kept"][-1]
+    memory.view(memory.layout.piece(0))[5] ^= 1
+    if also_digests:
+        hash_here(memory, [0])
+        exchange.show(memory)
+
+
+@pytest.mark.parametrize("also_digests", [False, True])
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_member_that_serves_other_values_is_not_believed(
+    sleeper: Sleeper, liar: int, *, also_digests: bool
+) -> None:
+    results, _ = sleeper.reduce()
+    lie(sleeper.awake[liar], also_digests=also_digests)
+    late, told = sleeper.wake()
+    assert not told.took_part
+    assert late.tobytes() == results[0].tobytes() == results[1].tobytes()
+
+
+@pytest.mark.parametrize("also_digests", [False, True])
+def test_a_call_takes_no_values_from_members_that_all_lie(
+    sleeper: Sleeper, *, also_digests: bool
+) -> None:
+    sleeper.reduce()
+    for member in sleeper.awake:
+        lie(member, also_digests=also_digests)
+    with pytest.raises(ResyncRequired):
+        sleeper.wake()
 
 
 # -- what a late call cannot get -------------------------------------------------------------------

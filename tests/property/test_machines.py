@@ -715,7 +715,7 @@ class Process:
                 self.gaps.append(effect)
             case TryAddress() | MeetPeer() | pe.ReportUndialable() | pe.GiveEvidence():
                 pass
-            case pe.FetchResult():
+            case pe.FetchResult() | pe.KeepResult():
                 raise AssertionError("no call of this property has a quorum")
             case pe.AskCallers() | pe.ReportWait() | pe.ForgetEarly() | pe.SendAcross():
                 self._take_note(effect)

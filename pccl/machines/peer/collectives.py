@@ -24,7 +24,7 @@ from pccl.machines.peer.synchronization import AfterLeaving, Synchronizations
 from pccl.protocol import errors
 from pccl.protocol import messages as msg
 from pccl.protocol.limits import OPERATIONS_OPEN_MAX
-from pccl.protocol.operation import Phase, of_ranks
+from pccl.protocol.operation import Phase, is_kept_for_late, of_ranks
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -106,9 +106,15 @@ class Collectives:
     def _call_late(self, event: ev.ReduceCall, seen: Roster, outcome: msg.OperationEnded) -> None:
         """Answer a call for an operation that the members have committed without this peer."""
         asked = event.descriptor.settled(seen.algorithms, near=seen.is_near)
-        late = LateCall(event.call, asked, event.detached, outcome)
-        self._out.add(self._operations.fetch(late))
+        self._fetch(LateCall(event.call, asked, event.detached, outcome))
         self._out.send(msg.BlockedReply(0, False))  # it makes calls again
+
+    def _fetch(self, late: LateCall) -> None:
+        effect = self._operations.fetch(late)
+        if effect.content:
+            self._out.add(effect)
+        else:  # it is too large to be kept
+            self._fetched(late.call, has_arrived=False)
 
     def _fetched(self, call: int, *, has_arrived: bool) -> None:
         """Answer a late call. Its result has arrived, or no participant has it any more."""
@@ -291,20 +297,27 @@ class Collectives:
     def moved(self, event: ev.ReduceDone | ev.NotFinite | ev.ResultFetched) -> None:
         """Process the end of a transfer here."""
         match event:
-            case ev.ReduceDone(operation, digest):
-                self.done(operation, digest)
+            case ev.ReduceDone(operation, digest, is_kept):
+                self.done(operation, digest, is_kept=is_kept)
             case ev.NotFinite(operation, peer):
                 self._refuse(operation, peer)
             case ev.ResultFetched(call, has_arrived):
                 self._fetched(call, has_arrived=has_arrived)
 
-    def done(self, operation_id: OperationId, digest: bytes) -> None:
-        """Report to the master that this peer's result, or the elected state, is complete."""
+    def done(self, operation_id: OperationId, digest: bytes, *, is_kept: bool = False) -> None:
+        """Report to the master that this peer's result, or the elected state, is complete.
+
+        If the operation has left members out, keep the result first: its content digest goes into
+        the outcome, so that no member can give a late one other values.
+        """
         operation = self._operations.get(operation_id)
         if operation is None or operation.call is None:
             return
         if operation.phase is Phase.REQUESTED:  # all data is here, so all members have requested it
             self._start(operation)
+        if operation.participants and is_kept_for_late(operation.descriptor) and not is_kept:
+            self._out.add(ev.KeepResult(operation_id, operation.descriptor))
+            return
         self._operations.enter(operation, Phase.DONE)
         operation.digest = digest
         self._out.send(msg.OperationDone(operation_id, digest))
@@ -355,8 +368,7 @@ class Collectives:
         if is_late and operation.offer is not None:
             self._synchronizations.late(operation, placed)
         elif is_late:
-            late = LateCall(operation.call, operation.descriptor, operation.detached, message)
-            self._out.add(self._operations.fetch(late))
+            self._fetch(LateCall(operation.call, operation.descriptor, operation.detached, message))
         elif message.abort is AbortCause.DIGEST_MISMATCH and self._may_retry(operation):
             again = self._operations.next_n(ended.view, ended.tag)
             self._open(operation.next_attempt(again))
@@ -384,9 +396,8 @@ class Collectives:
         else:
             attempts, carrier = operation.attempt + 1, operation.descriptor.carrier
             reduced = ev.ReduceResult(
-                ended, contributors, attempts, carrier, operation.weights, operation.flagged,
-                is_partial=bool(operation.participants),
-            )  # fmt: skip
+                ended, contributors, attempts, carrier, operation.weights, operation.flagged
+            )
             self._out.return_(call, reduced)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pccl.machines.reachability import AddressTried, MeetPeer, TryAddress
 from pccl.machines.reachability import LinkChanged as LinkChanged
 from pccl.machines.reachability import LinkMeasurements as LinkMeasurements
+from pccl.machines.reachability import ReportUndialable as ReportUndialable
 from pccl.machines.results import ReduceResult as ReduceResult
 from pccl.machines.results import SyncResult as SyncResult
 from pccl.protocol import errors
@@ -65,8 +66,7 @@ class ReduceCall:
     detached: bool = False
     """Whether no caller waits for the outcome; the peer keeps it until ``Claim``."""
     begun_by: PeerId = NOBODY
-    """The incarnation of this peer that began the call, if this event continues it: with a retry
-    or the next of several operations. 0 for a new call."""
+    """The incarnation that began the call, for a retry or the next of several operations; or 0."""
     weight: float = 0.0
     """Weight of this peer's contribution to a weighted average."""
     norm: float | None = 0.0
@@ -154,6 +154,8 @@ class ReduceDone:
 
     operation: OperationId
     digest: bytes
+    is_kept: bool = False
+    """Whether it is the content digest, after ``KeepResult``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +364,16 @@ class FetchResult:
     call: int
     operation: OperationId
     descriptor: Descriptor
-    content: bytes = b""
-    """Of a synchronization: the digest of the elected contents."""
+    content: bytes
+    """Digest of the values, or of the elected contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepResult:
+    """Copy and hash this peer's result for late members; report ``ReduceDone``."""
+
+    operation: OperationId
+    descriptor: Descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,13 +440,6 @@ class ReportWait:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportUndialable:
-    """Report that no peer can dial this peer, and what to do."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class GiveEvidence:
     """Answer a person's question with an ``EvidenceReply``."""
 
@@ -481,6 +484,7 @@ PeerEffect = (
     | CompareSync
     | Begin
     | FetchResult
+    | KeepResult
     | CloseGap
     | SendAcross
     | Detach

@@ -59,7 +59,7 @@ class LateCall:
         ended, weights = self.outcome, self.outcome.weights
         return ev.ReduceResult(
             ended.operation, ended.contributors, 1, self.descriptor.carrier, weights,
-            took_part=False, is_partial=True,
+            took_part=False,
         )  # fmt: skip
 
 
@@ -321,7 +321,7 @@ class OpenOperations:
         """Note a call whose result must be fetched; return the effect that fetches it."""
         self._late[late.call] = late
         elected = late.outcome.elected
-        content = b"" if elected is None else elected.content
+        content = late.outcome.digest if elected is None else elected.content
         return ev.FetchResult(late.call, late.outcome.operation, late.descriptor, content)
 
     def fetched(self, call: int) -> LateCall | None:

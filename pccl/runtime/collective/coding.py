@@ -199,6 +199,10 @@ class Coding:
         else:
             result.write(first, self.coded_values(segment))
 
+    def values_in_place(self, segment: Segment) -> Array | None:
+        """Return the values of a segment that is still encoded in its place; None: it is not."""
+        return self.coded_values(segment) if segment.position in self._coded else None
+
     def coded_values(self, segment: Segment) -> Array:
         """Return the values of the encoded bytes in the place of a segment, as ``decode`` does."""
         return self.decode(segment, self._bytes_in_place(segment).data)

@@ -1,7 +1,6 @@
 """``Transfer``: one running collective on this peer: its buffers, received segments and outlets.
 
-This class is the part that all schedules share. ``chain_transfer``, ``direct_transfer`` and
-``gather_transfer`` implement what an arrival causes.
+This class is the part that all schedules share. Subclasses implement what an arrival causes.
 
 Placement: a segment is read straight into its place in the result. It is read into a reusable
 buffer if it must be decoded first, or added to other values. If the collective works in place, each
@@ -24,7 +23,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -188,8 +187,7 @@ class Transfer(ABC):
         # Coded bytes change before they are pulled.
         self._announcer = Announcer(memory) if memory is not None and coding is None else None
         self._buffered_steps = self._coded_steps = 0
-        """Number of steps, from the first, whose segments are read into buffers, or are encoded
-        when they are sent."""
+        """How many steps, from the first, read segments into buffers, or encode what they send."""
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -205,8 +203,7 @@ class Transfer(ABC):
         ready = {peer: outlet.ready_count for peer, outlet in self.outlets.items()}
         flows = tuple(Flow(peer, received.get(peer, 0), ready.get(peer, 0)) for peer in self._flows)
         nbytes = self.rx_bytes + sum(inlet.arriving_bytes for inlet in self.inlets.values())
-        total = sum(received.values()), sum(ready.values())
-        return Progress(self.operation, *total, nbytes, flows)
+        return Progress(self.operation, sum(received.values()), sum(ready.values()), nbytes, flows)
 
     @property
     def quantization_error(self) -> float:
@@ -294,8 +291,7 @@ class Transfer(ABC):
             payload: payload of the announcement.
 
         Returns:
-            Number of bytes that counted: 0 if the segment has arrived before, was withdrawn, or
-            cannot be read.
+            Number of bytes that counted; 0 if they had arrived before, or cannot be read.
 
         Raises:
             RemoteProtocolError: the schedule expects no such segment from the sender, or the
@@ -345,6 +341,15 @@ class Transfer(ABC):
             memory[:] = payload[received : received + len(memory)]
             received += len(memory)
         placement.complete()
+
+    def copy_into(self, values: Array) -> Iterator[int]:
+        """Copy the complete result as its caller will get it; yield the length of each segment."""
+        for segment in self._layout.segments():
+            span, coding = segment.span, self._coding
+            part = coding.values_in_place(segment) if coding is not None else None
+            part = self.result.elements(*span) if part is None else part
+            values[span[0] // self._itemsize : span[1] // self._itemsize] = part
+            yield segment.length
 
     def detach(self) -> None:
         """Release the caller's memory and restore the input, but keep sending from a copy.
@@ -419,9 +424,7 @@ class Transfer(ABC):
 
     def report_if_done(self) -> None:
         """Report the digest of the result if it has begun and no segment is missing."""
-        if not self.begun or self.weighted.is_refused:
-            return
-        if not self.lacking:
+        if self.begun and not self.weighted.is_refused and not self.lacking:
             self._on_done(self.operation, self._digest.value())
 
     def _contribution(self, segment: Segment) -> Memory:
@@ -465,12 +468,9 @@ class Transfer(ABC):
 
     def _take_alone(self, segment: Segment, only: Memory | Array | None, *, finish: bool) -> None:
         """Set a segment of the result to one contribution; None: to zeros."""
-        if only is None:
+        values = only.elements(*segment.span) if isinstance(only, Memory) else only
+        if values is None:
             values = np.zeros(segment.length // self._itemsize, self._dtype)
-        elif isinstance(only, np.ndarray):
-            values = only
-        else:
-            values = only.elements(*segment.span)
         self.result.write(segment.offset, self._reduction.finished(values) if finish else values)
 
     def _add_to_digest(self, segment: Segment) -> int:

@@ -123,12 +123,16 @@ class StateExchange:
             snapshot.close()
 
     def begin_prefetch(
-        self, memory: StateMemory, fetched: FetchedPieces, on_ready: Callable[[], None]
+        self,
+        memory: StateMemory,
+        fetched: FetchedPieces,
+        on_ready: Callable[[], None],
+        only: bytes = b"",
     ) -> Prefetch:
-        """Fetch the members' snapshot of ``memory``, until ``end_prefetch``."""
+        """Fetch the members' snapshot until ``end_prefetch``; for ``only`` see ``Prefetch``."""
         operation = idle_operation(memory.layout, self._group)
         prefetch = self.prefetches[operation] = Prefetch(
-            memory, fetched, operation, self._links, self._now_ns, self._stall_ns, on_ready
+            memory, fetched, operation, self._links, self._now_ns, self._stall_ns, on_ready, only
         )
         return prefetch
 

@@ -36,6 +36,7 @@ class Prefetch:
         now_ns: returns the current time in nanoseconds.
         stall_ns: nanoseconds without a byte after which a member counts as stalled.
         on_ready: called once, when the download is done or has failed.
+        only: digest of the contents to fetch; empty: any that a member offers.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Prefetch:
         now_ns: Callable[[], int],
         stall_ns: int,
         on_ready: Callable[[], None],
+        only: bytes = b"",
     ) -> None:
         self.on_result: Callable[[PeerId, bytearray], None] | None = None
         """Receives the results that members announce; None: they are ignored."""
@@ -58,7 +60,7 @@ class Prefetch:
         self._on_ready = on_ready
         self._is_ready = False
         self._sender = StateSender(operation, links)
-        self._target = ShownTarget(memory.piece_map)
+        self._target = ShownTarget(memory.piece_map, only)
         self._receiver = StateReceiver(
             memory, fetched, None, self._sender, now_ns, stall_ns, self._note_end
         )

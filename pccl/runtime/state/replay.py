@@ -196,8 +196,7 @@ class Replay:
         return True
 
     async def _fetch(self, news: ResultNews) -> Array | None:
-        """Fetch the values of a result. Return None if any are missing or the digest is wrong."""
+        """Fetch the values of a result. Return None if no member offers them."""
         values = np.empty(news.count, news.dtype.to_numpy_dtype())
         memory = result_memory(str(news.operation), values, news.dtype)
-        content = await fetch_result(self._exchange, memory)
-        return values if content == news.digest else None
+        return values if await fetch_result(self._exchange, memory, news.digest) else None

@@ -24,6 +24,7 @@ import numpy as np
 from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.frame import FrameKind
+from pccl.protocol.operation import LATE_BYTES_MAX
 from pccl.protocol.types import NS_PER_S, WEIGHT_MAX, Descriptor, OperationId, PeerId
 from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.state.frames import StateSender
@@ -41,9 +42,6 @@ A watcher that misses a result fetches the state instead."""
 
 KEPT_MAX = 4096
 """Largest number of results that a member keeps: each takes memory beyond its bytes."""
-
-LATE_BYTES_MAX = 256 << 20
-"""Bytes of results that a member keeps for late members. Above them, it drops the oldest ones."""
 
 LATE_KEPT_NS = 120 * NS_PER_S
 """How long a member keeps each of these results."""
@@ -149,8 +147,8 @@ def late_memory(operation: OperationId, asked: Descriptor, values: Array) -> Sta
     return result_memory(f"{operation} {asked}", values, asked.dtype)
 
 
-async def fetch_result(exchange: StateExchange, memory: StateMemory) -> bytes:
-    """Fetch a result that other members offer; return its digest, empty if none offers it."""
+async def fetch_result(exchange: StateExchange, memory: StateMemory, content: bytes) -> bool:
+    """Fetch a result that other members offer; return whether one has offered these contents."""
     fetched = FetchedPieces(memory, 0, in_place=True)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -158,10 +156,11 @@ async def fetch_result(exchange: StateExchange, memory: StateMemory) -> bytes:
         if not done.done():
             done.set_result(None)
 
-    fetch = exchange.begin_prefetch(memory, fetched, ready)
+    fetch = exchange.begin_prefetch(memory, fetched, ready, only=content)
     try:
         await done
-        return fetch.content if len(fetched.verified) == memory.layout.piece_count else b""
+        is_whole = len(fetched.verified) == memory.layout.piece_count
+        return is_whole and fetch.content == content
     finally:
         exchange.end_prefetch(fetch.operation)
 
@@ -270,21 +269,34 @@ class LateResults:
     ) -> None:
         self._show = show
         self._hide = hide
+        self._staged: dict[OperationId, StateMemory] = {}
+        """Complete results of operations that are undecided."""
         self._kept: deque[tuple[StateMemory, int]] = deque()
         """Each kept result, and when to drop it; the oldest first."""
-        self._kept_bytes = 0
+        self._bytes = 0
 
-    def keep(self, operation: OperationId, asked: Descriptor, result: Memory, now_ns: int) -> None:
-        """Keep a copy of a result, unless it is too large."""
-        if asked.tensor_bytes > LATE_BYTES_MAX:
+    def stage(self, operation: OperationId, asked: Descriptor, values: Array) -> StateMemory:
+        """Take the result of an operation that is undecided; the caller hashes it."""
+        self._bytes += asked.tensor_bytes
+        self._make_room()
+        memory = self._staged[operation] = late_memory(operation, asked, values)
+        return memory
+
+    def is_staged(self, operation: OperationId) -> bool:
+        """Whether there is a result of this operation, and it is undecided."""
+        return operation in self._staged
+
+    def ended(self, operation: OperationId, now_ns: int, *, committed: bool) -> None:
+        """Offer the result of a committed operation; drop that of an aborted one."""
+        memory = self._staged.pop(operation, None)
+        if memory is None:
             return
-        memory = late_memory(operation, asked, np.ascontiguousarray(result.copy()))
-        result_digest(memory)
+        if not committed:
+            self._bytes -= memory.layout.nbytes
+            return
         self._kept.append((memory, now_ns + LATE_KEPT_NS))
-        self._kept_bytes += memory.layout.nbytes
         self._show(memory)
-        while self._kept_bytes > LATE_BYTES_MAX or len(self._kept) > KEPT_MAX:
-            self._drop_oldest()
+        self._make_room()
 
     def tick(self, now_ns: int) -> None:
         """Drop the results that are too old."""
@@ -293,12 +305,18 @@ class LateResults:
 
     def clear(self) -> None:
         """Drop all results."""
+        for operation in list(self._staged):
+            self.ended(operation, 0, committed=False)
         while self._kept:
+            self._drop_oldest()
+
+    def _make_room(self) -> None:
+        while self._kept and (self._bytes > LATE_BYTES_MAX or len(self._kept) > KEPT_MAX):
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         memory, _ = self._kept.popleft()
-        self._kept_bytes -= memory.layout.nbytes
+        self._bytes -= memory.layout.nbytes
         self._hide(memory)
 
 

@@ -6,16 +6,18 @@ It receives calls and the machine's effects for them; the exchange receives the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import numpy as np
 
 from pccl.machines.peer.events import (
+    FetchResult,
+    KeepResult,
     LeftCommitted,
     PeerEvent,
     PrefetchDone,
-    ReduceCall,
+    ReduceDone,
     ReduceResult,
     ResultFetched,
     SyncResult,
@@ -23,20 +25,22 @@ from pccl.machines.peer.events import (
 from pccl.machines.peer.machine import PeerMachine, Standing
 from pccl.protocol import errors
 from pccl.protocol.shared_state import Elected, SyncPurpose
-from pccl.protocol.types import Descriptor, OperationId, PeerId
+from pccl.protocol.types import OperationId, PeerId
 from pccl.runtime.calls import Calls, OpenCall
 from pccl.runtime.clock import Clock
 from pccl.runtime.collective.operand import Operand
+from pccl.runtime.collective.transfer import Transfer
 from pccl.runtime.hashing import Hasher
 from pccl.runtime.requests import Deadline, SharedStateSyncInfo
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import fetch_result, late_memory
+from pccl.runtime.state.results import LateResults, fetch_result, late_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.sync import StateSync, SyncOptions
 from pccl.runtime.tasks import Tasks
+from pccl.runtime.waiting import next_turn
 from pccl.state.attempts import Next
 from pccl.transports.link import Links
 
@@ -221,18 +225,12 @@ class StateService:
             self.exchange.results.synchronized(memory.piece_map.digest(may_differ=False))
 
     def note_result(self, call: OpenCall, result: ReduceResult) -> None:
-        """Offer a partial result to late members, and an observable one to newcomers.
+        """Offer an observable result to newcomers.
 
         The call has not returned, so its caller has not changed the memory yet.
         """
-        operand, event = call.operand, call.event
-        if operand is None or not isinstance(event, ReduceCall):
-            return
-        if result.is_partial and result.took_part:
-            self.exchange.late_results.keep(
-                result.operation, event.descriptor, operand.target, self._clock.now_ns()
-            )
-        if call.observable:
+        operand = call.operand
+        if operand is not None and call.observable:
             self.exchange.results.committed(
                 result.operation,
                 operand.data_type,
@@ -241,9 +239,40 @@ class StateService:
                 result.weights,
             )
 
-    def fetch_result(self, number: int, operation: OperationId, asked: Descriptor) -> None:
+    def keep_result(self, keep: KeepResult, transfer: Transfer) -> None:
+        """Keep a copy of a complete result for late members."""
+        late, asked = self.exchange.late_results, keep.descriptor
+        values = np.empty(asked.count, asked.dtype.to_numpy_dtype())
+        memory = late.stage(keep.operation, asked, values)
+        copying = transfer.copy_into(values)
+        self._tasks.create(self._keep(late, keep.operation, memory, copying))
+
+    async def _keep(
+        self,
+        late: LateResults,
+        operation: OperationId,
+        memory: StateMemory,
+        copying: Iterator[int],
+    ) -> None:
+        """Copy and hash a result while the I/O thread works on; after its operation, read nothing.
+
+        A thread must not copy: the caller could get its memory back meanwhile.
+        """
+        while late.is_staged(operation) and next(copying, 0):
+            await next_turn(self._tasks.loop)
+        if late.is_staged(operation):
+            await self._hasher.hash_pieces(memory, range(memory.layout.piece_count))
+        if late.is_staged(operation):
+            content = memory.piece_map.digest(may_differ=False)
+            self._feed(ReduceDone(operation, content, is_kept=True))
+
+    def result_ended(self, operation: OperationId, *, committed: bool) -> None:
+        """Offer a committed result to late members; drop that of an aborted operation."""
+        self.exchange.late_results.ended(operation, self._clock.now_ns(), committed=committed)
+
+    def fetch_result(self, fetch: FetchResult) -> None:
         """Fetch the result for a late call, from a member that has kept it."""
-        self._tasks.create(self._fetch_result(number, operation, asked))
+        self._tasks.create(self._fetch_result(fetch))
 
     def fetch_state(self, number: int, content: bytes) -> None:
         """Fetch, for a late call, the contents that other members have elected and offer."""
@@ -255,13 +284,15 @@ class StateService:
         has_arrived = sync is not None and await sync.fetch_shown(self.exchange, content)
         self._feed(ResultFetched(number, has_arrived))
 
-    async def _fetch_result(self, number: int, operation: OperationId, asked: Descriptor) -> None:
+    async def _fetch_result(self, fetch: FetchResult) -> None:
+        asked = fetch.descriptor
         values = np.empty(asked.count, asked.dtype.to_numpy_dtype())
-        content = await fetch_result(self.exchange, late_memory(operation, asked, values))
-        call = self._calls.open.get(number)
-        if content and call is not None and call.operand is not None:
+        memory = late_memory(fetch.operation, asked, values)
+        has_arrived = await fetch_result(self.exchange, memory, fetch.content)
+        call = self._calls.open.get(fetch.call)
+        if has_arrived and call is not None and call.operand is not None:
             call.operand.target.write(0, values.view(np.uint8).data)
-        self._feed(ResultFetched(number, bool(content)))
+        self._feed(ResultFetched(fetch.call, has_arrived))
 
     def check_apart(self, operand: Operand) -> None:
         """Check that a collective does not use memory of a state that is being synchronized.

@@ -175,6 +175,8 @@ class ShownTarget:
 
     Args:
         mine: digests of this peer's pieces; they may change.
+        only: digest of the contents to fetch; maps of other contents are ignored. Empty: the first
+            map defines them.
     """
 
     blames = False
@@ -183,7 +185,8 @@ class ShownTarget:
     fetchers: tuple[PeerId, ...] = ()
     is_met = False
 
-    def __init__(self, mine: PieceMap) -> None:
+    def __init__(self, mine: PieceMap, only: bytes = b"") -> None:
+        self._only = only
         self.content = b""
         """Digest of the contents to fetch; empty until a map is complete."""
         self.here = b""
@@ -213,6 +216,8 @@ class ShownTarget:
     def take_map(self, peer: PeerId, theirs: PieceMap, *, idle: bool) -> PieceMap | None:
         """Use a complete map. Return it if it is the first, or new while no fetch is running."""
         content = self._shown[peer] = theirs.digest(may_differ=False)
+        if self._only not in (b"", content):
+            return None
         if self.content and (not idle or content in (self.content, self.here)):
             return None
         self.content = content

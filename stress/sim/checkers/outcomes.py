@@ -229,7 +229,7 @@ class Checkers:
         self.reduces += 1
         operation, contributors = InRun(run, outcome.operation), outcome.contributors
         content = result.tobytes()
-        alike = replace(outcome, attempts=1, flagged=(), took_part=True, is_partial=False)
+        alike = replace(outcome, attempts=1, flagged=(), took_part=True)
         self.done["late result"] += not outcome.took_part
         known = self._results.get(operation)
         if known is None:

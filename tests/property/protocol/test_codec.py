@@ -235,7 +235,7 @@ def _fill_samples() -> None:
     registration = [0, "h", 9, 2, 1, True, 5, "alice", ["10.0.0.7"]]
     answer = [[1, 0], 7, True, "", 4]
     elected = [7, b"layout", b"content", [1], [2], [3], b"extra", [1]]
-    outcome = [op, None, "", [1], 7, 3, ["w", 2, "where"], [0.0, 2.5], elected]
+    outcome = [op, None, "", [1], 7, 3, ["w", 2, "where"], [0.0, 2.5], elected, b"d" * 32]
     quorum = [3, 0.5, 250]
     lineage = [b"run", op]
     later = ("", 4, 3, 250, 2.5, [["cosine", 0.25]], 1, b"fingerprint")

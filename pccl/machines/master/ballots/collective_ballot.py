@@ -23,7 +23,7 @@ from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.contributions import FlaggedContribution
 from pccl.protocol.limits import EAGER_BYTES_MAX, Timing
 from pccl.protocol.messages import MasterMessage, OperationNarrowed, OperationStarted
-from pccl.protocol.operation import Eager, Phase, name_peers, of_ranks, to_ranks
+from pccl.protocol.operation import Eager, Phase, is_kept_for_late, name_peers, of_ranks, to_ranks
 from pccl.protocol.types import (
     QUORUM_MIN,
     AbortCause,
@@ -108,6 +108,14 @@ class CollectiveBallot(Ballot):
         out = {self.participants[one.rank] for one in self._flagged if one.excluded}
         known = [peer for peer in self.participants if peer in self._weights]
         return tuple(0.0 if peer in out else self._weights[peer] for peer in known)
+
+    @property
+    def kept_digest(self) -> bytes:
+        """The content digest of a committed result that participants keep for late members."""
+        asked = next(iter(self._descriptors.values()), None)
+        if not self.left_out or asked is None or not is_kept_for_late(asked):
+            return b""
+        return next(iter(self._digests.values()), b"")
 
     @property
     def trusted_norms(self) -> tuple[float, ...]:

@@ -288,8 +288,9 @@ class OpenBallots:
         expected: Expected | None = None
         weights: tuple[float, ...] = ()
         elected: Elected | None = None
+        digest = b""
         if committed and isinstance(ballot, CollectiveBallot) and ballot.left_out:
-            weights = ballot.weights
+            weights, digest = ballot.weights, ballot.kept_digest
         elif committed and isinstance(ballot, SyncBallot):
             elected = ballot.elected_without_all
         if committed and isinstance(ballot, CollectiveBallot):
@@ -311,6 +312,7 @@ class OpenBallots:
             decision.difference if isinstance(decision, Abort) else None,
             weights,
             elected,
+            digest,
         )
         call = EndedCall(
             ballot.what,

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from pccl.machines.peer import events as ev
 from pccl.protocol import errors
-from pccl.protocol.types import SYNC_TAG, AbortCause, PeerId
-from tests.support.peer_stage import BACK, QUORATE, PeerStage, ended, raised
+from pccl.protocol.messages import (
+    OperationDone,
+    OperationEnded,
+    OperationNarrowed,
+    OperationStarted,
+)
+from pccl.protocol.operation import LATE_BYTES_MAX
+from pccl.protocol.types import SYNC_TAG, AbortCause, Descriptor, OperationId, PeerId
+from tests.support.peer_stage import BACK, QUORATE, PeerStage, ended, raised, sent
 from tests.support.scenarios import op
 
 KEPT = 16
 OTHERS = (PeerId(1), PeerId(3))
 
 
+DIGEST = b"digest of the values"
+
+
+def late(operation: OperationId, digest: bytes = DIGEST) -> OperationEnded:
+    """The outcome of an operation that has left this peer out."""
+    return ended(operation, contributors=OTHERS, digest=digest)
+
+
 def missing(count: int, tag: int = 5) -> PeerStage:
     """A member that so many reduces have gone on without."""
     peer = PeerStage().member(1, 2, 3)
     for n in range(count):
-        peer.do(ended(op(n, tag=tag), contributors=OTHERS))
+        peer.do(late(op(n, tag=tag)))
     return peer
 
 
@@ -24,7 +43,7 @@ def test_as_many_results_as_are_kept_reach_their_calls_in_order() -> None:
     peer = missing(KEPT)
     for n in range(KEPT):
         assert peer.do(ev.ReduceCall(10 + n, 5, QUORATE)) == [
-            ev.FetchResult(10 + n, op(n), QUORATE),
+            ev.FetchResult(10 + n, op(n), QUORATE, DIGEST),
             BACK,
         ]
         peer.do(ev.ResultFetched(10 + n, has_arrived=True))
@@ -42,10 +61,10 @@ def test_one_more_requires_a_resync() -> None:
 def test_each_tag_keeps_its_own() -> None:
     peer = missing(KEPT)
     for n in range(KEPT):
-        peer.do(ended(op(n, tag=6), contributors=OTHERS))
+        peer.do(late(op(n, tag=6)))
     for tag in (5, 6):
         assert peer.do(ev.ReduceCall(tag, tag, QUORATE)) == [
-            ev.FetchResult(tag, op(tag=tag), QUORATE),
+            ev.FetchResult(tag, op(tag=tag), QUORATE, DIGEST),
             BACK,
         ]
 
@@ -62,3 +81,61 @@ def test_synchronizations_that_are_forgotten_lack_nothing() -> None:
     peer = missing(KEPT + 1, SYNC_TAG)
     post, _ = peer.do(ev.ReduceCall(9, 5, QUORATE))
     assert isinstance(post, ev.Post)
+
+
+# -- what participants keep for late members -----------------------------------------------------
+
+
+def narrowed(asked: Descriptor = QUORATE) -> PeerStage:
+    """A participant whose operation goes on without peer 3, and has started."""
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.ReduceCall(9, 5, asked))
+    peer.do(OperationNarrowed(op(), b"\x03"))
+    peer.do(OperationStarted(op()))
+    return peer
+
+
+def test_a_participant_is_done_when_it_has_hashed_what_it_keeps() -> None:
+    peer = narrowed()
+    assert peer.do(ev.ReduceDone(op(), b"checksum")) == [ev.KeepResult(op(), QUORATE)]
+    effects = peer.do(ev.ReduceDone(op(), DIGEST, is_kept=True))
+    assert sent(effects) == [OperationDone(op(), DIGEST)]
+
+
+@pytest.mark.parametrize("count", [LATE_BYTES_MAX // 4, LATE_BYTES_MAX // 4 + 1])
+def test_a_result_that_is_too_large_is_not_kept(count: int) -> None:
+    asked = replace(QUORATE, count=count)
+    effects = narrowed(asked).do(ev.ReduceDone(op(), b"checksum"))
+    if count * 4 <= LATE_BYTES_MAX:
+        assert effects == [ev.KeepResult(op(), asked)]
+    else:
+        assert sent(effects) == [OperationDone(op(), b"checksum")]
+
+
+def test_nothing_is_kept_if_nobody_was_late() -> None:
+    peer = PeerStage().member(1, 2, 3)
+    peer.do(ev.ReduceCall(9, 5, QUORATE))
+    peer.do(OperationStarted(op()))
+    effects = peer.do(ev.ReduceDone(op(), b"checksum"))
+    assert sent(effects) == [OperationDone(op(), b"checksum")]
+
+
+def test_a_caller_that_leaves_while_its_result_is_hashed_withdraws() -> None:
+    peer = narrowed()
+    peer.do(ev.ReduceDone(op(), b"checksum"))
+    effects = peer.do(ev.LeaveCall(9, "cancelled"))
+    assert ev.End(op(), committed=False) in effects
+    raised(effects, errors.OutcomeUnknown)
+    assert peer.do(ev.ReduceDone(op(), DIGEST, is_kept=True)) == []
+
+
+@pytest.mark.parametrize("has_called", [True, False])
+def test_a_result_that_nobody_keeps_requires_a_resync(*, has_called: bool) -> None:
+    peer = PeerStage().member(1, 2, 3)
+    if has_called:
+        peer.do(ev.ReduceCall(9, 5, QUORATE))
+        peer.do(OperationNarrowed(op(), b"\x05"))
+    effects = peer.do(late(op(), b""))
+    if not has_called:
+        effects = peer.do(ev.ReduceCall(9, 5, QUORATE))
+    raised(effects, errors.ResyncRequired)

@@ -412,10 +412,15 @@ def test_it_may_have_been_late_in_a_view_that_its_caller_never_saw() -> None:
     assert peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM)) == [BACK, fetch_of(missed, LATER)]
 
 
+def missed(place: int) -> msg.OperationEnded:
+    """The outcome of a reduce without this peer."""
+    return ended(op(), contributors=(PeerId(1), PeerId(3)), sequence=place, digest=b"content")
+
+
 @pytest.mark.parametrize(("place", "is_before"), [(3, True), (9, False)])
 def test_a_state_that_arrives_replaces_the_results_before_it(place: int, is_before: bool) -> None:
     peer = PeerStage().member(1, 2, 3)
-    peer.do(replace(ended(op(), contributors=(PeerId(1), PeerId(3))), sequence=place))
+    peer.do(missed(place))
     peer.do(replace(without_me(0, LATER), sequence=5))
     peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     peer.do(ev.ResultFetched(9, True))
@@ -454,7 +459,7 @@ def test_decisions_of_a_new_master_come_after_those_of_the_last_one() -> None:
     peer.do(ev.ControlOpened(RUN, 2))
     peer.do(msg.Resumed(2, b"the next master"))
     peer.do(closed(1, 1))
-    peer.do(replace(ended(op(), contributors=(PeerId(1), PeerId(3))), sequence=2))
+    peer.do(missed(2))
     _, returned = peer.do(ev.SyncCall(9, OFFER, quorum=QUORUM))
     assert isinstance(returned, ev.ReturnCall)
     update = ev.RoundCall(10, RoundKind.UPDATE_TOPOLOGY, QUORUM)

@@ -142,9 +142,12 @@ class Kept:
         self.late = LateResults(self.shown.append, self.shown.remove)
 
     def keep(self, n: int, count: int = 250, now_ns: int = 0) -> None:
+        self.stage(n, count)
+        self.late.ended(operation(n), now_ns, committed=True)
+
+    def stage(self, n: int, count: int = 250) -> None:
         values = np.full(count, n, np.float32)
-        self.late.keep(operation(n), asked(count), Memory([values]), now_ns)
-        values[:] = 0.5  # the caller goes on with its memory
+        self.late.stage(operation(n), asked(count), values)
 
     @property
     def firsts(self) -> list[float]:
@@ -175,12 +178,24 @@ def test_results_are_kept_up_to_so_many_bytes(kept: Kept) -> None:
     assert kept.firsts == [4, 5]
 
 
-def test_a_result_that_is_too_large_takes_no_room_from_others(kept: Kept) -> None:
-    kept.keep(0)
-    kept.keep(1, count=LATE_BYTES_MAX // 4 + 1)
-    assert kept.firsts == [0]
-    kept.keep(2, count=LATE_BYTES_MAX // 4)
-    assert kept.firsts == [2]
+def test_a_copy_of_an_undecided_operation_takes_room_but_is_not_shown(kept: Kept) -> None:
+    for n in range(3):
+        kept.keep(n)
+    kept.stage(3, count=500)
+    assert kept.late.is_staged(operation(3))
+    assert kept.firsts == [1, 2]
+    kept.late.ended(operation(3), 0, committed=True)
+    assert not kept.late.is_staged(operation(3))
+    assert kept.firsts == [1, 2, 3]
+
+
+def test_an_aborted_operation_gives_its_room_back(kept: Kept) -> None:
+    kept.stage(0, count=1000)
+    kept.late.ended(operation(0), 0, committed=False)
+    kept.late.ended(operation(0), 0, committed=True)  # of another call: there is nothing to show
+    for n in range(1, 5):
+        kept.keep(n)
+    assert kept.firsts == [1, 2, 3, 4]
 
 
 def test_results_are_kept_for_so_long(kept: Kept) -> None:
@@ -206,9 +221,11 @@ def test_small_results_are_bounded_in_number(kept: Kept, monkeypatch: pytest.Mon
 
 def test_none_is_kept_after_the_end(kept: Kept) -> None:
     kept.keep(0)
+    kept.stage(1)
     kept.late.clear()
     kept.late.tick(0)
     assert kept.shown == []
+    assert not kept.late.is_staged(operation(1))
 
 
 def test_a_result_is_found_by_its_operation_and_descriptor_only(kept: Kept) -> None:

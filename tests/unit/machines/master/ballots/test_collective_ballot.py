@@ -14,7 +14,7 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.errors import RemoteProtocolError
 from pccl.protocol.guards.contributions import ContributionGuard, FlaggedContribution, GuardAction
 from pccl.protocol.messages import HoldingsQuery, OperationNarrowed, OperationStarted
-from pccl.protocol.operation import Phase, of_ranks, to_ranks
+from pccl.protocol.operation import LATE_BYTES_MAX, Phase, of_ranks, to_ranks
 from pccl.protocol.types import AbortCause, Descriptor, OperationId, PeerId, Quorum, ReduceOp
 
 OPERATION = OperationId(1, 0, 2, 7, 3)
@@ -240,6 +240,30 @@ def test_the_guard_judges_the_participants_only() -> None:
     flagged = (FlaggedContribution(1, None, None, True),)
     assert made.request(C, GUARDED, 1, participants=A_B_C) == Start((1.0, 0.0, 1.0), flagged)
     assert made.trusted_norms == (1.0, 2.0)
+
+
+def test_late_members_learn_the_digest_of_a_result_that_is_kept() -> None:
+    made = narrowed(A, C, posted=True)
+    made.done(A, b"x", 3)
+    made.done(C, b"x", 3)
+    assert made.kept_digest == b"x"
+    made.lose([B, D], "gone", 4)
+    assert made.kept_digest == b"", "nobody fetches it"
+
+
+@pytest.mark.parametrize("count", [LATE_BYTES_MAX // 4, LATE_BYTES_MAX // 4 + 1])
+def test_a_result_that_is_too_large_has_no_digest(count: int) -> None:
+    large = replace(SUM, count=count)
+    made = CollectiveBallot(OPERATION, RING, A, 0)
+    for peer in (A, C):
+        made.request(peer, large, 0)
+    made.go_on()
+    for peer in (A, C):
+        made.request(peer, large, 1, participants=A_C)
+        made.done(peer, b"x", 2)
+    made.done(A, b"x", 3)
+    assert made.phase is Phase.COMMITTED
+    assert made.kept_digest == (b"x" if count * 4 <= LATE_BYTES_MAX else b"")
 
 
 # -- losses ----------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Claiming:
         self.does(ev.Post(9, operation, QUORATE, (ONE, ME, THREE)))
 
     def gets(self, operation: OperationId) -> None:
-        result = ev.ReduceResult(operation, (ONE, THREE), took_part=False, is_partial=True)
+        result = ev.ReduceResult(operation, (ONE, THREE), took_part=False)
         self.does(ev.ReturnCall(9, result))
 
 
