@@ -61,36 +61,74 @@ class _Flight:
         return Merge(self.launch.number, self.launch.fragment, is_taken)
 
 
-class RoundTempo:
-    """When the members will begin their next round, for a replica that was late for the last one.
+EARLY_ROUNDS = 4
+"""Number of rounds for which a replica that was late launches early, unless it is slow."""
 
-    It then launches one step before. If it is late again, it launches the next round at once.
+EARLY_SHARE = 0.1
+"""Share of a step by which it is earlier than the end of its last step before a round."""
+
+
+class RoundTempo:
+    """When the members will begin their next round, for a replica that was late for one.
+
+    Then it launches one step before the next rounds: some of them, or as long as it is slower than
+    the others. If it is late twice in a row, it launches the next one at once.
     """
 
     def __init__(self) -> None:
-        self._misses = 0
-        """Consecutive rounds that went on without this replica."""
+        self._misses = self._early_left = 0
+        """Rounds in a row that went on without it, and number of rounds for which it is early."""
+        self._is_slow = False
+        """Whether its last launch came more than a step before its schedule."""
         self._number = -1
         """The last round whose outcome it knows."""
-        self._heard_s = self._stepped_s = math.nan
+        self._at_s = self._stepped_s = math.nan
+        """End of that round, as well as it is known, and of the last inner step."""
         self._gap_s = self._step_s = math.nan
-        """Durations of the last round and of the last inner step."""
+        """Durations of a round and of the last inner step."""
+
+    @property
+    def step_s(self) -> float:
+        """Duration of the last inner step, without waits; NaN: not known."""
+        return self._step_s
 
     def stepped(self, now_s: float) -> None:
         """Record the end of an inner step."""
         self._step_s, self._stepped_s = now_s - self._stepped_s, now_s
 
+    def waited(self, now_s: float) -> None:
+        """Record the end of a wait after the last inner step."""
+        self._stepped_s = now_s
+
+    def launched(self, *, is_slow: bool) -> None:
+        """Record a launch. ``is_slow``: the schedule has it more than one step later."""
+        self._is_slow = is_slow
+
     def heard(self, number: int, now_s: float, *, took_part: bool) -> None:
-        """Record that the outcome of a round is known here, at most one step after the round."""
-        self._gap_s = (now_s - self._heard_s) / (number - self._number)
-        self._number, self._heard_s = number, now_s
+        """Record that the outcome of a round is known here.
+
+        If the round went on without this replica, it ended up to a step ago.
+        """
+        rounds = number - self._number
+        at_s = now_s
+        if not took_part:
+            earliest_s, expected_s = now_s - self._step_s, self._at_s + rounds * self._gap_s
+            is_known = not math.isnan(expected_s)
+            at_s = max(earliest_s, min(now_s, expected_s)) if is_known else earliest_s
+        if took_part or math.isnan(self._gap_s):
+            self._gap_s = (at_s - self._at_s) / rounds
+        self._number, self._at_s = number, at_s
         self._misses = 0 if took_part else self._misses + 1
+        if not took_part:
+            self._early_left = EARLY_ROUNDS
+        elif not self._is_slow:
+            self._early_left -= 1
 
     def is_next_due(self, number: int, now_s: float) -> bool:
         """Whether to launch round ``number`` now, so that it is there in time."""
-        if not self._misses or number != self._number + 1:  # its last round has no outcome yet
+        if self._early_left <= 0 or number != self._number + 1:  # its last round has no outcome yet
             return False
-        begins_s = self._heard_s + self._gap_s - self._step_s
+        begins_s = self._at_s + self._gap_s - EARLY_SHARE * self._step_s
         return self._misses > 1 or not now_s + self._step_s < begins_s
 
 
@@ -241,6 +279,7 @@ class Pipeline:
         self._work = [work + weight for work in self._work]
         due: list[Launch | Merge] = []
         if is_awaited or self._is_launch_due(now_s):
+            self._tempo.launched(is_slow=not self._is_launch_due(now_s + self._tempo.step_s, 1))
             due.append(self._launch(now_s))
         return due + self.due_merges()
 
@@ -299,10 +338,11 @@ class Pipeline:
         self._given_up[fragment] += self._work[fragment] * (1 - kept)
         self._work[fragment] *= kept
         self._began_s = max(self._began_s, now_s)
+        self._tempo.waited(now_s)
 
-    def _is_launch_due(self, now_s: float) -> bool:
+    def _is_launch_due(self, now_s: float, more_steps: int = 0) -> bool:
         if self._schedule.sync_steps:
-            return self._since >= self._schedule.steps_before(self.number)
+            return self._since + more_steps >= self._schedule.steps_before(self.number)
         return now_s - self._began_s >= self._schedule.seconds_between
 
     def _launch(self, now_s: float) -> Launch:

@@ -133,7 +133,7 @@ class _Painter:
         if self._faults_s:
             title += " Some fail; the others continue."
         pen.text(MARGIN, 16, title, 22)
-        share = "-" if frame.share_kept is None else f"{frame.share_kept:.0%}"
+        share = "-" if frame.share_kept is None else f"{frame.share_kept:.1%}"
         tiles = {
             "time": f"{clock(frame.at_s)} of {clock(self._duration_s)}",
             "faults so far": str(frame.faults),

@@ -238,6 +238,7 @@ def test_a_late_replica_is_behind_until_it_launches() -> None:
         bench.step()
     assert bench.trainer.is_behind()
     bench.answers = {1: (80.0, True)}
+    bench.now_s += 4.0
     bench.step(is_awaited=True)
     assert bench.contributed[1:] == [(1, 5.0, [5.0, 5.0])]
     assert not bench.trainer.is_behind()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.bindings.diloco.pipeline import Launch, Merge, Pipeline, RoundTempo
+from pccl.bindings.diloco.pipeline import EARLY_ROUNDS, Launch, Merge, Pipeline, RoundTempo
 from pccl.bindings.diloco.schedule import schedule
 
 Due = Launch | Merge
@@ -450,18 +450,71 @@ def test_in_time_no_launch_is_early() -> None:
 
 
 def test_after_a_miss_the_next_launch_is_a_step_before_the_next_round() -> None:
-    """Round 2 is expected at 50, or up to a step before; a step lasts 2."""
+    """Rounds end at 10, 30 and perhaps 50: that is expected. A step lasts 2."""
+    tempo = behind((10.0, True), (30.0, True), (51.0, False))
+    assert not tempo.is_next_due(3, 67.7)
+    assert tempo.is_next_due(3, 67.8), "the next step would end in the tenth of a step before 70"
+    assert not tempo.is_next_due(4, 67.8), "round 3 is in flight"
+
+
+@pytest.mark.parametrize(("heard_s", "due_s"), [(48.0, 65.8), (53.0, 68.8)])
+def test_a_round_that_it_missed_ended_at_most_a_step_ago(heard_s: float, due_s: float) -> None:
+    tempo = behind((10.0, True), (30.0, True), (heard_s, False))
+    assert not tempo.is_next_due(3, due_s - 0.1)
+    assert tempo.is_next_due(3, due_s)
+
+
+def test_the_first_miss_may_have_ended_a_step_ago() -> None:
+    """It ended at 28, and a round lasts 18."""
     tempo = behind((10.0, True), (30.0, False))
-    assert not tempo.is_next_due(2, 45.9)
-    assert tempo.is_next_due(2, 46.0)
-    assert not tempo.is_next_due(3, 46.0), "round 2 is in flight"
+    assert not tempo.is_next_due(2, 43.7)
+    assert tempo.is_next_due(2, 43.9)
+
+
+def test_a_replica_that_was_late_stays_early_for_some_rounds() -> None:
+    tempo = behind((10.0, True), (30.0, True), (50.0, False))
+    for number in range(3, 3 + EARLY_ROUNDS):
+        assert tempo.is_next_due(number, 20.0 * number + 9.0)
+        assert not tempo.is_next_due(number, 20.0 * number + 7.0)
+        tempo.heard(number, 20.0 * number + 10.0, took_part=True)
+    assert not tempo.is_next_due(3 + EARLY_ROUNDS, 1000.0)
+
+
+def test_a_slow_replica_stays_early() -> None:
+    tempo = behind((10.0, True), (30.0, True), (50.0, False))
+    for number in range(3, 3 + 4 * EARLY_ROUNDS):
+        assert tempo.is_next_due(number, 20.0 * number + 9.0)
+        tempo.launched(is_slow=True)
+        tempo.heard(number, 20.0 * number + 10.0, took_part=True)
+
+
+def test_a_wait_is_no_part_of_a_step() -> None:
+    tempo = behind((10.0, True), (30.0, True), (50.0, False))
+    tempo.stepped(52.0)
+    tempo.waited(60.0)
+    tempo.stepped(62.0)
+    assert tempo.step_s == 2.0
+
+
+def test_a_replica_is_slow_if_it_lacks_more_than_a_step() -> None:
+    """It launches because it is awaited, in its third and in its second of four steps."""
+    for steps, is_slow in ((3, False), (2, True)):
+        pipeline = entered(4)
+        for _ in range(steps - 1):
+            pipeline.step(1.0, 0.0)
+        pipeline.step(1.0, 0.0, is_awaited=True)
+        pipeline.heard(0, 0.0, took_part=False)
+        for number in range(1, 2 + EARLY_ROUNDS):
+            pipeline.number = number + 1
+            pipeline.heard(number, 10.0 * number, took_part=True)
+        assert pipeline.is_behind(1000.0) is is_slow
 
 
 def test_after_two_misses_the_next_launch_is_due_at_once() -> None:
     tempo = behind((10.0, True), (30.0, False), (50.0, False))
     assert tempo.is_next_due(3, 50.0)
     tempo.heard(3, 60.0, took_part=True)
-    assert not tempo.is_next_due(4, 1000.0)
+    assert not tempo.is_next_due(4, 60.0)
 
 
 def test_without_an_earlier_round_the_next_launch_is_due_at_once() -> None:
@@ -470,9 +523,9 @@ def test_without_an_earlier_round_the_next_launch_is_due_at_once() -> None:
 
 def test_rounds_of_which_nothing_was_heard_count_for_the_pace() -> None:
     tempo = behind((10.0, True))
-    tempo.heard(4, 50.0, took_part=False)  # one round in 10 seconds
-    assert not tempo.is_next_due(5, 55.9)
-    assert tempo.is_next_due(5, 56.0)
+    tempo.heard(4, 52.0, took_part=False)  # one round in 10 seconds, the last ended at 50
+    assert not tempo.is_next_due(5, 57.7)
+    assert tempo.is_next_due(5, 57.9)
 
 
 def test_an_entry_ends_what_was_late() -> None:
