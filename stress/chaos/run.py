@@ -54,7 +54,7 @@ class ChaosRun:
         self.record = RunRecord(settings.timeline)
         self._settings = settings
         self._view = view
-        self._patience_s = patience_s(settings.timeline)
+        self._patience_s = patience_s(settings.timeline) + settings.slack_s
         self._dumped: dict[int, float] = {}
 
     def run(self) -> None:

@@ -24,6 +24,8 @@ class Settings:
         program: module of the peers.
         arguments: further arguments of each peer; ``{index}`` stands for its index.
         kinds: further events that the peers report.
+        slack_s: how much longer than ``patience_s`` a peer may be without progress, in seconds,
+            because its calls take long.
         plant: number of the result that peer 0 spoils, to test the harness; None: no result.
     """
 
@@ -33,6 +35,7 @@ class Settings:
     program: str = "pccl.stress.chaos.peer_process"
     arguments: tuple[str, ...] = ()
     kinds: tuple[type[Any], ...] = ()
+    slack_s: float = 0.0
     plant: int | None = None
 
     def nap(self, index: int) -> Path:

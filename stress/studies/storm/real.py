@@ -23,6 +23,9 @@ from pccl.stress.studies.storm.tape import (
 )
 from pccl.stress.timeline import FaultKind
 
+SLACK_S = 120.0
+"""How long the last rounds of a storm may take over slow links."""
+
 
 class RealStorm:
     """A storm to run with real processes.
@@ -55,6 +58,7 @@ class RealStorm:
                 *("--judged-every", str(self._every)),
             ),
             kinds=TAPE_KINDS,
+            slack_s=SLACK_S,
         )
         chaos = ChaosRun(settings, view, self._listen)
         chaos.run()
