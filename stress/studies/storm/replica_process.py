@@ -14,7 +14,7 @@ import torch
 import pccl
 from gpt.model import GPT, digest
 from pccl.bindings.diloco import DiLoCo
-from pccl.bindings.events import Event, OuterStep
+from pccl.bindings.events import Event, MembersChanged, OuterStep
 from pccl.errors import PCCLError
 from pccl.stress.chaos.events import CallFailed, PeerJoined, ProcessReady, Reduced, sample, tell
 from pccl.stress.chaos.peer_process import DUMP_SIGNAL, Leaving
@@ -56,7 +56,7 @@ class StormReplica:
         stop: Path,
         nap: Path,
     ) -> None:
-        self._comm, self._storm, self._work, self._index = comm, storm, work, index
+        self._storm, self._work, self._index = storm, work, index
         self._stop, self._nap = stop, nap
         training = storm.training
         self._step_s = training.step_s * training.pace(index, storm.timeline.peers)
@@ -86,7 +86,6 @@ class StormReplica:
         life, made = self._work.next_life(), 0
         with self._opt as opt:
             opt.join()
-            self._look_at_id()
             due_s, ends_after = time.monotonic(), None
             while ends_after is None or opt.round <= ends_after:
                 if ends_after is None and self._stop.exists():
@@ -99,21 +98,22 @@ class StormReplica:
                 time.sleep(max(0.0, due_s - time.monotonic()))
                 opt.step()
                 opt.zero_grad()
-                self._look_at_id()
             opt.finish()
             now = time.monotonic()
             tell_tape(ReplicaDone(now, self._index, opt.outer_steps, _digest(self._model)))
 
-    def _look_at_id(self) -> None:
-        if self._comm.peer_id != self._peer:
-            self._peer = self._comm.peer_id
-            now = time.monotonic()
-            tell(PeerJoined(now, self._peer, 0.0))
-            tell_tape(ReplicaTrains(now, self._index, self._peer))
-
     def _on_event(self, event: Event) -> None:
-        if not isinstance(event, OuterStep):
-            return
+        match event:
+            case MembersChanged(peer_id=peer) if peer != self._peer:
+                self._peer, now = peer, time.monotonic()
+                tell(PeerJoined(now, peer, 0.0))
+                tell_tape(ReplicaTrains(now, self._index, peer))
+            case OuterStep():
+                self._stepped(event)
+            case _:
+                pass
+
+    def _stepped(self, event: OuterStep) -> None:
         now, number, contributors = time.monotonic(), event.number - 1, event.contributors
         lineage = self._opt.shared_state.lineage
         run = "" if lineage is None else lineage.run.hex()
