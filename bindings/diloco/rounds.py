@@ -266,8 +266,8 @@ class Rounds:
             while not self._has_begun:
                 if not (yield from self._admit()):
                     return
-            if contribution.entry != self._entry:
-                return  # the election chose the state of other members: its work comes again
+                if contribution.entry != self._entry:
+                    return  # the election chose another state: it calls again with work for that
             self._has_begun = False
             is_ours = ledger.number == contribution.number
         else:

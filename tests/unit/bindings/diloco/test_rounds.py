@@ -863,15 +863,15 @@ def test_an_update_that_finds_no_newcomers_begins_the_round() -> None:
 
 
 def test_another_state_elected_with_newcomers_is_an_entry() -> None:
+    """The next update waits for work of the new entry: others would wait for it in the reduce."""
     script = started(has_quorum=True)
     mine = script.contribution(0, 8)
     script.answer(mine, WITH_NEWCOMER)
     state(script, 3, 60)
-    assert script.send(WITH_NEWCOMER) == Update()
+    assert script.send(WITH_NEWCOMER) == Take(or_newcomers=True)
     assert script.news() == [Entered(entry=2, number=3, is_open=False, applied=())]
-    assert script.send(WITH_NEWCOMER) == Take(), "the round waits for work of the new entry"
     mine = script.contribution(3, 8, entry=2)
-    assert script.send(mine) == Reduce(mine)
+    assert script.answer(mine, WITH_NEWCOMER) == Reduce(mine)
 
 
 def test_a_begun_round_does_not_outlast_a_cut() -> None:
