@@ -201,8 +201,16 @@ def show(figures: StormFigures, losses: dict[str, float | None], console: Consol
     faults = ", ".join(f"{count} {kind}" for kind, count in figures.faults.items()) or "none"
     table.add_row("replicas, rounds", f"{figures.replicas}, {figures.rounds}")
     table.add_row("faults", faults)
+    if figures.failures or figures.never_again:
+        words = f"{figures.failures}; {figures.never_again} replicas did not train again"
+        table.add_row("errors that ended a replica", words)
     table.add_row("inner steps in the model", f"{figures.steps:.0f}")
-    table.add_row("of what could be made", f"{100 * figures.share_kept:.2f} %")
+    share = f"{100 * figures.share_kept:.2f} %"
+    if figures.share_kept_of_all != figures.share_kept:
+        share += (
+            f"; {100 * figures.share_kept_of_all:.2f} %, if steps in partitions count there, too"
+        )
+    table.add_row("of what could be made", share)
     table.add_row("took part in a round", f"{100 * figures.took_part:.1f} % of those available")
     if figures.training_again_s:
         table.add_row("from a kill to training", times(figures.training_again_s))

@@ -30,7 +30,7 @@ class OneRound:
 
     Attributes:
         at: when the first replica knew its average.
-        weight: inner steps in it.
+        weight: inner steps in it; those of one of F fragments count 1/F.
         took_part: indices of the replicas whose work is in it.
         available: indices of the replicas that were alive and reachable then.
     """
@@ -45,6 +45,8 @@ class OneRound:
 class Presence:
     """When each replica was alive, and when it could compute and be reached.
 
+    A replica whose program ended by itself counts as alive: no fault kept it from training.
+
     Args:
         events: the tape.
         peers: number of replicas at the start.
@@ -56,7 +58,7 @@ class Presence:
         self._away: dict[int, list[ReplicaAway]] = {index: [] for index in range(peers)}
         for event in sorted(events, key=lambda one: one.at):
             match event:
-                case ReplicaKilled(at, index):
+                case ReplicaKilled(at, index, by_itself=False):
                     last = alive[index][-1]
                     last[1] = min(last[1], at)
                 case ReplicaStarted(at, index) if alive[index][-1][1] < until:
@@ -100,6 +102,7 @@ class StormFigures:
         replicas: number of replicas.
         seconds: duration of the measured part: from the first round to the last one of the storm.
         faults: number of faults, by kind.
+        failures: how often a replica's program ended by itself with an error.
         rounds: number of rounds in it.
         steps: inner steps in the model that were made in it.
         steps_possible: what the replicas could have made that were alive and reachable, from the
@@ -109,9 +112,11 @@ class StormFigures:
         took_part: mean share of the available replicas whose work is in a round.
         took_part_min: the smallest share of a round.
         training_again_s: median, 90th percentile and maximum of the seconds from a kill until the
-            new process trains.
+            new process trains, or that after an error.
+        never_again: number of kills and errors after which the replica did not train again.
         in_commit_again_s: likewise until its work is in a round.
-        longest_wait_s: the longest time between two rounds, less a usual one.
+        longest_wait_s: the longest time between two rounds, or from the last one to the end of
+            the storm, less a usual one.
         lost_s: index -> seconds in which it could have made steps, less those of its steps in the
             model; in a partition, it could.
         tx_bytes: bytes that the replicas sent for averages.
@@ -122,6 +127,7 @@ class StormFigures:
     replicas: int
     seconds: float
     faults: dict[str, int]
+    failures: int
     rounds: int
     steps: float
     steps_possible: float
@@ -130,6 +136,7 @@ class StormFigures:
     took_part: float
     took_part_min: float
     training_again_s: tuple[float, ...]
+    never_again: int
     in_commit_again_s: tuple[float, ...]
     longest_wait_s: float
     lost_s: dict[int, float]
@@ -158,7 +165,7 @@ def rounds_of(storm: Storm, events: Sequence[TapeEvent]) -> list[OneRound]:
         OneRound(
             at=one.at,
             number=one.number,
-            weight=one.weight,
+            weight=one.weight / storm.training.fragments,
             took_part=frozenset(indices[peer] for peer in one.contributors if peer in indices),
             available=frozenset(
                 index for index in range(timeline.peers) if presence.is_available(index, one.at)
@@ -180,6 +187,8 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
     rounds = [one for one in rounds_of(storm, events) if began <= one.at <= ends]
     if len(rounds) < 2:
         raise ValueError("fewer than two rounds after the storm began; make it longer")
+    times = [*(one.at for one in rounds), ends]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     begin, ends, rounds = rounds[0].at, rounds[-1].at, rounds[1:]
     presence = Presence(events, timeline.peers, ends)
     step_s = [training.step_s * training.pace(i, timeline.peers) for i in range(timeline.peers)]
@@ -202,15 +211,16 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
     own_steps = [0.0] * timeline.peers
     for event in events:
         if isinstance(event, RoundDone) and event.number in numbers:
-            own_steps[event.index] += event.own_weight
-    again = _kills(events)
-    gaps = [b.at - a.at for a, b in itertools.pairwise(rounds)]
+            own_steps[event.index] += event.own_weight / training.fragments
+    killed = [e for e in events if isinstance(e, ReplicaKilled) and began <= e.at <= times[-1]]
+    again = [_seconds_away(one, events) for one in killed]
     losses = [one for one in events if isinstance(one, HeldOutLoss)]
     kinds = [str(fault.kind) for fault in timeline.faults]
     return StormFigures(
         replicas=timeline.peers,
         seconds=ends - begin,
         faults={kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        failures=sum(one.by_itself for one in killed),
         rounds=len(rounds),
         steps=steps,
         steps_possible=possible,
@@ -219,8 +229,9 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         took_part=statistics.fmean(shares),
         took_part_min=min(shares),
         training_again_s=_spread([one[0] for one in again]),
+        never_again=sum(one[0] is None for one in again),
         in_commit_again_s=_spread([one[1] for one in again]),
-        longest_wait_s=max(0.0, max(gaps, default=0.0) - statistics.median(gaps or [0.0])),
+        longest_wait_s=max(0.0, max(gaps) - statistics.median(gaps[:-1])),
         lost_s={
             index: round(computing_s[index] - own_steps[index] * step_s[index], 2)
             for index in range(timeline.peers)
@@ -260,25 +271,20 @@ def _are_equal(ended: Sequence[ReplicaDone]) -> bool:
     return bool(digests) and len(digests) == len({one.number for one in ended})
 
 
-def _kills(events: Sequence[TapeEvent]) -> list[tuple[float | None, float | None]]:
-    """Return for each kill the seconds until training, and until a commit; None: never."""
-    ordered = sorted(events, key=lambda one: one.at)
-    found: list[tuple[float | None, float | None]] = []
-    for place, kill in enumerate(ordered):
-        if not isinstance(kill, ReplicaKilled):
-            continue
-        later = ordered[place:]
-        trains = next(
-            (e for e in later if isinstance(e, ReplicaTrains) and e.index == kill.index), None
-        )
-        if trains is None:
-            found.append((None, None))
-            continue
-        commit = next(
-            (e for e in later if isinstance(e, RoundDone) and trains.peer in e.contributors), None
-        )
-        found.append((trains.at - kill.at, None if commit is None else commit.at - kill.at))
-    return found
+def _seconds_away(
+    killed: ReplicaKilled, events: Iterable[TapeEvent]
+) -> tuple[float | None, float | None]:
+    """Return the seconds until the replica trains again, and until a commit; None: never."""
+    later = sorted((one for one in events if one.at >= killed.at), key=lambda one: one.at)
+    trains = next(
+        (e for e in later if isinstance(e, ReplicaTrains) and e.index == killed.index), None
+    )
+    if trains is None:
+        return None, None
+    commit = next(
+        (e for e in later if isinstance(e, RoundDone) and trains.peer in e.contributors), None
+    )
+    return trains.at - killed.at, None if commit is None else commit.at - killed.at
 
 
 def _spread(values: Iterable[float | None]) -> tuple[float, ...]:

@@ -181,7 +181,7 @@ def main() -> None:
             except PCCLError as error:
                 now = time.monotonic()
                 tell(CallFailed(now, "step", type(error).__name__, error.reason, True))
-                tell_tape(ReplicaKilled(now, given.index))
+                tell_tape(ReplicaKilled(now, given.index, by_itself=True))
                 if given.stop.exists():
                     break
                 time.sleep(AGAIN_S)

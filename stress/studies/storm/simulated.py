@@ -194,7 +194,7 @@ class ReplicaProgram(Application):
         await SimulatedReplica(self._parts, self._process, self._run, self).run()
 
     def _is_final(self, error: PCCLError) -> bool:
-        self._run.tape.append(ReplicaKilled(self._loop.time(), self._process.index))
+        self._run.tape.append(ReplicaKilled(self._loop.time(), self._process.index, by_itself=True))
         return False
 
     def interrupt(self) -> None:
@@ -249,7 +249,7 @@ class SimulatedReplica:
         self._process = process
         self._queue: deque[Contribution | None] = deque()
         self._news: deque[JointNews] = deque()
-        self._is_idle = self._is_closing = False
+        self._is_idle = False
         self._failure: BaseException | None = None
         self._wakeups = Wakeups(parts.loop, process.clock)
 
@@ -375,13 +375,13 @@ class SimulatedReplica:
                 return self._queue.popleft()
             case Pause(seconds, _):
                 await self._program.sleep(round(seconds * NS_PER_S))
-                return self._is_closing
+                return False
 
     def _hear_of(self, news: JointNews) -> None:
         what = news.what
         if isinstance(what, RoundCommitted):
             average, number = what.average, what.contribution.number
-            workers = average.workers or average.contributors
+            workers = average.contributors if average.workers is None else average.workers
             own_weight = what.contribution.weight if average.took_part else 0.0
             self._tape.append(
                 RoundDone(

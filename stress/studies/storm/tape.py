@@ -35,10 +35,11 @@ class ReplicaStarted:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaKilled:
-    """The process of a replica was killed, or has ended by itself."""
+    """The process of a replica was killed, or its program ended by itself with an error."""
 
     at: float
     index: int
+    by_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,11 @@ class RoundDone:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
-    """The outer parameters after a round have this loss on held-out text, in nats per byte."""
+    """The outer parameters after a round have this loss on held-out text, in nats per byte.
+
+    A real replica measures its own model when it has merged the round. That equals the outer
+    parameters, unless merges keep local work or preview the next outer step (``eager``).
+    """
 
     at: float
     number: int

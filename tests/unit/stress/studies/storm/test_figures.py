@@ -128,6 +128,39 @@ def test_a_wait_is_what_a_gap_lasts_longer_than_usual() -> None:
     assert figures_of(storm(), events).longest_wait_s == 3.0
 
 
+def test_a_run_that_stops_waits_until_the_end_of_the_storm() -> None:
+    assert figures_of(storm(seconds=100.0), WHOLE).longest_wait_s == 200.0 - 149.0 - 10.0
+
+
+def test_steps_in_a_fragment_count_for_its_part() -> None:
+    """Each step is in the rounds of all fragments."""
+    events = tape(trains(90, 0, 1, 2), *[done(99 + 5 * n, n, (0, 1, 2), 30.0) for n in range(11)])
+    found = figures_of(storm(fragments=2), events)
+    assert (found.rounds, found.seconds, found.steps) == (9, 45.0, 135.0)
+    assert found.share_kept == 1.0
+    assert found.lost_s == {0: 0.0, 1: 0.0, 2: 0.0}
+
+
+def test_an_error_that_ends_a_replica_is_no_excuse() -> None:
+    """Both could have trained all the time. Replica 2 comes back, replica 1 does not."""
+    failed: list[TapeEvent] = [
+        ReplicaKilled(114, 2, by_itself=True),
+        ReplicaStarted(116, 2),
+        ReplicaKilled(141, 1, by_itself=True),
+    ]
+    events = [*WHOLE, *failed, *trains(126, 12), *done(145, 9, (0, 12), 5.0)]
+    found = figures_of(storm(), events)
+    assert (found.failures, found.never_again) == (2, 1)
+    assert found.steps_possible == 120.0
+    assert found.training_again_s == (12.0, 12.0, 12.0)
+    assert found.in_commit_again_s == (31.0, 31.0, 31.0)
+
+
+def test_errors_after_the_storm_do_not_count() -> None:
+    found = figures_of(storm(), [*WHOLE, ReplicaKilled(151, 2, by_itself=True)])
+    assert (found.failures, found.never_again) == (0, 0)
+
+
 def test_a_storm_must_last_for_two_rounds() -> None:
     with pytest.raises(ValueError, match="make it longer"):
         figures_of(storm(), tape(done(99, 0, (0,), 1.0), done(109, 1, (0,), 1.0)))
