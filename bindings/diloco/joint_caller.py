@@ -15,16 +15,19 @@ from contextlib import suppress
 import pccl
 from pccl.bindings.arguments import claim, release
 from pccl.bindings.diloco.replica_calls import JointNews, ReplicaCall, ReplicaCalls
-from pccl.bindings.diloco.rounds import Contribution, NewcomersWait, Pause, Take
+from pccl.bindings.diloco.rounds import (
+    NEWCOMERS_POLL_S,
+    Contribution,
+    NewcomersWait,
+    Pause,
+    Take,
+)
 from pccl.errors import MembershipError, NotConnected
 
 _log = logging.getLogger("pccl.diloco")
 
 SAY_EVERY_S = 10.0
 """Shortest time between two log lines about a wait."""
-
-NEWCOMERS_POLL_S = 0.2
-"""How often a replica that has nothing to contribute looks for newcomers to admit."""
 
 _INTERRUPT_POLL_S = 0.2
 """How often a waiting thread wakes up: a signal just before the thread blocks does not wake it."""

@@ -46,6 +46,9 @@ from pccl.inquiry import RemovalCause
 PAUSE_S = 0.5
 """Pause between two checks for peers, while fewer than ``min_peers`` are in the group."""
 
+NEWCOMERS_POLL_S = 0.2
+"""How often a replica that has nothing to contribute looks for newcomers to admit."""
+
 WAITS_MAX = 1200
 """Number of pauses, ten minutes in all, for which replicas wait for a peer that has the run's
 parameters. Then StateUnavailable ends their training."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from pccl.bindings.diloco.rounds import NEWCOMERS_POLL_S
 from pccl.protocol.types import NS_PER_S
 from pccl.stress.sim.checkers.outcomes import Sleep
 from pccl.stress.sim.loop import VirtualLoop
@@ -13,8 +14,7 @@ from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import ProcessClock
 from pccl.stress.sim.workloads.application import wake
 
-NEWCOMERS_POLL_NS = NS_PER_S // 5
-"""How often a process without a contribution looks for newcomers to admit."""
+NEWCOMERS_POLL_NS = round(NEWCOMERS_POLL_S * NS_PER_S)
 
 _TURNS_OF_WAITING = 12
 """Approximate number of rounds between the busy part of a run and its end."""

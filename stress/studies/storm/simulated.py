@@ -16,7 +16,6 @@ from gpt.model import GPT, digest
 from pccl._api.arguments import join_request, reduce_request, sync_request
 from pccl._api.reports import Attribute
 from pccl.bindings.compression import of_pseudo_gradients
-from pccl.bindings.diloco.joint_caller import NEWCOMERS_POLL_S
 from pccl.bindings.diloco.local_trainer import LocalTrainer, RoundMerged, Steps
 from pccl.bindings.diloco.model.inner_state import InnerState
 from pccl.bindings.diloco.model.local_model import LocalModel
@@ -47,7 +46,7 @@ from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.runner import Simulation
 from pccl.stress.sim.scenarios.from_timeline import from_timeline
 from pccl.stress.sim.workloads.application import Application
-from pccl.stress.sim.workloads.wakeups import Wakeups
+from pccl.stress.sim.workloads.wakeups import NEWCOMERS_POLL_NS, Wakeups
 from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.studies.storm.tape import (
     AWAY,
@@ -66,7 +65,6 @@ from pccl.stress.studies.storm.work import StormWork
 from pccl.stress.timeline import FaultKind
 
 LIVES_MAX = 1000
-NEWCOMERS_POLL_NS = round(NEWCOMERS_POLL_S * NS_PER_S)
 ROUNDS_BEFORE = 2
 """Number of rounds before the first fault; by then all replicas train."""
 WINDOW_BYTES = 4 << 20
