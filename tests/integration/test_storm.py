@@ -85,3 +85,10 @@ def test_a_file_sets_its_own_options(tmp_path: Path) -> None:
     ended = run_storm(storm(tmp_path), "--minutes", 2)
     assert ended.returncode == 2
     assert "--minutes is set by the file" in ended.stderr
+
+
+def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
+    ended = run_storm(storm(tmp_path), "--simulate", "--no-compute", "--json", "/dev/full")
+    assert ended.returncode == 1
+    assert "replicas are bit-identical" in ended.stdout
+    assert "Error: cannot write /dev/full: No space left on device" in ended.stderr

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pccl.stress.studies.storm.figures import StormFigures, figures_of
+from pccl.stress.studies.storm.figures import NoFigures, StormFigures, figures_of
 from pccl.stress.studies.storm.schedules import make_storm
 from pccl.stress.studies.storm.simulated import SimulatedStorm
 from pccl.stress.studies.storm.storm import Storm, StormTraining
@@ -86,3 +86,18 @@ def test_a_slow_replica_costs_the_others_nothing() -> None:
     assert found.share_kept > 0.95
     assert found.took_part_min == 1.0, "its work is in every round after the first ones"
     assert all(found.lost_s[index] < 0.5 for index in range(3))
+
+
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.LEAVE])
+def test_a_replica_that_is_gone_could_make_no_steps(kind: FaultKind) -> None:
+    found = figures(storm(TimelineFault(6.0, kind, 2), seconds=60.0))
+    assert found.share_kept > 0.95
+    assert found.took_part > 0.95
+
+
+def test_without_any_replica_there_are_no_figures() -> None:
+    """The processes that come back wait for parameters that no member has."""
+    faults = [TimelineFault(1.0, FaultKind.RESTART, n, duration_s=0.5) for n in range(4)]
+    given = storm(*faults)
+    with pytest.raises(NoFigures, match="if all are killed at once"):
+        figures_of(given, run(given))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pccl.stress.chaos.view import ChaosView
 from pccl.stress.emulator.command_line import LinkParameter, ending_on_sigterm
 from pccl.stress.emulator.spec import LinkSpec
 from pccl.stress.studies.storm.figures import (
+    NoFigures,
     StormFigures,
     at_equal_steps,
     figures_of,
@@ -60,7 +62,7 @@ class StormRun:
 @click.argument("schedule")
 @click.option("--replicas", type=click.IntRange(2, PEERS_MAX), default=8, show_default=True)
 @click.option("--minutes", type=Seconds(0.5, 24 * 60), default=10.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=1, show_default=True)
 @click.option("--link", type=LinkParameter(), help="Link between any two; else the schedule's.")
 @click.option("--simulate", is_flag=True, help="In the simulator instead of with real processes.")
 @click.option("--no-compute", is_flag=True, help="Replace the gradients by noise: much faster.")
@@ -100,30 +102,47 @@ def storm(
     if no_compute:
         drawn = replace(drawn, training=replace(drawn.training, computes=False))
     if save is not None:
-        drawn.dump(save)
+        with _saving(save):
+            drawn.dump(save)
     with ending_on_sigterm():
         ran = _run(drawn, simulate=simulate)
         calm = _run(drawn.quiet, simulate=simulate) if quiet else None
-    figures = figures_of(drawn, ran.tape)
+    if tape is not None:
+        with _saving(tape):
+            write_tape(ran.tape, tape)
+    try:
+        figures = figures_of(drawn, ran.tape)
+        calm_figures = None if calm is None else figures_of(drawn.quiet, calm.tape)
+    except NoFigures as error:
+        raise click.ClickException(str(error)) from error
     losses = _losses(drawn, ran, calm)
     report = {
         "form": "simulated" if simulate else "real",
         "figures": figures.to_json(),
         "loss": losses,
-        "quiet": None if calm is None else figures_of(drawn.quiet, calm.tape).to_json(),
+        "quiet": None if calm_figures is None else calm_figures.to_json(),
         "harness": ran.harness,
         "storm": {"training": asdict(drawn.training), "timeline": drawn.timeline.to_json()},
     }
-    if tape is not None:
-        write_tape(ran.tape, tape)
-    if json_path is not None:
-        json_path.write_text(json.dumps(report, indent=1) + "\n")
-    title = f"{Path(schedule).stem}, {'simulated' if simulate else 'real processes'}"
-    _draw(drawn, ran, calm, title, html_path, gif_path)
     with writing():
         show(figures, losses, Console())
+    if json_path is not None:
+        with _saving(json_path):
+            json_path.write_text(json.dumps(report, indent=1) + "\n")
+    title = f"{Path(schedule).stem}, {'simulated' if simulate else 'real processes'}"
+    _draw(drawn, ran, calm, title, html_path, gif_path)
     is_ok = ran.is_ok and figures.is_equal and (calm is None or calm.is_ok)
     sys.exit(0 if is_ok else 1)
+
+
+@contextlib.contextmanager
+def _saving(path: Path) -> Generator[None, None, None]:
+    """Report that a file cannot be written, as when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise click.ClickException(f"cannot write {path}: {reason}") from error
 
 
 def _load(ctx: click.Context, path: str) -> Storm:
@@ -184,11 +203,13 @@ def _draw(
     if html is not None:
         from pccl.stress.studies.storm.page import write_page
 
-        write_page(drawn, ran.tape, None if calm is None else calm.tape, html, title)
+        with _saving(html):
+            write_page(drawn, ran.tape, None if calm is None else calm.tape, html, title)
     if gif is not None:
         from pccl.stress.studies.storm.picture import write_picture
 
-        write_picture(drawn, ran.tape, gif)
+        with _saving(gif):
+            write_picture(drawn, ran.tape, gif)
 
 
 def show(figures: StormFigures, losses: dict[str, float | None], console: Console) -> None:

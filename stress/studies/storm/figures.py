@@ -24,6 +24,10 @@ from pccl.stress.studies.storm.tape import (
 Span = tuple[float, float]
 
 
+class NoFigures(ValueError):
+    """A tape has no figures; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class OneRound:
     """A round of the storm.
@@ -179,14 +183,18 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
     """Return the figures of a tape.
 
     Raises:
-        ValueError: the tape has no two rounds after the storm began.
+        NoFigures: there are no two rounds after the storm began, or no replica was available.
     """
     timeline, training = storm.timeline, storm.training
     ends = _ends(storm, events)
     began = next(one.at for one in events if isinstance(one, StormBegan))
     rounds = [one for one in rounds_of(storm, events) if began <= one.at <= ends]
     if len(rounds) < 2:
-        raise ValueError("fewer than two rounds after the storm began; make it longer")
+        raise NoFigures(
+            f"the replicas made {len(rounds)} rounds in the storm, and figures need two; make it "
+            "longer, or leave replicas alive: if all are killed at once, no member has the "
+            "parameters that the next ones wait for"
+        )
     times = [*(one.at for one in rounds), ends]
     gaps = [b - a for a, b in itertools.pairwise(times)]
     begin, ends, rounds = rounds[0].at, rounds[-1].at, rounds[1:]
@@ -204,6 +212,8 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         for seconds in (computing_s, reachable_s)
     )
     steps = sum(one.weight for one in rounds)
+    if not possible:
+        raise NoFigures("no replica was available in the storm")
     shares = [
         len(one.took_part & one.available) / len(one.available) for one in rounds if one.available
     ]
@@ -226,8 +236,8 @@ def figures_of(storm: Storm, events: Sequence[TapeEvent]) -> StormFigures:
         steps_possible=possible,
         share_kept=steps / possible,
         share_kept_of_all=steps / possible_of_all,
-        took_part=statistics.fmean(shares),
-        took_part_min=min(shares),
+        took_part=statistics.fmean(shares or [0.0]),
+        took_part_min=min(shares, default=0.0),
         training_again_s=_spread([one[0] for one in again]),
         never_again=sum(one[0] is None for one in again),
         in_commit_again_s=_spread([one[1] for one in again]),

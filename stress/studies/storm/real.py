@@ -12,16 +12,12 @@ from pccl.stress.chaos.verdict.record import Life, RunRecord
 from pccl.stress.chaos.view import ChaosView
 from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.studies.storm.tape import (
-    AWAY,
-    COMPUTES,
     TAPE_KINDS,
-    ReplicaAway,
-    ReplicaKilled,
     ReplicaStarted,
     StormBegan,
     TapeEvent,
+    of_fault,
 )
-from pccl.stress.timeline import FaultKind
 
 SLACK_S = 120.0
 """How long the last rounds of a storm may take over slow links."""
@@ -73,13 +69,7 @@ def events_of(record: RunRecord) -> list[TapeEvent]:
     """Return what the harness did to the replicas, as events of the tape."""
     events: list[TapeEvent] = [StormBegan(record.began_s)]
     for done in record.done:
-        fault = done.fault
-        if fault.kind is FaultKind.RESTART:
-            events.append(ReplicaKilled(done.began_s, fault.peer))
-        elif fault.kind in AWAY:
-            computes = fault.kind in COMPUTES
-            away = ReplicaAway(done.began_s, fault.peer, done.ended_s, fault.kind, computes)
-            events.append(away)
+        events += of_fault(done.fault, record.timeline.peers, done.began_s, done.ended_s)
     events += [
         ReplicaStarted(life.began_s, life.index)
         for life in record.lives

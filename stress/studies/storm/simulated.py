@@ -49,10 +49,7 @@ from pccl.stress.sim.workloads.application import Application
 from pccl.stress.sim.workloads.wakeups import NEWCOMERS_POLL_NS, Wakeups
 from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.studies.storm.tape import (
-    AWAY,
-    COMPUTES,
     HeldOutLoss,
-    ReplicaAway,
     ReplicaDone,
     ReplicaKilled,
     ReplicaStarted,
@@ -60,6 +57,7 @@ from pccl.stress.studies.storm.tape import (
     RoundDone,
     StormBegan,
     TapeEvent,
+    of_fault,
 )
 from pccl.stress.studies.storm.work import StormWork
 from pccl.stress.timeline import FaultKind
@@ -98,14 +96,16 @@ class SimulatedStorm:
             quorum=check_quorum(training.quorum, training.grace_s),
         )  # fmt: skip
         self.tape.append(StormBegan(began_s))
+        gone = set[int]()
         for fault in self.storm.timeline.faults:
+            if fault.peer in gone:
+                continue
+            if fault.kind in (FaultKind.KILL, FaultKind.LEAVE):
+                gone.add(fault.peer)
             at_s = began_s + fault.at_s
+            self.tape += of_fault(fault, scenario.peers, at_s, at_s + fault.duration_s)
             if fault.kind is FaultKind.RESTART:
-                back = ReplicaStarted(at_s + fault.duration_s, fault.peer)
-                self.tape += [ReplicaKilled(at_s, fault.peer), back]
-            elif fault.kind in AWAY:
-                until_s, computes = at_s + fault.duration_s, fault.kind in COMPUTES
-                self.tape.append(ReplicaAway(at_s, fault.peer, until_s, fault.kind, computes))
+                self.tape.append(ReplicaStarted(at_s + fault.duration_s, fault.peer))
         verdict = Simulation(scenario, self._application).run()
         if not verdict.ok:
             raise StormFailed(f"{verdict.violation}\n{verdict.story[-4000:]}")

@@ -7,12 +7,30 @@ is a scenario of the harness (:mod:`pccl.stress.timeline`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pccl.checks import check_quorum
-from pccl.stress.timeline import Timeline, TimelineError
+from pccl.bindings.arguments import check_compression
+from pccl.bindings.diloco.schedule import schedule
+from pccl.checks import check_quorum, shown
+from pccl.stress.timeline import FaultKind, Timeline, TimelineError
+
+HEADS = 4
+"""Number of attention heads of the GPT."""
+
+PACE_MIN, PACE_MAX = 0.01, 1000.0
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "step_s": (0.001, 3600.0),
+    "start_s": (0.0, 3600.0),
+    "width": (HEADS, 4096),
+    "layers": (1, 64),
+    "excerpts": (1, 4096),
+    "lr": (0.0, 1.0),
+}
+"""Numbers of :class:`StormTraining` -> the smallest and the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +52,8 @@ class StormTraining:
         start_s: seconds from the start of a process to its first call, for simulated processes;
             real ones take as long as they take.
         paces: how many times longer the inner steps of the last replicas are.
-        width: width of the GPT; its number of parameters grows with the square.
+        width: width of the GPT, a multiple of ``HEADS``; parameters grow with
+            its square.
         layers: number of blocks of the GPT.
         excerpts: excerpts of 64 bytes in a batch.
         lr: rate of the inner optimizer, AdamW.
@@ -62,14 +81,22 @@ class StormTraining:
         for each in fields(self):
             value: object = getattr(self, each.name)
             kind: type[object] = type(cast("object", each.default))
-            if kind is float and isinstance(value, int) and not isinstance(value, bool):
-                continue
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
             if each.name in ("compression", "grace_s", "quorum", "paces"):
                 continue
-            if not isinstance(value, kind):
+            if not (isinstance(value, kind) or (kind is float and is_whole)):
                 raise TimelineError(f"training.{each.name}: must be of type {kind.__name__}")
+            if each.name in RANGES:
+                _check_range(each.name, cast("float", value), *RANGES[each.name])
+        if self.width % HEADS:
+            raise TimelineError(f"training.width: must be a multiple of {HEADS}")
+        for pace in self.paces:
+            _check_range("paces", pace, PACE_MIN, PACE_MAX)
         try:
             check_quorum(self.quorum, self.grace_s)
+            check_compression(self.compression)
+            timing = schedule(self.sync_every, self.fragments, self.delay)
+            timing.check_eager(self.eager, timing.mixing(None))
         except (TypeError, ValueError) as error:
             raise TimelineError(f"training: {error}") from error
 
@@ -81,10 +108,26 @@ class StormTraining:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """A schedule of faults, and the training under it."""
+    """A schedule of faults, and the training under it.
+
+    Raises:
+        TimelineError: the timeline has newcomers or groups, or there are more paces than replicas.
+    """
 
     timeline: Timeline
     training: StormTraining
+
+    def __post_init__(self) -> None:
+        if self.timeline.groups != 1:
+            raise TimelineError("timeline.groups: must be 1, because all replicas train together")
+        if any(fault.kind is FaultKind.JOINERS for fault in self.timeline.faults):
+            raise TimelineError(
+                f"timeline.faults: replicas have no newcomers; write {FaultKind.RESTART} instead "
+                f"of {FaultKind.JOINERS}"
+            )
+        paces, peers = len(self.training.paces), self.timeline.peers
+        if paces > peers:
+            raise TimelineError(f"training.paces: must be at most {peers}, one for each replica")
 
     @property
     def quiet(self) -> Storm:
@@ -130,5 +173,16 @@ def _training(given: object) -> StormTraining:
     for name in values:
         if name not in known:
             raise TimelineError(f"training.{name}: no such field; known are {', '.join(known)}")
-    values["paces"] = tuple(values.get("paces", ()))
+    paces: object = values.get("paces", [])
+    if not isinstance(paces, list):
+        raise TimelineError("training.paces: must be a list of numbers")
+    values["paces"] = tuple(cast("list[object]", paces))
     return StormTraining(**values)
+
+
+def _check_range(name: str, value: object, least: float, most: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= cast("float", value) <= most:  # NaN is in no range
+        raise TimelineError(
+            f"training.{name}: must be from {least:g} to {most:g}, not {shown(value)}"
+        )

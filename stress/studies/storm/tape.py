@@ -5,15 +5,18 @@ Times are seconds of one clock: virtual time, or ``time.monotonic`` of the machi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, get_args
 
 from pccl.cli.processes.reports import decode, encode
-from pccl.stress.timeline import FaultKind
+from pccl.stress.timeline import MASTER, FaultKind, TimelineFault
 
 AWAY = (FaultKind.FREEZE, FaultKind.CLOCK_PAUSE, FaultKind.PARTITION, FaultKind.NAP)
 """Faults during which a replica cannot take part."""
+ENDING = (FaultKind.KILL, FaultKind.RESTART, FaultKind.LEAVE)
+"""Faults that end the process of a replica."""
 COMPUTES = (FaultKind.PARTITION,)
 """Those during which its program continues."""
 
@@ -116,6 +119,26 @@ class ReplicaDone:
     index: int
     number: int
     digest: str
+
+
+def of_fault(
+    fault: TimelineFault, peers: int, begins: float, ends: float
+) -> Iterator[ReplicaKilled | ReplicaAway]:
+    """Return what a fault does to the replicas.
+
+    Args:
+        fault: the fault.
+        peers: number of replicas.
+        begins: when it began.
+        ends: when it ended.
+    """
+    if fault.kind in ENDING:
+        yield ReplicaKilled(begins, fault.peer)
+    # A replica that cannot reach one other replica may still take part.
+    is_of_two = fault.other is not None and MASTER not in (fault.peer, fault.other)
+    if fault.kind in AWAY and not is_of_two:
+        for index in filter(fault.concerns, range(peers)):
+            yield ReplicaAway(begins, index, ends, fault.kind, fault.kind in COMPUTES)
 
 
 TapeEvent: TypeAlias = (

@@ -9,7 +9,7 @@ import torch
 from gpt.model import GPT, Shape
 from gpt.optimizers import make_inner
 from gpt.text import Text, load
-from pccl.stress.studies.storm.storm import StormTraining
+from pccl.stress.studies.storm.storm import HEADS, StormTraining
 
 CONTEXT = 64
 HELD_OUT = 128
@@ -31,7 +31,7 @@ class StormWork:
         self, training: StormTraining, seed: int, judged_every: int = 0, *, first_life: int = 0
     ) -> None:
         torch.set_num_threads(1)
-        self.shape = Shape(training.width, training.layers, 4, CONTEXT)
+        self.shape = Shape(training.width, training.layers, HEADS, CONTEXT)
         self._training, self._seed, self._every = training, seed, judged_every
         self._text: Text = load(None, CONTEXT + 1)
         self._held_out = self._text.held_out_excerpts(HELD_OUT, CONTEXT + 1)

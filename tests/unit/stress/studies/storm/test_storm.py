@@ -25,9 +25,12 @@ def test_the_last_replicas_have_the_paces() -> None:
     assert [training.pace(index, 4) for index in range(4)] == [1.0, 1.0, 2.0, 4.0]
 
 
+TIMELINE: dict[str, Any] = {"seed": 1, "peers": 2, "duration_s": 60.0}
+JOINERS = {"at_s": 1.0, "kind": "joiners", "amount": 1}
+
+
 def _changed(**changes: Any) -> str:
-    path_text = {"training": {}, "timeline": {"seed": 1, "peers": 2, "duration_s": 60.0}}
-    return json.dumps({**path_text, **changes})
+    return json.dumps({"training": {}, "timeline": TIMELINE, **changes})
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,26 @@ def _changed(**changes: Any) -> str:
         ),
         (_changed(training={"quorum": 1.5}), "training: quorum must be"),
         (_changed(timeline={"seed": 1}), "peers: is missing"),
+        (_changed(training={"step_s": 0}), "training.step_s: must be from 0.001 to 3600, not 0"),
+        (_changed(training={"step_s": float("nan")}), "training.step_s: must be from .* not nan"),
+        (_changed(training={"start_s": -1}), "training.start_s: must be from 0 to 3600, not -1"),
+        (_changed(training={"width": 6}), "training.width: must be a multiple of 4"),
+        (_changed(training={"layers": 0}), "training.layers: must be from 1 to 64"),
+        (_changed(training={"excerpts": 10**9}), "training.excerpts: must be from 1 to 4096"),
+        (_changed(training={"lr": -0.1}), "training.lr: must be from 0 to 1"),
+        (_changed(training={"sync_every": 0}), "training: sync_every must be from 1"),
+        (_changed(training={"delay": 30}), r"training: delay must be at most sync_every \(20\)"),
+        (_changed(training={"eager": True}), "training: eager needs a delay of sync_every"),
+        (_changed(training={"compression": "zip"}), "training: compression must be one of"),
+        (_changed(training={"paces": 2}), "training.paces: must be a list of numbers"),
+        (_changed(training={"paces": ["a"]}), "training.paces: must be from 0.01 to 1000, not 'a'"),
+        (_changed(training={"paces": [0]}), "training.paces: must be from 0.01 to 1000, not 0"),
+        (_changed(training={"paces": [1, 2, 3]}), "training.paces: must be at most 2"),
+        (_changed(timeline={**TIMELINE, "groups": 2}), "timeline.groups: must be 1"),
+        (
+            _changed(timeline={**TIMELINE, "faults": [JOINERS]}),
+            "timeline.faults: replicas have no newcomers; write restart instead of joiners",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused(text: str, why: str, tmp_path: Path) -> None:
