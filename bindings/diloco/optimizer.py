@@ -138,7 +138,7 @@ class DiLoCo(torch.optim.Optimizer):
         check_communicator(comm)
         if guard is not None:
             check_guard(guard)
-        check_quorum(quorum, grace_s)
+        needed = check_quorum(quorum, grace_s)
         named = named_parameters(params, inner)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
@@ -158,7 +158,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}"
-            f"{kind}",
+            f"{kind}{'' if needed is None else f', {needed}'}",
             self._model.buffers,
             self._inner_state,
             previews=eager,

@@ -264,7 +264,7 @@ class Quorum:
         return min(max(wanted, QUORUM_MIN), size)
 
     def __str__(self) -> str:
-        who = f"{self.members} members" if self.members else f"{self.share:.4g} of the members"
+        who = f"{self.members} members" if self.members else f"{self.share:.9g} of the members"
         wait = "an adaptive grace" if self.grace_ms is None else f"{self.grace_ms / 1e3:g} s"
         return f"a quorum of {who} and {wait}"
 

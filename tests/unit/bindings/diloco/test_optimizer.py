@@ -644,6 +644,21 @@ def test_min_peers_may_come_from_the_environment(
     assert "min_peers=2," in vars(vars(other.optimizer)["_outer"])["_book"]
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"quorum": 1 / 3}, "a quorum of 0.333333333 of the members and an adaptive grace"),
+        ({"quorum": 2, "grace_s": 1}, "a quorum of 2 members and 1 s"),
+    ],
+)
+def test_members_compare_their_quorums_when_one_joins(
+    trained: Callable[..., Trained], options: dict[str, Any], text: str
+) -> None:
+    """Otherwise the first reduce would fail for all of them."""
+    one = trained(sync_every=1, **options)
+    assert f", {text}" in vars(vars(one.optimizer)["_outer"])["_book"]
+
+
 # -- what the run and the program hear -------------------------------------------------------------
 
 
