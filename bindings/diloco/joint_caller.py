@@ -10,7 +10,8 @@ import math
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 import pccl
 from pccl.bindings.arguments import claim, release
@@ -52,7 +53,7 @@ class JointCaller:
         self._news: deque[JointNews] = deque()
         self._said_s = -math.inf
         self._failure: BaseException | None = None
-        self._is_idle = self._has_ended = self._is_closing = False
+        self._is_idle = self._has_ended = self._is_closing = self._is_held = False
         calls.tell = self._tell
         self._thread = threading.Thread(target=self._run, name="pccl-diloco", daemon=True)
         claim(comm, self, "DiLoCo")
@@ -115,14 +116,21 @@ class JointCaller:
         if self._has_ended:
             raise NotConnected(None, "step", "the optimizer was closed; make a new one")
 
-    def settle(self) -> None:
+    @contextmanager
+    def settled(self) -> Generator[None, None, None]:
         """Wait until no call is open and no contribution is queued, or the run has ended.
 
-        The shared state then stays unchanged until the next ``put``.
+        In the context, the shared state stays unchanged until a ``put``: no newcomer is admitted,
+        because the synchronization after that may bring a newer state.
         """
-        with self._changed:
-            while not (self._is_idle or self._has_ended):  # `put` may follow the end
-                self._changed.wait(_INTERRUPT_POLL_S)
+        self._is_held = True
+        try:
+            with self._changed:
+                while not (self._is_idle or self._has_ended):  # `put` may follow the end
+                    self._changed.wait(_INTERRUPT_POLL_S)
+            yield
+        finally:
+            self._is_held = False
 
     def is_in_doubt(self, number: int) -> bool:
         """Whether a lost membership ended this replica's run during the reduce of the round."""
@@ -194,7 +202,7 @@ class JointCaller:
             self._is_idle = not self._contributions
             self._changed.notify_all()
             while not self._contributions:
-                if take.or_newcomers and self._comm.newcomers_wait:
+                if take.or_newcomers and self._comm.newcomers_wait and not self._is_held:
                     self._is_idle = False
                     return NewcomersWait()
                 self._changed.wait(NEWCOMERS_POLL_S if take.or_newcomers else None)

@@ -6,6 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -398,9 +399,11 @@ class DiLoCo(torch.optim.Optimizer):
             self.join()
             self._driver.hear()
             self._driver.carry_out(self._driver.trainer.finish())
-            self._caller.settle()
-            self._driver.hear()
-        with interrupts.deferred():
+        with ExitStack() as stack:
+            if self._has_started:
+                stack.enter_context(self._caller.settled())
+                self._driver.hear()
+            stack.enter_context(interrupts.deferred())
             self._model.take_over()
             left_out = self._pipeline.leave_out_work()
         if left_out:
@@ -420,10 +423,14 @@ class DiLoCo(torch.optim.Optimizer):
         is not in the outer parameters, even after an error. The exception is work that was being
         reduced when a lost membership ended the run here: other members may have applied it.
         """
-        if self._has_started:
-            self._driver.send_all()
-            self._caller.settle()
+        if not self._has_started:
+            return self._state()
+        self._driver.send_all()
+        with self._caller.settled():
             self._driver.give_up_flights()
+            return self._state()
+
+    def _state(self) -> dict[str, Any]:
         position = self._pipeline.position()
         in_flight = [self._driver.trainer.commits[number] for number, *_ in position["flights"]]
         return {

@@ -33,12 +33,14 @@ class Quorate:
         is_open: cleared: a reduce waits.
         fails: errors that the next calls of a name raise.
         mean: what a late reduce returns.
-        newcomers_wait: whether the next update admits a newcomer.
+        has_newcomers: whether the next update admits a newcomer.
+        looks: how often the replica has looked for newcomers.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.is_awaited = self.is_connected = self.newcomers_wait = False
+        self.is_awaited = self.is_connected = self.has_newcomers = False
+        self.looks = 0
         self.is_open = threading.Event()
         self.is_open.set()
         self.took_part: list[bool] = []
@@ -47,6 +49,11 @@ class Quorate:
         self.others: tuple[int, ...] = OTHERS
         self.apart: list[bool] = []
         self.excluded: list[tuple[int, ...]] = []
+
+    @property
+    def newcomers_wait(self) -> bool:
+        self.looks += 1
+        return self.has_newcomers
 
     @property
     def peer_id(self) -> int:
@@ -64,8 +71,8 @@ class Quorate:
         self._called("connect", options)
 
     def update_topology(self, **options: Any) -> None:
-        if self.newcomers_wait:
-            self.newcomers_wait = False
+        if self.has_newcomers:
+            self.has_newcomers = False
             self.others = (*self.others, max(self.others) + 1)
         self._called("update", options)
 
@@ -132,6 +139,10 @@ class Replica:
         caller: JointCaller = vars(self.optimizer)["_caller"]
         return caller
 
+    def settle(self) -> None:
+        with self.caller.settled():
+            pass
+
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.weight.grad = torch.ones(1)
@@ -168,7 +179,7 @@ def test_each_joint_call_names_the_quorum(replica: Make, options: dict[str, Any]
     buffers = [("mean", torch.ones(1))]
     one = replica(sync_every=1, buffers=buffers, **options)
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     names = [name for name, _ in one.comm.calls if name != "sync"]
     assert names == ["connect", "update", "reduce", "reduce"]
     expected = {"grace_s": "auto", **options} if options else {}
@@ -183,7 +194,7 @@ def test_members_that_a_late_synchronization_does_not_name_are_synchronized(repl
     """Those that are late synchronize by themselves: the next round has no newcomers."""
     one = replica(sync_every=1, **QUORUM)
     one.steps(2)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[2:] == ["update", "reduce", "sync"] * 2
     assert one.optimizer.members == (MINE, *OTHERS)
 
@@ -191,7 +202,7 @@ def test_members_that_a_late_synchronization_does_not_name_are_synchronized(repl
 def test_without_a_quorum_members_are_those_that_synchronized(replica: Make) -> None:
     one = replica(sync_every=1)
     one.steps(2)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[2:] == ["update", "sync", "reduce", "sync"] * 2
 
 
@@ -200,7 +211,7 @@ def test_a_replica_is_awaited_while_it_is_idle(replica: Make, *, has_quorum: boo
     one = replica(sync_every=2, delay=2, **(QUORUM if has_quorum else {}))
     assert one.caller.has_quorum is has_quorum
     one.optimizer.join()
-    one.caller.settle()
+    one.settle()
     assert not one.caller.is_awaited
     one.comm.is_awaited = True
     assert one.caller.is_awaited is has_quorum
@@ -209,7 +220,7 @@ def test_a_replica_is_awaited_while_it_is_idle(replica: Make, *, has_quorum: boo
     assert len(one.comm.calls) >= 2
     assert not one.caller.is_awaited, "its contribution is on its way"
     one.comm.is_open.set()
-    one.caller.settle()
+    one.settle()
     assert one.caller.is_awaited is has_quorum
 
 
@@ -252,7 +263,7 @@ def test_a_checkpoint_keeps_the_work_of_a_missed_round_that_is_not_merged(replic
     other.steps(3)  # the merge is due after seven
     assert other.value == -5.0 - 7.0
     other.steps(1)
-    other.caller.settle()
+    other.settle()
     weights = [asked["weight"] for name, asked in other.comm.calls if name == "reduce"]
     assert weights == [8.0]
 
@@ -260,20 +271,20 @@ def test_a_checkpoint_keeps_the_work_of_a_missed_round_that_is_not_merged(replic
 def test_a_replica_that_lacks_results_synchronizes_then_joins_again(replica: Make) -> None:
     one = replica(sync_every=1, **QUORUM)
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     began = len(one.comm.calls)
     one.comm.fails = {"update": [ResyncRequired()]}
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[began:] == ["update", "sync"]
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[began + 2 :] == ["update", "reduce", "sync"]
     assert one.comm.calls[-2][1]["weight"] == 2.0, "its work goes into the next round"
     began = len(one.comm.calls)
     one.comm.fails = {"update": [ResyncRequired()], "sync": [ResyncRequired()]}
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[began:] == ["update", "sync", "connect", "sync"]
     joins = [asked for name, asked in one.comm.calls if name == "connect"]
     # The first join replays the rounds of the members. Later, the replica's own state may be newer.
@@ -285,25 +296,59 @@ def test_a_replica_that_computes_admits_newcomers(replica: Make) -> None:
     """They can train at once, and take part in the next round."""
     one = replica(sync_every=5, **QUORUM)
     one.steps(1)
-    one.caller.settle()
+    one.settle()
     began = len(one.comm.calls)
-    one.comm.newcomers_wait = True
+    one.comm.has_newcomers = True
     until(lambda: one.comm.names()[began:] == ["update", "sync"])
-    one.caller.settle()
+    one.settle()
     one.steps(4)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[began + 2 :] == ["update", "reduce", "sync"]
     assert one.comm.calls[-2][1]["weight"] == 5.0
     assert one.optimizer.members == (MINE, *OTHERS, 10)
 
 
+def test_the_shared_state_does_not_change_while_it_is_read(replica: Make) -> None:
+    """An admission would synchronize, and could bring the state of rounds that were missed."""
+    one = replica(sync_every=5, **QUORUM)
+    one.steps(1)
+    with one.caller.settled():
+        began = len(one.comm.calls)
+        one.comm.has_newcomers = True
+        looks = one.comm.looks
+        until(lambda: one.comm.looks >= looks + 2)
+        assert one.comm.names()[began:] == []
+    until(lambda: one.comm.names()[began:] == ["update", "sync"])
+
+
+@pytest.mark.parametrize("save", [DiLoCo.state_dict, DiLoCo.finish])
+def test_a_program_reads_a_shared_state_that_does_not_change(
+    replica: Make, save: Callable[[DiLoCo], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = replica(sync_every=1, **QUORUM)
+    one.steps(1)
+    is_held: list[bool] = []
+    reader = vars(one.optimizer)["_pipeline"]
+    name = "position" if save is DiLoCo.state_dict else "leave_out_work"
+    read = getattr(reader, name)
+
+    def reads() -> object:
+        is_held.append(vars(one.caller)["_is_held"])
+        return read()
+
+    monkeypatch.setattr(reader, name, reads)
+    save(one.optimizer)
+    assert is_held == [True]
+    assert not vars(one.caller)["_is_held"]
+
+
 def test_without_a_quorum_newcomers_wait_for_a_round(replica: Make) -> None:
     one = replica(sync_every=5)
     one.steps(1)
-    one.caller.settle()
-    one.comm.newcomers_wait = True
+    one.settle()
+    one.comm.has_newcomers = True
     one.steps(4)
-    one.caller.settle()
+    one.settle()
     assert one.comm.names()[2:] == ["update", "sync", "reduce", "sync"]
 
 
@@ -353,7 +398,7 @@ def test_a_replica_whose_lengths_are_excluded_gives_no_direction(replica: Make) 
     one = replica(model=make_model(), **RADIAL)
     one.comm.excluded = [(MINE,)]
     one.steps(2)
-    one.caller.settle()
+    one.settle()
     lengths, directions = reduces(one)
     assert (lengths["weight"], directions["weight"]) == (2.0, 0.0)
     assert one.value == 0.0, "it drops its work"

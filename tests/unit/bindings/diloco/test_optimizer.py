@@ -477,7 +477,8 @@ def test_work_that_is_committed_and_not_merged_outlives_the_run(
     one.comm.syncs += [lambda: None, lose_place, elect_others]
     one.steps(4)
     assert has_entered.wait(LIMIT_S)
-    vars(one.optimizer)["_caller"].settle()
+    with vars(one.optimizer)["_caller"].settled():
+        pass
     one.step()
     assert one.value == 100.0 - 5.0
 
@@ -619,7 +620,8 @@ def test_an_outcome_of_a_checkpoint_weighs_nothing_after_a_cut() -> None:
     second.optimizer.load_state_dict(saved)
     second.comm.reduces.append(cut_off)
     second.step()
-    vars(second.optimizer)["_caller"].settle()
+    with vars(second.optimizer)["_caller"].settled():
+        pass
     second.steps(6)
     second.optimizer.finish()
     assert [each["weight"] for each in second.comm.options] == [4.0, 6.0, 6.0, 1.0, 2.0]
