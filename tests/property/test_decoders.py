@@ -63,6 +63,7 @@ from pccl.runtime.state.results import ResultNews
 from pccl.state.checkpoint_header import Checkpoint, CheckpointTensor, checkpoint_of, header_of
 from pccl.state.layout import Entry, StateLayout
 from pccl.stress.emulator.spec import LinkSpec
+from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.timeline import FaultKind, Timeline, TimelineError, TimelineFault
 from pccl.telemetry.events import from_json
 from pccl.telemetry.evidence import unpack_evidence
@@ -379,12 +380,15 @@ def text_of(take: Callable[[str], T]) -> Callable[[bytes], T]:
     return lambda data: take(data.decode("utf-8", "surrogateescape"))
 
 
-def timeline_of(text: str) -> Timeline:
+def scenario_of(take: Callable[[object], T], text: str) -> T:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TimelineError(str(error)) from error
-    return Timeline.from_json(given)
+    return take(given)
+
+
+STORM = {"training": {"step_s": 0.5, "paces": [1, 4.0]}, "timeline": TIMELINE.to_json()}
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -641,10 +645,17 @@ DECODERS: dict[str, Decoder] = {
         write=lambda spec: str(spec).encode(),
     ),
     "stress/timeline.py Timeline.from_json": Decoder(
-        text_of(timeline_of),
+        text_of(partial(scenario_of, Timeline.from_json)),
         TimelineError,
         (TIMELINE.to_text().encode(), Timeline(2, 4, 10.0).to_text().encode()),
         runs=("stress/timeline.py Timeline.load",),
+        bend=bend_json,
+    ),
+    "stress/studies/storm/storm.py Storm.from_json": Decoder(
+        text_of(partial(scenario_of, Storm.from_json)),
+        TimelineError,
+        (json.dumps(STORM).encode(),),
+        runs=("stress/studies/storm/storm.py Storm.load",),
         bend=bend_json,
     ),
     "pccl/cli/runs/run_file.py parse_run": Decoder(

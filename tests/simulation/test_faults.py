@@ -20,7 +20,7 @@ from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.faults.garbage import Garbage, Rubbish
 from pccl.stress.sim.faults.kills import Restart
 from pccl.stress.sim.faults.master import BlankMasterRestart, MasterRestart, Takeover
-from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Slow
+from pccl.stress.sim.faults.processes import ClockPause, Freeze, Joiners, Leave, Nap, Slow
 from pccl.stress.sim.planted import planted
 from pccl.stress.sim.runner import Verdict, run_scenario
 from pccl.stress.sim.scenarios.file import load, to_text
@@ -186,7 +186,7 @@ def test_a_scenario_survives_its_file(tmp_path: Path) -> None:
         hairpins=True,
         ports=(443,),
     )
-    written = replace(draw(0), faults=(OneIpVersion((0,), 6), nat))
+    written = replace(draw(0), faults=(OneIpVersion((0,), 6), nat, Nap(1, 0, 5)))
     for scenario in (*drawn, *divided, *damaged, *napping, written):
         kinds |= {fault.kind for fault in scenario.faults}
         path.write_text(to_text(scenario))

@@ -156,13 +156,22 @@ class Storm:
             raise TimelineError(f"{path}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
             raise TimelineError(f"{path}: is not JSON: {error}") from error
-        if not isinstance(given, dict) or set(cast("Any", given)) != {"training", "timeline"}:
-            raise TimelineError(f"{path}: must be an object of training and timeline")
-        held = cast("dict[str, Any]", given)
         try:
-            return Storm(Timeline.from_json(held["timeline"]), _training(held["training"]))
+            return Storm.from_json(given)
         except TimelineError as error:
             raise TimelineError(f"{path}: {error}") from error
+
+    @staticmethod
+    def from_json(given: object) -> Storm:
+        """Check an object strictly, and return its storm.
+
+        Raises:
+            TimelineError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        if not isinstance(given, dict) or set(cast("Any", given)) != {"training", "timeline"}:
+            raise TimelineError("must be an object of training and timeline")
+        held = cast("dict[str, Any]", given)
+        return Storm(Timeline.from_json(held["timeline"]), _training(held["training"]))
 
 
 def _training(given: object) -> StormTraining:

@@ -99,7 +99,7 @@ def test_newcomers_take_the_numbers_that_follow() -> None:
         ([], "scenario: must be an object, not list"),
         ({"seed": 1, "peers": 3}, "scenario.duration_s: is missing"),
         (scenario(pers=3), "scenario.pers: no such field; known are seed, peers, duration_s"),
-        (scenario(peers=1), "peers: must be a whole number from 2 to 64, not 1"),
+        (scenario(peers=1), "peers: must be a whole number from 2 to 128, not 1"),
         (scenario(peers=True), "peers: must be a whole number"),
         (scenario(seed=1.5), "seed: must be a whole number"),
         (scenario(duration_s="30"), "duration_s: must be a number from 0.1"),
