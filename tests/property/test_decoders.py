@@ -19,6 +19,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -388,7 +389,7 @@ def scenario_of(take: Callable[[object], T], text: str) -> T:
     return take(given)
 
 
-STORM = {"training": {"step_s": 0.5, "paces": [1, 4.0]}, "timeline": TIMELINE.to_json()}
+STORM = {"training": {"step_s": 0.5, "paces": [1, 4.0]}, "timeline": Timeline(2, 4, 10.0).to_json()}
 
 
 # -- values ----------------------------------------------------------------------------------------

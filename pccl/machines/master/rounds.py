@@ -43,8 +43,8 @@ class JointRounds:
         """By kind: the members that have made the call of the present round."""
         self._quorums: dict[RoundKind, dict[PeerId, Quorum]] = {kind: {} for kind in RoundKind}
         """By kind: the quorums with which they made it; one without a quorum waits for all."""
-        self._lags_ns: dict[RoundKind, list[int]] = {kind: [] for kind in RoundKind}
-        """By kind: how long after the first call each of these calls came."""
+        self._calls_ns: dict[RoundKind, list[int]] = {kind: [] for kind in RoundKind}
+        """By kind: when each of these calls came."""
         self._enough_ns: dict[RoundKind, int] = {}
         """By kind: when enough members had made the call."""
         self._changed_ns = 0
@@ -71,7 +71,7 @@ class JointRounds:
         return RoundId(kind, self._counts[kind])
 
     def _forget_requests(self, kind: RoundKind) -> None:
-        self.requested[kind], self._quorums[kind], self._lags_ns[kind] = {}, {}, []
+        self.requested[kind], self._quorums[kind], self._calls_ns[kind] = {}, {}, []
         self._enough_ns.pop(kind, None)
 
     def request(self, peer: RegisteredPeer, round_id: RoundId, quorum: Quorum | None) -> None:
@@ -99,7 +99,7 @@ class JointRounds:
             first_ns = self._asked_ns[round_id.kind][0] if requested else now_ns
             self._asked_ns[round_id.kind] = first_ns, now_ns
             requested[peer.id] = None
-            self._lags_ns[round_id.kind].append(now_ns - first_ns)
+            self._calls_ns[round_id.kind].append(now_ns)
             if quorum is not None:
                 self._quorums[round_id.kind][peer.id] = quorum
             if round_id.kind is RoundKind.UPDATE_TOPOLOGY:
@@ -181,14 +181,14 @@ class JointRounds:
         if quorum is None:
             self._enough_ns.pop(kind, None)
             return
-        first_ns, last_ns = self._asked_ns[kind]
+        last_ns = self._asked_ns[kind][1]
         missing = [p for p in self._membership.members() if p.id not in self.requested[kind]]
         if kind not in self._enough_ns:
             self._enough_ns[kind] = max(last_ns, self._changed_ns)
             for peer in missing:
                 self._outbox.send(peer, msg.RoundAwaits(self.present(kind)))
         enough_ns = self._enough_ns[kind]
-        goes_on_ns = self._ballots.arrivals.at(kind).goes_on_ns(quorum, first_ns, enough_ns)
+        goes_on_ns = self._ballots.arrivals.at(kind).goes_on_ns(quorum, enough_ns)
         if all(peer.left_out for peer in missing) or self._outbox.now_ns >= goes_on_ns:
             self._complete(kind)
 
@@ -196,7 +196,9 @@ class JointRounds:
         members, requested = self._membership.members(), self.requested[kind]
         late = [peer for peer in members if peer.id not in requested]
         if self._quorums[kind]:
-            for lag_ns in (*self._lags_ns[kind], *(None for _ in late)):
+            since_ns = self._enough_ns.get(kind, self._asked_ns[kind][1])
+            lags_ns = (max(0, at_ns - since_ns) for at_ns in self._calls_ns[kind])
+            for lag_ns in (*lags_ns, *(None for _ in late)):
                 self._ballots.arrivals.at(kind).note(lag_ns)
         newcomers = self._membership.admissible()
         if kind is RoundKind.UPDATE_TOPOLOGY:

@@ -1,10 +1,10 @@
 """When members make their joint calls, and how long a quorum waits for late members.
 
-A member's lag is the time from the first request of a call to its own request. The master expects
-all requests within the median of the last lags plus ``DEVIATIONS`` scaled median absolute
-deviations. The adaptive grace ends then, within its bounds. A member that a call continued without
-counts with ``GRACE_MAX_S``. So members that are always late do not lengthen the grace, unless about
-half of the lags are theirs.
+A member's lag is how long after a quorum its own request came; 0 if it came before. The adaptive
+grace lasts for the median of the last lags plus ``DEVIATIONS`` scaled median absolute deviations,
+within its bounds. A member that calls early makes nobody wait longer. A member that a call
+continued without counts with ``GRACE_MAX_S``. So members that are always late do not lengthen the
+grace, unless about half of the lags are theirs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class Arrivals:
         self._lags_ns.append(_MAX_NS if lag_ns is None else min(max(lag_ns, 0), _MAX_NS))
         self._expected_ns = None
 
-    def goes_on_ns(self, quorum: Quorum, first_ns: int, enough_ns: int) -> int:
+    def goes_on_ns(self, quorum: Quorum, enough_ns: int) -> int:
         """Return when the grace of a call ends.
 
         Args:
             quorum: the quorum of the call.
-            first_ns: when the first member made the call.
             enough_ns: when enough members had made it.
         """
         if quorum.grace_ms is not None:
@@ -62,8 +61,7 @@ class Arrivals:
             middle = median(self._lags_ns)
             deviation = SCALE * median(abs(lag - middle) for lag in self._lags_ns)
             self._expected_ns = round(middle + DEVIATIONS * deviation)
-        wanted_ns = first_ns + self._expected_ns
-        return min(max(wanted_ns, enough_ns + _MIN_NS), enough_ns + _MAX_NS)
+        return enough_ns + min(max(self._expected_ns, _MIN_NS), _MAX_NS)
 
 
 class ArrivalHistory:

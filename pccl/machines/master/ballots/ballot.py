@@ -12,7 +12,7 @@ collectives, and ``sync_ballot`` for shared state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pccl.machines.master.ballots.arrivals import Arrivals
@@ -230,8 +230,14 @@ class Ballot(ABC):
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """Each member's delay after the first request; None: the member was left out."""
+        """Each member's delay after the quorum; None: the member was left out."""
         return []
+
+    def _lags_of(self, asked_ns: Iterable[int]) -> list[int | None]:
+        """Return the lags of requests at these times, and of the members that were left out."""
+        since_ns = self.opened_ns if self._enough_ns is None else self._enough_ns
+        lags_ns: list[int | None] = [None for _ in self.left_out]
+        return [*lags_ns, *(max(0, at_ns - since_ns) for at_ns in asked_ns)]
 
     def go_on(self) -> Decision | None:
         """Continue without the members that have not made the call."""
@@ -257,7 +263,7 @@ class Ballot(ABC):
             return None
         if self._enough_ns is None:
             self._enough_ns = max(self.latest_ns, self._woke_ns)
-        return arrivals.goes_on_ns(quorum, self.opened_ns, self._enough_ns)
+        return arrivals.goes_on_ns(quorum, self._enough_ns)
 
     @property
     def _is_narrowed(self) -> bool:

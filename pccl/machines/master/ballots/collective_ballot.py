@@ -89,9 +89,8 @@ class CollectiveBallot(Ballot):
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """Each member's delay after the first request; None: the member was left out."""
-        out = [None for _ in self.left_out]
-        return [*out, *(self._requested_ns[peer] - self.opened_ns for peer in self._requested_ns)]
+        """Each member's delay after the quorum; None: the member was left out."""
+        return self._lags_of(self._requested_ns.values())
 
     def _has_asked(self, peer: PeerId) -> bool:
         return peer in (self._posted if self._is_narrowed else self._descriptors)

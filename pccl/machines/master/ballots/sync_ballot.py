@@ -69,7 +69,7 @@ class SyncBallot(Ballot):
         self._expected = expected
         self._offers: dict[PeerId, Offer] = {}
         self._quorum: Quorum | None = None
-        self._lags_ns: list[int] = []
+        self._asked_ns: list[int] = []
         self._elected: Elected | None = None
         self._started_ns = now_ns
         self._early: dict[PeerId, bytes] = {}
@@ -110,8 +110,8 @@ class SyncBallot(Ballot):
 
     @property
     def lags_ns(self) -> list[int | None]:
-        """Each member's delay after the first request; None: the member was left out."""
-        return [*self._lags_ns, *(None for _ in self.left_out)]
+        """Each member's delay after the quorum; None: the member was left out."""
+        return self._lags_of(self._asked_ns)
 
     @property
     def elected_without_all(self) -> Elected | None:
@@ -161,7 +161,7 @@ class SyncBallot(Ballot):
         if self.phase.ended or peer in self._offers:
             return None
         self._quorum = quorum if not self._offers or quorum == self._quorum else None
-        self._lags_ns.append(now_ns - self.opened_ns)
+        self._asked_ns.append(now_ns)
         self._offers[peer] = offer
         self.latest, self.latest_ns = peer, now_ns
         self.progress_ns = now_ns
