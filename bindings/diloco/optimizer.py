@@ -28,15 +28,14 @@ from pccl.bindings.diloco.model.inner_state import InnerState
 from pccl.bindings.diloco.model.local_model import LocalModel, forget_broken, named_parameters
 from pccl.bindings.diloco.model.outer import OuterParameters
 from pccl.bindings.diloco.model.outer_optimizers import OuterFactory, outer_factor, outer_factory
-from pccl.bindings.diloco.replica_calls import QuorumOptions, ReplicaCalls
+from pccl.bindings.diloco.replica_calls import QuorumOptions, ReplicaCalls, agreed_settings
 from pccl.bindings.diloco.schedule import partition, schedule
 from pccl.bindings.diloco.training_driver import VERSION, TrainingDriver, check_saved, pack, unpack
 from pccl.bindings.event_queue import EventQueue
 from pccl.bindings.events import Consumer
 from pccl.bindings.schedulers import FollowedScheduler, warn_of_late_scheduler
-from pccl.checks import check_quorum, shown
+from pccl.checks import shown
 from pccl.config import resolve_min_peers
-from pccl.descriptors import check_guard
 from pccl.errors import raised_here
 
 _log = logging.getLogger("pccl.diloco")
@@ -137,9 +136,8 @@ class DiLoCo(torch.optim.Optimizer):
         on_event: Consumer | Iterable[Consumer] = (),
     ) -> None:
         check_communicator(comm)
-        if guard is not None:
-            check_guard(guard)
-        needed = check_quorum(quorum, grace_s)
+        guard = pccl.Guard() if guard is None else guard
+        agreed = agreed_settings(guard, quorum, grace_s)
         named = named_parameters(params, inner)
         self._schedule = schedule(sync_every, fragments, delay)
         mixed = self._schedule.mixing(mixing)
@@ -159,7 +157,7 @@ class DiLoCo(torch.optim.Optimizer):
         self._outer = OuterParameters(
             [part.outer for part in self._model.parts],
             f"min_peers={min_peers}, fragments={fragments} {fragment_order}, {self._compression}"
-            f"{kind}{'' if needed is None else f', {needed}'}",
+            f"{kind}{agreed}",
             self._model.buffers,
             self._inner_state,
             previews=eager,
@@ -167,7 +165,7 @@ class DiLoCo(torch.optim.Optimizer):
         )
         self._caller = JointCaller(comm, ReplicaCalls(
             comm, self._outer, self._schedule, min_peers, self._compression, self._model.shards,
-            pccl.Guard() if guard is None else guard, QuorumOptions(quorum, grace_s), radial=radial,
+            guard, QuorumOptions(quorum, grace_s), radial=radial,
         ))  # fmt: skip
         weakref.finalize(self, self._caller.stop)
         if self._schedule.is_round_late and not eager and self._outer.has_momentum:

@@ -38,6 +38,7 @@ from pccl.bindings.diloco.rounds import (
     Update,
 )
 from pccl.bindings.diloco.schedule import Schedule
+from pccl.checks import check_quorum
 from pccl.descriptors import check_guard
 from pccl.errors import MembershipError, NotConnected, TooFewPeers
 
@@ -428,6 +429,22 @@ class ReplicaCalls:
             for number in notice.corrected:
                 self._compression.feedback.forget(self._name(number))
         self.tell(JointNews(notice, self._clock(), outer, buffers))
+
+
+def agreed_settings(
+    guard: pccl.Guard | str, quorum: int | float | None, grace_s: float | str
+) -> str:
+    """Check settings of the calls that are equal on all members, and return those not usual.
+
+    Members compare the text when one joins. Otherwise the first reduce would fail for all of them.
+
+    Raises:
+        TypeError, ValueError: a setting cannot be used; the message says why.
+    """
+    checked, needed = check_guard(guard), check_quorum(quorum, grace_s)
+    is_usual = checked == check_guard(pccl.Guard())
+    text = "" if is_usual else f", guard {'off' if checked is None else checked}"
+    return text if needed is None else f"{text}, {needed}"
 
 
 def _replicas(weights: Sequence[float]) -> float:

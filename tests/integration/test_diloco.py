@@ -601,6 +601,9 @@ DISAGREEMENTS: list[tuple[tuple[dict[str, Any], dict[str, Any]], str]] = [
         "fragments=2 sequential",
     ),
     (({"outer_lr_lambda": halving}, {}), "outer lr times 1 0.5 0.0009766 "),
+    (({"quorum": 2}, {"quorum": 0.5}), "a quorum of 2 members and an adaptive grace"),
+    (({"quorum": 2, "grace_s": 1}, {"quorum": 2}), "a quorum of 2 members and 1 s"),
+    (({"guard": "off"}, {}), "guard off"),
 ]
 
 

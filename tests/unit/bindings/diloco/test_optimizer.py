@@ -651,12 +651,13 @@ def test_min_peers_may_come_from_the_environment(
     [
         ({"quorum": 1 / 3}, "a quorum of 0.333333333 of the members and an adaptive grace"),
         ({"quorum": 2, "grace_s": 1}, "a quorum of 2 members and 1 s"),
+        ({"guard": "off"}, "guard off"),
+        ({"guard": "exclude"}, "guard not finite: exclude, outliers: exclude above 8 deviations"),
     ],
 )
-def test_members_compare_their_quorums_when_one_joins(
+def test_members_compare_quorums_and_guards_when_one_joins(
     trained: Callable[..., Trained], options: dict[str, Any], text: str
 ) -> None:
-    """Otherwise the first reduce would fail for all of them."""
     one = trained(sync_every=1, **options)
     assert f", {text}" in vars(vars(one.optimizer)["_outer"])["_book"]
 
