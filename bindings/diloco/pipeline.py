@@ -82,9 +82,11 @@ class RoundTempo:
         """Whether its last launch came more than a step before its schedule."""
         self._number = -1
         """The last round whose outcome it knows."""
-        self._at_s = self._stepped_s = math.nan
+        self._at_s: float = math.nan
+        self._stepped_s: float = math.nan
         """End of that round, as well as it is known, and of the last inner step."""
-        self._gap_s = self._step_s = math.nan
+        self._gap_s: float = math.nan
+        self._step_s: float = math.nan
         """Durations of a round and of the last inner step."""
 
     @property
