@@ -129,7 +129,7 @@ Event: TypeAlias = (
 KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
-def tell(event: Event) -> None:
+def tell(event: reports.WorkerReport) -> None:
     """Report an event to the harness; if the harness is gone, end this process."""
     try:
         reports.say(event)

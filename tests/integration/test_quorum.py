@@ -274,7 +274,7 @@ def test_newcomers_enter_while_a_member_sleeps(sleeper: Sleeper) -> None:
     joining.result(LIMIT_S)
     sizes = [world_size_of(member) for member in (*sleeper.awake, newcomer, sleeper.asleep)]
     assert sizes == [4, 4, 4, 3]
-    three = {**SOON, "quorum": 3}  # which all wait for, however busy the machine is
+    three: dict[str, Any] = {**SOON, "quorum": 3}  # which all wait for, however busy the machine is
     recv = [np.zeros(2) for _ in range(3)]
     started = [
         run.start(member.all_reduce, np.ones(2), into, **three)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,14 +24,14 @@ ROUND_S = 5.0
 def storm(
     *faults: TimelineFault, replicas: int = 4, seconds: float = 30.0, **training: object
 ) -> Storm:
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "step_s": STEP_S,
         "sync_every": 10,
         "computes": False,
         **training,
     }
     timeline = Timeline(3, replicas, seconds, faults, lanes=1, deadline_s=5.0)
-    return Storm(timeline, StormTraining(**settings))  # type: ignore[arg-type]
+    return Storm(timeline, StormTraining(**settings))
 
 
 def run(given: Storm) -> list[TapeEvent]:

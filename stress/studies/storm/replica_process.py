@@ -100,14 +100,14 @@ class StormReplica:
                 opt.zero_grad()
             opt.finish()
             now = time.monotonic()
-            tell_tape(ReplicaDone(now, self._index, opt.outer_steps, _digest(self._model)))
+            tell(ReplicaDone(now, self._index, opt.outer_steps, _digest(self._model)))
 
     def _on_event(self, event: Event) -> None:
         match event:
             case MembersChanged(peer_id=peer) if peer != self._peer:
                 self._peer, now = peer, time.monotonic()
                 tell(PeerJoined(now, peer, 0.0))
-                tell_tape(ReplicaTrains(now, self._index, peer))
+                tell(ReplicaTrains(now, self._index, peer))
             case OuterStep():
                 self._stepped(event)
             case _:
@@ -118,7 +118,7 @@ class StormReplica:
         lineage = self._opt.shared_state.lineage
         run = "" if lineage is None else lineage.run.hex()
         tell(Reduced(now, int(run[:12] or "0", 16), number, event.fragment, contributors, 1, ""))
-        tell_tape(
+        tell(
             RoundDone(
                 now, self._index, run, number, contributors, event.total_weight, event.own_weight,
                 event.tx_bytes,
@@ -127,13 +127,7 @@ class StormReplica:
         peers = self._storm.timeline.peers
         if self._work.judges(number) and self._work.turn(number) % peers == self._index:
             loss = self._work.judge(number, lambda model: _copy(self._model, model))
-            tell_tape(HeldOutLoss(now, number, loss))
-
-
-def tell_tape(event: object) -> None:
-    """Report an event of the tape."""
-    reported: object = event
-    tell(reported)  # type: ignore[arg-type]
+            tell(HeldOutLoss(now, number, loss))
 
 
 def _copy(source: GPT, target: GPT) -> None:
@@ -181,11 +175,11 @@ def main() -> None:
             except PCCLError as error:
                 now = time.monotonic()
                 tell(CallFailed(now, "step", type(error).__name__, error.reason, True))
-                tell_tape(ReplicaKilled(now, given.index, by_itself=True))
+                tell(ReplicaKilled(now, given.index, by_itself=True))
                 if given.stop.exists():
                     break
                 time.sleep(AGAIN_S)
-                tell_tape(ReplicaStarted(time.monotonic(), given.index))
+                tell(ReplicaStarted(time.monotonic(), given.index))
             else:
                 break
     except Leaving:

@@ -1,4 +1,4 @@
-"""The calls of a replica with a quorum, on a communicator that does as it is told."""
+"""The calls of a replica with a quorum, on a communicator whose answers the test chooses."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pccl.stress.studies.storm.figures import (
@@ -32,8 +34,8 @@ BEGAN = 100.0
 
 def storm(replicas: int = 3, seconds: float = 50.0, **training: float) -> Storm:
     """Steps of 1 s, 10 in a round."""
-    settings = {"step_s": 1.0, "sync_every": 10, **training}
-    return Storm(Timeline(1, replicas, seconds), StormTraining(**settings))  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"step_s": 1.0, "sync_every": 10, **training}
+    return Storm(Timeline(1, replicas, seconds), StormTraining(**settings))
 
 
 def done(at: float, number: int, peers: tuple[int, ...], weight: float) -> list[TapeEvent]:
