@@ -412,8 +412,8 @@ class Communicator(CommunicatorBase):
     async def _run(self, call: CheckedCall[Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
-        submission = self._session.submit(call)
-        with self._session.inside(call, task):
+        with self._session.inside(call, task) as joint:
+            submission = self._session.submit(call, joint)
             finished = submission.start().finished
             try:
                 await ended(finished)

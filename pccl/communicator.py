@@ -74,8 +74,8 @@ class Communicator(CommunicatorBase):
 
     async def _run(self, call: CheckedCall[Any, _T]) -> _T:
         """Block the thread until the call has ended; this coroutine never suspends."""
-        with self._session.inside(call, threading.current_thread()):
-            submission = self._session.submit(call)
+        with self._session.inside(call, threading.current_thread()) as joint:
+            submission = self._session.submit(call, joint)
             try:
                 return submission.wait()
             except PCCLError as error:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pccl.runtime.calls import AWAITED, Awaited
+
 _T = TypeVar("_T")
 
 THREADS = "/proc/self/task"
@@ -26,14 +28,31 @@ THREADS = "/proc/self/task"
 Caller = threading.Thread | asyncio.Task[Any]
 
 
-class _Record:
-    """One caller: a weak reference, its thread's id, and how many joint calls it is inside of."""
+class JointWork:
+    """What a joint call does on the I/O thread, or the wait for a handle."""
 
-    __slots__ = ("caller", "depth", "thread")
+    def __init__(self) -> None:
+        self._awaited = Awaited()
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the work has begun, and waits for what the members decide. I/O thread."""
+        return self._awaited.all_undecided()
+
+    async def do(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Do the work, in a task of its own. I/O thread."""
+        AWAITED.set(self._awaited)
+        return await work()
+
+
+class _Record:
+    """One caller: a weak reference, its thread's id, and the joint calls that it is inside of."""
+
+    __slots__ = ("caller", "thread", "works")
 
     def __init__(self, caller: weakref.ref[Caller]) -> None:
         self.caller = caller
-        self.depth = 0
+        self.works: list[JointWork] = []
         self.thread = 0
 
 
@@ -42,46 +61,36 @@ class Callers:
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
-        self._open = 0
-        """Joint calls whose work has begun and has not ended."""
 
     def note(self, caller: Caller) -> None:
         """Record ``caller``, which is not inside a joint call."""
         self._record_of(caller)
 
     @contextmanager
-    def inside(self, caller: Caller) -> Generator[None, None, None]:
-        """Record that ``caller`` is inside a joint call, and cannot start another."""
-        record = self._record_of(caller)
-        record.depth += 1
+    def inside(self, caller: Caller, work: JointWork) -> Generator[JointWork]:
+        """Record that ``caller`` waits until ``work`` has ended, and cannot make another call."""
+        works = self._record_of(caller).works
+        works.append(work)
         try:
-            yield
+            yield work
         finally:
-            record.depth -= 1
-
-    async def counted(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Do the work of a joint call, and count it as open meanwhile. I/O thread."""
-        self._open += 1
-        try:
-            return await work()
-        finally:
-            self._open -= 1
+            works.remove(work)
 
     def all_blocked(self) -> bool:
-        """Whether every living caller waits inside a joint call. I/O thread.
+        """Whether every living caller waits for what the members decide. I/O thread.
 
-        If more callers are inside than calls are open, the call of one caller has ended, and this
-        caller will wake up soon.
+        A caller whose call has an outcome does not, although it may not have woken up yet.
         """
         inside = 0
         for record in list(self._records.values()):
             caller = record.caller()
             if caller is None or not _lives(caller, record.thread):
                 continue
-            if not record.depth:
+            works = record.works.copy()
+            if not works or not all(work.is_undecided for work in works):
                 return False
-            inside += record.depth
-        return 0 < inside <= self._open
+            inside += 1
+        return inside > 0
 
     def __len__(self) -> int:
         return len(self._records)

@@ -8,6 +8,7 @@ A dropped handle releases its outcome in the engine.
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import threading
 import time
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
+from pccl._api.callers import JointWork
 from pccl._api.session import Session
 from pccl.checks import check_timeout
 from pccl.errors import PCCLError, Result, named
@@ -39,6 +41,8 @@ class AsyncReduceHandle:
         self._ticket = ticket
         self._lock = threading.Lock()
         self._question: Submission[ReduceInfo] | None = None
+        self._joint = JointWork()
+        """The work of the question."""
         self._waiters = 0
         self._outcome: ReduceInfo | BaseException | None = None
         self._forget = weakref.finalize(self, session.forget, ticket)
@@ -80,7 +84,8 @@ class AsyncReduceHandle:
         """
         limit_s = check_timeout(timeout_s)
         if self._outcome is None:
-            self._wait(limit_s)
+            with self._session.callers.inside(threading.current_thread(), self._joint):
+                self._wait(limit_s)
         return self._told()
 
     def __await__(self) -> Generator[Any, None, ReduceInfo]:
@@ -93,8 +98,11 @@ class AsyncReduceHandle:
     async def _awaited(self) -> ReduceInfo:
         question = self._ask() if self._outcome is None else None
         if question is not None:
+            task = asyncio.current_task()
+            assert task is not None
             try:
-                await ended(question.finished)
+                with self._session.callers.inside(task, self._joint):
+                    await ended(question.finished)
             finally:
                 self._leave(question)
         return self._told()
@@ -120,7 +128,7 @@ class AsyncReduceHandle:
         with self._lock:
             if self._outcome is None and self._question is None:
                 try:
-                    self._question = self._session.finish(self._ticket).start()
+                    self._question = self._session.finish(self._ticket, self._joint).start()
                 except PCCLError as error:  # closed
                     self._outcome = self._session.info_of(self._ticket) or error
             if self._outcome is not None:

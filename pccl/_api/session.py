@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pccl._api.callers import Caller, Callers
+from pccl._api.callers import Caller, Callers, JointWork
 from pccl._api.evidence import Evidence
 from pccl._api.recording import Recording
 from pccl._api.reports import Status, status_of
@@ -152,15 +152,15 @@ class Session:
         """Begin a reduce without a waiter; return its ticket. I/O thread."""
         return self.engine.launch(request)
 
-    def finish(self, ticket: int) -> Submission[ReduceInfo]:
-        """Wait for a launched reduce. A cancelled wait does not cancel the reduce.
+    def finish(self, ticket: int, joint: JointWork) -> Submission[ReduceInfo]:
+        """Wait for a launched reduce, as ``joint``. A cancelled wait does not cancel the reduce.
 
         Raises:
             NotConnected: the communicator is closed.
         """
         if self.closed:
             raise self._closed_error("all_reduce_async")
-        return self._io.submit(lambda: self.engine.finish(ticket))
+        return self._io.submit(lambda: joint.do(lambda: self.engine.finish(ticket)))
 
     def info_of(self, ticket: int) -> ReduceInfo | None:
         """Return the result of a launched reduce, also after ``close``; None if not committed."""
@@ -184,8 +184,12 @@ class Session:
         """Whether the session is closed, or belongs to the parent of this forked process."""
         return not self._finalizer.alive or self._io.abandoned
 
-    def submit(self, call: CheckedCall[_Request, _T]) -> Submission[_T]:
+    def submit(self, call: CheckedCall[_Request, _T], joint: JointWork | None) -> Submission[_T]:
         """Hand a call to the I/O thread; ``start`` or ``wait`` lets it begin.
+
+        Args:
+            call: the call.
+            joint: what :meth:`inside` returned for it.
 
         Raises:
             NotConnected: the communicator is closed.
@@ -193,13 +197,14 @@ class Session:
         if self.closed:
             raise self._closed_error(call.func)
         work = partial(call.work, call.request)
-        counted = partial(self.callers.counted, work)
-        return Submission(self._io, counted if call.joint else work)
+        return Submission(self._io, partial(joint.do, work) if joint is not None else work)
 
-    def inside(self, call: CheckedCall[Any, Any], caller: Caller) -> AbstractContextManager[None]:
-        """Return the context in which ``caller`` waits for the call."""
+    def inside(
+        self, call: CheckedCall[Any, Any], caller: Caller
+    ) -> AbstractContextManager[JointWork | None]:
+        """Return the context in which ``caller`` waits for the call; None: no joint call."""
         if call.joint:
-            return self.callers.inside(caller)
+            return self.callers.inside(caller, JointWork())
         self.callers.note(caller)
         return nullcontext()
 

@@ -295,7 +295,7 @@ class OutcomeQuery:
 
 @dataclass(frozen=True, slots=True)
 class BlockedReply:
-    """Answer to ``BlockedQuery``."""
+    """Answer to ``BlockedQuery``; a member that has an open handle may go on, so it is free."""
 
     query: U32
     """0: nobody asked; a late member makes calls again."""

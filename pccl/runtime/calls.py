@@ -8,7 +8,9 @@ for the outcome later. ``Calls`` keeps a launched call until the program can no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -118,6 +120,29 @@ class OpenCall:
         )
 
 
+class Awaited:
+    """The calls of a machine that one piece of work waits for; its context holds ``AWAITED``."""
+
+    def __init__(self) -> None:
+        self._calls: list[OpenCall] = []
+
+    def all_undecided(self) -> bool:
+        """Whether the work waits for calls, and none of them has an outcome. I/O thread."""
+        return bool(self._calls) and not any(call.future.done() for call in self._calls)
+
+    @contextmanager
+    def wait_for(self, call: OpenCall) -> Generator[None]:
+        """Count ``call`` among them meanwhile."""
+        self._calls.append(call)
+        try:
+            yield
+        finally:
+            self._calls.remove(call)
+
+
+AWAITED: ContextVar[Awaited | None] = ContextVar("AWAITED", default=None)
+
+
 class Calls:
     """All calls of one peer.
 
@@ -129,6 +154,7 @@ class Calls:
         names: names of the peers that errors mention.
 
     Attributes:
+        awaited: what work outside of an ``AWAITED`` context waits for.
         bug: error that new calls raise after the machine broke down; None: the machine works.
     """
 
@@ -151,6 +177,7 @@ class Calls:
         self._launched: dict[int, OpenCall] = {}
         """Launched calls by ticket."""
         self._last = 0
+        self.awaited = Awaited()
         self.bug: errors.LocalProtocolError | None = None
 
     def __iter__(self) -> Iterator[OpenCall]:
@@ -207,7 +234,8 @@ class Calls:
         lent = call.operand
         number = self._begin(event, deadline, call)
         try:
-            return await call.future
+            with self._waiting_for(call):
+                return await call.future
         except asyncio.CancelledError:
             if number in self.open:
                 self._feed(LeaveCall(number, LEFT))
@@ -217,6 +245,9 @@ class Calls:
         finally:
             if number in self.open:
                 self._end(number)
+
+    def _waiting_for(self, call: OpenCall) -> AbstractContextManager[None]:
+        return (AWAITED.get() or self.awaited).wait_for(call)
 
     def left_committed(self, info: ReduceInfo, lent: Iterable[Operand | None]) -> None:
         """Restore the inputs of a caller that missed a committed operation; inform the machine.
@@ -297,7 +328,8 @@ class Calls:
         A cancelled wait does not cancel the call. Any number of coroutines may wait.
         """
         call = self._launched[ticket]
-        await settled(call.future)
+        with self._waiting_for(call):
+            await settled(call.future)
         self._feed(Claim(ticket))
         return call.future.result()
 

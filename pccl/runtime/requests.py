@@ -53,7 +53,8 @@ class PeerOptions:
     pulled_by_anyone: bool = False
     """Whether every process of the same user may read this one's memory, if the system asks."""
     callers_blocked: Callable[[], bool] | None = None
-    """Whether every caller of this peer is inside a call; None: whenever a call is open."""
+    """Whether every caller of this peer waits in a call without an outcome; None: the work that
+    makes the calls is the only caller."""
     random_bytes: Callable[[int], bytes] = os.urandom
     """Source of secrets; must be unpredictable outside simulation."""
     curves: Curves = CURVE25519

@@ -121,6 +121,13 @@ def posted_for_all(narrow: Any, operation: OpenOperation, ranks: bytes, ring: An
 # A member that is late for a synchronization waits for the next one, whatever its members wait for.
 says("late_sync_never_given_up", Synchronizations, "give_up_late")
 
+
+@does(OpenOperations, "all_wait_for_requests")
+def late_syncs_not_asked_for_handles(waits: Any, operations: OpenOperations) -> bool:
+    """While members wait for handles, nobody asks those in a late synchronization to give way."""
+    return bool(waits.fget(operations)) and not operations.have_handles
+
+
 # Members elect a state, although only a member that is late may hold the one of the group.
 says("newcomers_elect_alone", sync_ballot, "has_valid", True)
 

@@ -314,7 +314,7 @@ def test_ctrl_c_in_a_launch(run_of: Callable[..., Run]) -> None:
     array = np.arange(10.0)
     session = first._session  # pyright: ignore[reportPrivateUsage]
     call = CheckedCall("all_reduce_async", session.launch, reduce_request(array), joint=False)
-    submission = session.submit(call)
+    submission = session.submit(call, None)
     submission.wait()
     session.settle_left(call, submission)  # as if the signal had come right now
     handle = first.all_reduce_async(array)

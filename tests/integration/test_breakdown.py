@@ -37,8 +37,8 @@ def test_a_call_that_another_thread_closes_under_says_so() -> None:
     """The interleaving, made certain: the call has found it open, then it is closed."""
     submit = Session.submit
 
-    def closing(session: Session, call: Any) -> Any:
-        submission = submit(session, call)
+    def closing(session: Session, call: Any, joint: Any) -> Any:
+        submission = submit(session, call, joint)
         Call(session.close).result()
         return submission
 

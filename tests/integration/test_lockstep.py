@@ -96,6 +96,20 @@ def test_an_open_handle(pair: Pair) -> None:
     assert handles[0].wait()[0]
 
 
+def test_waits_for_one_of_several_handles(pair: Pair) -> None:
+    """Whoever waits for a handle may stop to wait, so nobody is told of a mistake."""
+    first, second = pair
+    launches = [Call(first.all_reduce_async, np.ones(3), tag=tag) for tag in range(2)]
+    handles = [launch.result() for launch in launches]
+    waiting = Call(handles[0].wait)
+    barrier = Call(second.barrier, tag=2, timeout_s=LONG_S)
+    assert isinstance(barrier.exception(), DeadlineExceeded)
+    for tag in range(2):
+        assert Call(second.all_reduce, np.ones(3), tag=tag).exception() is None
+    assert waiting.result()[0]
+    assert handles[1].wait()[0]
+
+
 def test_tasks() -> None:
     async def main() -> tuple[object, object]:
         async with (

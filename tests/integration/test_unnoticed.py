@@ -185,8 +185,8 @@ def test_several_tensors_of_which_some_are_reduced(new_run: Callable[..., Run]) 
 def interrupted_unnoticed(comm: pccl.Communicator, call: Any) -> None:
     """The call has returned, and Ctrl-C comes before this thread knows."""
     session = comm._session  # pyright: ignore[reportPrivateUsage]
-    submission = session.submit(call)
-    with session.inside(call, threading.current_thread()):
+    with session.inside(call, threading.current_thread()) as joint:
+        submission = session.submit(call, joint)
         submission.wait()
         session.settle_left(call, submission)
 

@@ -112,7 +112,7 @@ class LeaveCall:
 
 @dataclass(frozen=True, slots=True)
 class CallersAsked:
-    """The answer to ``AskCallers``."""
+    """The answer to ``AskCallers``: whether all callers wait in calls that have no outcome."""
 
     query: int
     blocked: bool
@@ -237,7 +237,7 @@ class Tick:
 
     progress: tuple[msg.Progress, ...] = ()
     blocked: bool = False
-    """Whether all callers are inside calls."""
+    """Whether all callers wait in calls that have no outcome."""
     busy_ns: int = 0
     """Processor time of the I/O thread since the previous tick."""
     step: int = 0

@@ -212,7 +212,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
             case ev.LeaveCall(call, reason):
                 self._leave(call, reason)
             case ev.CallersAsked(query, blocked):
-                self.out.send(msg.BlockedReply(query, self._is_blocked(blocked)))
+                free = self.membership.has_unclaimed or self.operations.have_handles
+                self.out.send(msg.BlockedReply(query, self._is_blocked(blocked) and not free))
             case ev.Close():
                 self._close()
             case ev.ControlOpened(run, term, hosts):
@@ -333,8 +334,8 @@ class PeerMachine(Machine[ev.PeerEvent, ev.PeerEffect]):
 
     def _is_blocked(self, callers_blocked: bool) -> bool:
         """Whether all callers here wait for a call of another member."""
-        free = self.membership.has_unclaimed or not self.operations.all_block_their_callers
-        return callers_blocked and self.standing is Standing.MEMBER and not free
+        waits = self.operations.all_wait_for_requests
+        return callers_blocked and self.standing is Standing.MEMBER and waits
 
     # -- calls -----------------------------------------------------------------------------------
 

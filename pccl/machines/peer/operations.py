@@ -145,10 +145,9 @@ class OpenOperation:
         return self.offer is not None and self.offer.purpose is SyncPurpose.VERIFY
 
     @property
-    def blocks_its_caller(self) -> bool:
-        """Whether a caller waits until other members request this operation."""
-        waits = self.call is not None and not self.detached
-        return waits and self.phase is Phase.REQUESTED
+    def waits_for_requests(self) -> bool:
+        """Whether nothing happens here until other members request this operation."""
+        return self.call is not None and self.phase is Phase.REQUESTED
 
     @property
     def moves_data(self) -> bool:
@@ -418,13 +417,18 @@ class OpenOperations:
                 yield msg.Withdraw(known.id, known.given_up)
 
     @property
-    def all_block_their_callers(self) -> bool:
-        """Whether every operation has a caller that waits for another member's request.
+    def all_wait_for_requests(self) -> bool:
+        """Whether every operation waits for another member's request.
 
         Not counted are operations of which no caller will read the outcome.
         """
-        waits = self._left or self._late or self._elsewhere
-        return not waits and all(known.forgotten or known.blocks_its_caller for known in self)
+        due = self._left or self._late or self._elsewhere
+        return not due and all(known.forgotten or known.waits_for_requests for known in self)
+
+    @property
+    def have_handles(self) -> bool:
+        """Whether any operation is detached, and a caller may still read its outcome."""
+        return any(known.detached and not known.forgotten for known in self)
 
     @property
     def have_callers(self) -> bool:

@@ -6,42 +6,26 @@ import _thread
 import asyncio
 import gc
 import threading
-import types
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
-import pytest
-
-from pccl._api.callers import Callers
+from pccl._api.callers import Callers, JointWork
+from pccl.runtime.calls import AWAITED, OpenCall
 from tests.support.members import Call
 from tests.support.waiting import until
 
 
-@types.coroutine
-def pause() -> Generator[None, None, None]:
-    yield
+class Work(JointWork):
+    """Work on the I/O thread whose state the test sets."""
 
+    def __init__(self, *, is_undecided: bool = True) -> None:
+        super().__init__()
+        self.undecided = is_undecided
 
-@pytest.fixture
-def with_open_calls() -> Iterator[Callable[[int], Callers]]:
-    """Make callers of whose calls the work of so many has not ended."""
-    open_calls: list[Coroutine[Any, Any, None]] = []
-
-    async def work() -> None:
-        await pause()
-
-    def make(count: int) -> Callers:
-        callers = Callers()
-        for _ in range(count):
-            open_calls.append(callers.counted(work))
-            open_calls[-1].send(None)
-        return callers
-
-    yield make
-    for begun in open_calls:
-        begun.close()
+    @property
+    def is_undecided(self) -> bool:
+        return self.undecided
 
 
 @contextmanager
@@ -50,7 +34,7 @@ def another_inside(callers: Callers) -> Generator[None]:
     entered, leave = threading.Event(), threading.Event()
 
     def call() -> None:
-        with callers.inside(threading.current_thread()):
+        with callers.inside(threading.current_thread(), Work()):
             entered.set()
             leave.wait()
 
@@ -65,40 +49,40 @@ def test_nobody_calls() -> None:
     assert not Callers().all_blocked()
 
 
-def test_one_thread(with_open_calls: Callable[[int], Callers]) -> None:
-    callers, me = with_open_calls(9), threading.current_thread()
-    with callers.inside(me):
+def test_one_thread() -> None:
+    callers, me = Callers(), threading.current_thread()
+    with callers.inside(me, Work()):
         assert callers.all_blocked()
-        with callers.inside(me):  # from a signal handler
+        with callers.inside(me, Work()):  # from a signal handler
             assert callers.all_blocked()
         assert callers.all_blocked()
     assert not callers.all_blocked()
     assert len(callers) == 1
 
 
-def test_a_call_that_raises_is_over(with_open_calls: Callable[[int], Callers]) -> None:
-    callers, me = with_open_calls(9), threading.current_thread()
+def test_a_call_that_raises_is_over() -> None:
+    callers, me = Callers(), threading.current_thread()
     try:
-        with callers.inside(me):
+        with callers.inside(me, Work()):
             raise KeyboardInterrupt
     except KeyboardInterrupt:
         pass
     assert not callers.all_blocked()
 
 
-def test_somebody_else_can_go_on(with_open_calls: Callable[[int], Callers]) -> None:
-    callers = with_open_calls(9)
+def test_somebody_else_can_go_on() -> None:
+    callers = Callers()
     with another_inside(callers):
         assert callers.all_blocked()
         callers.note(threading.current_thread())
         assert not callers.all_blocked()
-        with callers.inside(threading.current_thread()):
+        with callers.inside(threading.current_thread(), Work()):
             assert callers.all_blocked()
     assert not callers.all_blocked()
 
 
-def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], Callers]) -> None:
-    callers, me = with_open_calls(9), threading.current_thread()
+def test_threads_that_have_ended_do_not_count() -> None:
+    callers, me = Callers(), threading.current_thread()
     ended: list[threading.Thread] = []
 
     def call() -> None:
@@ -106,7 +90,7 @@ def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], C
         callers.note(threading.current_thread())
 
     Call(call).result()
-    with callers.inside(me):
+    with callers.inside(me, Work()):
         assert callers.all_blocked()
     assert len(callers) == 2
     ended.clear()
@@ -114,17 +98,15 @@ def test_threads_that_have_ended_do_not_count(with_open_calls: Callable[[int], C
     assert len(callers) == 1
 
 
-def test_threads_of_c_code_that_have_ended_do_not_count(
-    with_open_calls: Callable[[int], Callers],
-) -> None:
-    callers, me, go_on = with_open_calls(9), threading.current_thread(), threading.Lock()
+def test_threads_of_c_code_that_have_ended_do_not_count() -> None:
+    callers, me, go_on = Callers(), threading.current_thread(), threading.Lock()
 
     def call() -> None:
         callers.note(threading.current_thread())
         with go_on:
             pass
 
-    with callers.inside(me):
+    with callers.inside(me, Work()):
         with go_on:
             _thread.start_new_thread(call, ())
             until(lambda: len(callers) == 2)
@@ -132,13 +114,13 @@ def test_threads_of_c_code_that_have_ended_do_not_count(
         until(callers.all_blocked)
 
 
-async def test_tasks(with_open_calls: Callable[[int], Callers]) -> None:
-    callers = with_open_calls(9)
+async def test_tasks() -> None:
+    callers = Callers()
 
     async def call(entered: asyncio.Event, leave: asyncio.Event) -> None:
         task = asyncio.current_task()
         assert task is not None
-        with callers.inside(task):
+        with callers.inside(task, Work()):
             entered.set()
             await leave.wait()
 
@@ -174,43 +156,87 @@ def test_callers_are_not_kept_alive_and_may_outlive_it() -> None:
     del kept
 
 
-def test_who_has_not_been_woken_up_yet_is_not_blocked(
-    with_open_calls: Callable[[int], Callers],
-) -> None:
-    callers = with_open_calls(1)
-
-    async def work() -> str:
-        return "done"
-
-    with callers.inside(threading.current_thread()):
+def test_who_has_not_been_woken_up_yet_is_not_blocked() -> None:
+    callers, work = Callers(), Work()
+    with callers.inside(threading.current_thread(), work):
         assert callers.all_blocked()
-        assert asyncio.run(callers.counted(work)) == "done"
-        assert callers.all_blocked(), "that one has come and gone"
-    callers = with_open_calls(0)
-    with callers.inside(threading.current_thread()):
-        assert not callers.all_blocked(), "its call has ended"
-
-
-@pytest.mark.parametrize("ending", [ValueError, asyncio.CancelledError, GeneratorExit])
-def test_work_that_fails_is_over(ending: type[BaseException]) -> None:
-    callers = Callers()
-
-    async def work() -> None:
-        await pause()
-
-    call = callers.counted(work)
-    with callers.inside(threading.current_thread()):
-        call.send(None)
-        assert callers.all_blocked()
-        with pytest.raises(ending):
-            call.throw(ending())
+        work.undecided = False
         assert not callers.all_blocked()
 
 
-def test_as_many_calls_as_callers(with_open_calls: Callable[[int], Callers]) -> None:
-    """Of two that are inside, one has an answer that it does not know of yet."""
-    callers = with_open_calls(1)
+def test_of_two_that_are_inside_one_has_an_answer_that_it_does_not_know_of_yet() -> None:
+    callers, me = Callers(), threading.current_thread()
     with another_inside(callers):
         assert callers.all_blocked()
-        with callers.inside(threading.current_thread()):
+        with callers.inside(me, Work(is_undecided=False)):
             assert not callers.all_blocked()
+        with callers.inside(me, Work()):
+            assert callers.all_blocked()
+
+
+def test_two_wait_for_one_handle() -> None:
+    callers, handle = Callers(), Work()
+    with (
+        another_inside(callers),
+        callers.inside(threading.current_thread(), handle),
+        callers.inside(threading.current_thread(), handle),
+    ):
+        assert callers.all_blocked()
+
+
+def open_call() -> OpenCall:
+    return OpenCall(asyncio.get_running_loop().create_future())
+
+
+async def test_work_is_undecided_while_it_waits_for_calls_without_an_outcome() -> None:
+    joint, first, second = JointWork(), open_call(), open_call()
+
+    async def work() -> None:
+        awaited = AWAITED.get()
+        assert awaited is not None
+        assert not joint.is_undecided, "it does something else"
+        with awaited.wait_for(first):
+            await first.future
+        assert not joint.is_undecided
+        with awaited.wait_for(second), suppress(ValueError):
+            await second.future
+
+    assert not joint.is_undecided, "it has not begun"
+    task = asyncio.create_task(joint.do(work))
+    await asyncio.sleep(0)
+    assert joint.is_undecided
+    first.future.set_result(None)
+    assert not joint.is_undecided, "it will be woken up"
+    await asyncio.sleep(0)
+    assert joint.is_undecided
+    second.future.set_exception(ValueError())
+    assert not joint.is_undecided
+    await task
+    assert not joint.is_undecided
+    assert AWAITED.get() is None
+
+
+async def test_work_whose_parts_wait_in_tasks_of_their_own() -> None:
+    joint, calls = JointWork(), [open_call(), open_call()]
+
+    async def part(call: OpenCall) -> None:
+        awaited = AWAITED.get()
+        assert awaited is not None
+        with awaited.wait_for(call):
+            await call.future
+
+    async def work() -> None:
+        await asyncio.gather(*(part(call) for call in calls))
+
+    task = asyncio.create_task(joint.do(work))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert joint.is_undecided
+    calls[0].future.set_result(None)
+    assert not joint.is_undecided
+    await asyncio.sleep(0)
+    assert joint.is_undecided, "the other one has no outcome"
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert not joint.is_undecided
