@@ -9,7 +9,8 @@
 * ``toy_model``: a minimal model whose parameters show every inner step.
 * ``training_plan``: how processes train in a simulated run, all drawn from the seed.
 * ``replica_pauses``: how long a process that trains waits for other members.
-* ``wakeups``: how the two tasks of a process that trains wait, and what interrupts one.
+* ``breaks``: what interrupts the task of a process that trains.
+* ``joint_task``: makes the joint calls of a process, while another task trains.
 * ``training_reduces``: the reduces of a process that trains, with checks of their results.
 * ``training_life``: one life of a process that trains: ``Rounds`` and ``LocalTrainer``.
 * ``training``: the application of a process that trains, in one or several lives.

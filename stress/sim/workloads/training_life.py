@@ -6,9 +6,6 @@ joint calls. The model consists of whole numbers (:mod:`~pccl.stress.sim.workloa
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -47,19 +44,11 @@ from pccl.stress.sim.checkers.turns import Turns
 from pccl.stress.sim.parts import RunParts
 from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.workloads.application import join, name_of, patience_s
+from pccl.stress.sim.workloads.breaks import Breaks
+from pccl.stress.sim.workloads.joint_task import CallsEnded, JointTask, WaitInterrupted
 from pccl.stress.sim.workloads.replica_pauses import ReplicaPauses
 from pccl.stress.sim.workloads.toy_model import ToyOuter, ToyReplica, whole
 from pccl.stress.sim.workloads.training_reduces import TrainingReduces
-from pccl.stress.sim.workloads.wakeups import (
-    NEWCOMERS_POLL_NS,
-    Breaks,
-    WaitInterrupted,
-    Wakeups,
-)
-
-
-class _Over(Exception):
-    """The process makes no more rounds."""
 
 
 class TrainingLife:
@@ -112,8 +101,9 @@ class TrainingLife:
         self._reduces.replays = self._rounds
         self._steps = self._steps_at_entry = 0
         self._revisions = Revisions(self._outer.ledger)
-        self._queue: deque[Contribution | None] = deque()
-        self._news: deque[RoundCommitted | tuple[Entered, Held, Held]] = deque()
+        self._joint: JointTask[RoundCommitted | tuple[Entered, Held, Held]] = JointTask(
+            parts.loop, process.clock, lambda: self._engine.machine.newcomers_wait
+        )
         self._line = 0
         self._held = Held(self._outer.contents())
         """Contents and line after the last round or entry."""
@@ -121,9 +111,8 @@ class TrainingLife:
         """Work in the last round, if the guard has excluded it, until the next sync."""
         self._must_reset = False
         """Whether the guard has excluded work since the last entry."""
-        self._failure: BaseException | None = None
-        self._is_idle = self._has_ended = self._is_closing = False
-        self._wakeups = Wakeups(parts.loop, process.clock)
+        self._has_missed = False
+        """Whether the last effect has raised ResyncRequired."""
         self._resumed: Contents | None = None
         """Outer parameters of a checkpoint, until the process has joined."""
         if old is not None:
@@ -167,10 +156,10 @@ class TrainingLife:
         Raises:
             PCCLError: the process cannot continue in this run.
         """
-        caller = self._loop.create_task(self._make_calls())
+        caller = self._joint.start(self._rounds.run(), self._carry_out)
         try:
             await self._train()
-        except _Over:
+        except CallsEnded:
             pass
         except PCCLError:
             self._hear()
@@ -185,13 +174,13 @@ class TrainingLife:
     # -- the task that trains ----------------------------------------------------------------------
 
     async def _train(self) -> None:
-        await self._until(lambda: bool(self._news))
+        await self._joint.until(lambda: bool(self._joint.news))
         self._hear()
         await self._do(self._trainer.begin())
         while not (self._time_is_up and self._is_at_end_of_period):
             await self._breaks.compute(self._step_ns)
             await self._nap()
-            self._check()
+            self._joint.check()
             self._hear()
             while self._trainer.pipeline.due_merges():  # Ctrl-C has interrupted the wait for them
                 await self._do(self._trainer.begin())
@@ -202,13 +191,13 @@ class TrainingLife:
             self._training_checkers.may_be_offered.add(self._steps)
             await self._do(self._trainer.step(self._weight, is_awaited=self._is_awaited))
             if self._steps == self._breaks.stops_at:
-                await self._until(lambda: self._is_idle)
+                await self._joint.until(lambda: self._joint.is_idle)
                 self._hear()
                 self._save()
-                raise _Over
+                return
         while not await self._do(self._trainer.finish()):
             pass
-        await self._until(lambda: self._is_idle)
+        await self._joint.until(lambda: self._joint.is_idle)
         self._hear()
         if self._steps > self._steps_at_entry:
             self._training_checkers.finished(self._who, self._replica)
@@ -223,8 +212,9 @@ class TrainingLife:
         """Whether members wait for the next round of this process, as ``JointCaller`` decides."""
         if self._scenario.quorum is None:
             return False
-        self._turns.stepped(is_awaited=self._engine.machine.is_awaited, is_idle=self._is_idle)
-        awaited = self._is_idle and self._engine.machine.is_awaited
+        asked, is_idle = self._engine.machine.is_awaited, self._joint.is_idle
+        self._turns.stepped(is_awaited=asked, is_idle=is_idle)
+        awaited = is_idle and asked
         behind = not awaited and self._trainer.is_behind()
         self._checkers.done["awaited launch"] += awaited
         self._checkers.done["early launch"] += behind
@@ -254,8 +244,8 @@ class TrainingLife:
                     self._merged(action)
                 case None:
                     try:
-                        await self._until(
-                            lambda: bool(self._news), self._breaks.draw_interrupt_ns()
+                        await self._joint.until(
+                            lambda: bool(self._joint.news), self._breaks.draw_interrupt_ns()
                         )
                     except WaitInterrupted:
                         self._checkers.done["wait interrupted"] += 1
@@ -270,9 +260,7 @@ class TrainingLife:
         self._replica.returned.discard(contribution.fragment)
         if contribution.buffers is not None and self._reduces.is_broken(contribution):
             contribution.buffers[:] = 0.0
-        self._queue.append(contribution)
-        self._is_idle = False
-        self._wakeups.changed()
+        self._joint.put(contribution)
 
     def _merged(self, merged: RoundMerged) -> None:
         replica, checkers, merge = self._replica, self._training_checkers, merged.merge
@@ -288,8 +276,8 @@ class TrainingLife:
 
     def _hear(self) -> None:
         checkers, replica = self._training_checkers, self._replica
-        while self._news:
-            news = self._news.popleft()
+        while self._joint.news:
+            news = self._joint.news.popleft()
             if isinstance(news, RoundCommitted):
                 self._trainer.commit(news)
                 if not news.average.took_part:  # its work is in the model again
@@ -324,52 +312,25 @@ class TrainingLife:
         for fragment, common in enumerate(self._outer.values):
             self._training_checkers.accounts(self._who, self._replica, fragment, common)
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._has_ended:
-            raise _Over
-
-    async def _until(self, condition: Callable[[], bool], interrupt_ns: int | None = None) -> None:
-        await self._wakeups.until(condition, self._check, interrupt_ns)
-
     # -- the task that makes joint calls -----------------------------------------------------------
 
-    async def _make_calls(self) -> None:
-        try:
-            await self._drive()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the task that trains raises it
-            self._failure = error
-        self._has_ended = True
-        self._wakeups.changed()
-
-    async def _drive(self) -> None:
-        steps, has_missed = self._rounds.run(), False
-        try:
-            effect = next(steps)
-            while True:
-                if has_missed:
-                    self._checkers.done[f"catch-up: {type(effect).__name__}"] += 1
-                try:
-                    outcome = await self._carry_out(effect)
-                except PCCLError as error:
-                    self._checkers.done[f"training: {type(error).__name__}"] += 1
-                    self._checkers.may_raise(self._process.name, error)
-                    has_missed = isinstance(error, ResyncRequired)
-                    if has_missed and self._scenario.quorum is not None:
-                        self._training_checkers.lags(self._process.run, self._process.peer)
-                        if isinstance(effect, Reduce):  # the members have reduced without it
-                            self._training_checkers.saw_end(self._replica.axis)
-                    effect = steps.throw(error)
-                else:
-                    has_missed = False
-                    effect = steps.send(outcome)
-        except StopIteration:
-            return
-
     async def _carry_out(self, effect: Effect) -> object:
+        if self._has_missed:
+            self._checkers.done[f"catch-up: {type(effect).__name__}"] += 1
+        self._has_missed = False
+        try:
+            return await self._make(effect)
+        except PCCLError as error:
+            self._checkers.done[f"training: {type(error).__name__}"] += 1
+            self._checkers.may_raise(self._process.name, error)
+            self._has_missed = isinstance(error, ResyncRequired)
+            if self._has_missed and self._scenario.quorum is not None:
+                self._training_checkers.lags(self._process.run, self._process.peer)
+                if isinstance(effect, Reduce):  # the members have reduced without it
+                    self._training_checkers.saw_end(self._replica.axis)
+            raise
+
+    async def _make(self, effect: Effect) -> object:
         match effect:
             case Connect(again):
                 await self._connect(again=again)
@@ -395,8 +356,8 @@ class TrainingLife:
             case Pause():
                 self._checkers.done["waits for a holder"] += bool(effect.why)
                 await self._sleep(self._pauses.next_ns(effect))
-                self._is_closing |= self._time_is_up or self._pauses.is_replica_gone
-                return self._is_closing
+                self._joint.is_closing |= self._time_is_up or self._pauses.is_replica_gone
+                return self._joint.is_closing
 
     async def _connect(self, *, again: bool) -> None:
         memory, replay = self._outer.memory, None if again else self._reduces.replay
@@ -449,17 +410,10 @@ class TrainingLife:
 
     async def _take(self, take: Take) -> Contribution | NewcomersWait | None:
         self._pauses.end()
-        self._is_idle = not self._queue
-        self._wakeups.changed()
-        if self._is_closing:
-            return None
-        while not self._queue:
-            if take.or_newcomers and self._engine.machine.newcomers_wait:
-                self._is_idle = False
-                self._checkers.done["admission between rounds"] += 1
-                return NewcomersWait()
-            await self._wakeups.wait(NEWCOMERS_POLL_NS if take.or_newcomers else None)
-        taken = self._queue.popleft()
+        taken = await self._joint.take(take)
+        if isinstance(taken, NewcomersWait):
+            self._checkers.done["admission between rounds"] += 1
+            return taken
         return taken and replace(taken, values=taken.values.astype(np.float32))
 
     def _record(self, number: int, *, is_settled: bool) -> None:
@@ -483,7 +437,7 @@ class TrainingLife:
             took_part, given = notice.average.took_part, notice.contribution
             self._record(given.number, is_settled=bool(given.weight) or not took_part)
             self._turns.saw(given.number, took_part=took_part)
-            self._news.append(notice)
+            self._joint.tell(notice)
         elif isinstance(notice, Entered):
             if notice.is_reset != self._must_reset:
                 raise Violation(f"{self._who}: excluded: {self._must_reset}, but {notice}")
@@ -492,7 +446,6 @@ class TrainingLife:
             if self._training.extras and notice.entry == 1 and notice.number:
                 self._training_checkers.fetched(self._who, self._outer)
             held, self._held = self._held, Held(self._outer.contents(), self._line)
-            self._news.append((notice, held, self._held))
             for fragment in notice.corrected:
                 self._reduces.feedback.forget(f"{fragment}")
-        self._wakeups.changed()
+            self._joint.tell((notice, held, self._held))

@@ -5,9 +5,6 @@ A replica is made of the classes that make up ``DiLoCo``. Tasks take the place o
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +28,6 @@ from pccl.bindings.diloco.rounds import (
     Contribution,
     Entered,
     Members,
-    NewcomersWait,
     Pause,
     RoundCommitted,
     Take,
@@ -46,7 +42,7 @@ from pccl.stress.sim.process import PeerProcess
 from pccl.stress.sim.runner import Simulation
 from pccl.stress.sim.scenarios.from_timeline import from_timeline
 from pccl.stress.sim.workloads.application import Application
-from pccl.stress.sim.workloads.wakeups import NEWCOMERS_POLL_NS, Wakeups
+from pccl.stress.sim.workloads.joint_task import JointTask
 from pccl.stress.studies.storm.storm import Storm
 from pccl.stress.studies.storm.tape import (
     HeldOutLoss,
@@ -245,11 +241,9 @@ class SimulatedReplica:
         )  # fmt: skip
         self._calls.tell = self._hear_of
         self._process = process
-        self._queue: deque[Contribution | None] = deque()
-        self._news: deque[JointNews] = deque()
-        self._is_idle = False
-        self._failure: BaseException | None = None
-        self._wakeups = Wakeups(parts.loop, process.clock)
+        self._joint: JointTask[JointNews] = JointTask(
+            parts.loop, process.clock, lambda: self._comm.newcomers_wait
+        )
 
     async def run(self) -> None:
         """Join, train and finish.
@@ -257,7 +251,7 @@ class SimulatedReplica:
         Raises:
             PCCLError: the replica cannot continue in this run.
         """
-        caller = self._loop.create_task(self._make_calls())
+        caller = self._joint.start(self._calls.run(), self._carry_out)
         try:
             await self._train()
         finally:
@@ -265,20 +259,19 @@ class SimulatedReplica:
 
     async def _train(self) -> None:
         while not self._trainer.entry:
-            await self._until(lambda: bool(self._news))
-            self._take_in()
+            await self._hear()
         await self._do(self._trainer.begin())
         while self._loop.now_ns() < self._ends_ns or self._trainer.pipeline.position()["since"]:
             await self._program.sleep(self._step_ns)
             await self._program.end_nap()
-            self._check()
+            self._joint.check()
             self._take_in()
             with self._inner_state.stepping():
                 self._work.step(self._life, self._made, self._model, self._inner)
             self._made += 1
             await self._do(self._trainer.step(1.0, is_awaited=self._is_awaited))
         await self._do(self._trainer.finish())
-        await self._until(lambda: self._is_idle)
+        await self._joint.until(lambda: self._joint.is_idle)
         self._take_in()
         self._local.take_over()
         number = self._outer.ledger.number
@@ -288,7 +281,7 @@ class SimulatedReplica:
     @property
     def _is_awaited(self) -> bool:
         """Whether members wait for this replica, as ``TrainingDriver`` decides it."""
-        awaited = self._is_idle and self._comm.is_awaited
+        awaited = self._joint.is_idle and self._comm.is_awaited
         return awaited or self._trainer.is_behind()
 
     @property
@@ -302,26 +295,20 @@ class SimulatedReplica:
         for action in steps:
             match action:
                 case Contribution():
-                    self._queue.append(action)
-                    self._is_idle = False
-                    self._wakeups.changed()
+                    self._joint.put(action)
                 case RoundMerged():
                     pass
                 case None:
-                    await self._until(lambda: bool(self._news))
-                    self._take_in()
+                    await self._hear()
         self._local.hold()
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        await self._wakeups.until(condition, self._check)
+    async def _hear(self) -> None:
+        await self._joint.until(lambda: bool(self._joint.news))
+        self._take_in()
 
     def _take_in(self) -> None:
-        while self._news:
-            news = self._news.popleft()
+        while self._joint.news:
+            news = self._joint.news.popleft()
             match news.what:
                 case Entered() as entered:
                     self._trainer.enter(entered, news.outer, news.buffers)
@@ -334,43 +321,12 @@ class SimulatedReplica:
 
     # -- the task that makes joint calls -----------------------------------------------------------
 
-    async def _make_calls(self) -> None:
-        try:
-            await self._drive()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the task that trains raises it
-            self._failure = error
-        self._is_idle = True
-        self._wakeups.changed()
-
-    async def _drive(self) -> None:
-        steps = self._calls.run()
-        try:
-            asked = next(steps)
-            while True:
-                try:
-                    outcome = await self._carry_out(asked)
-                except PCCLError as error:
-                    asked = steps.throw(error)
-                else:
-                    asked = steps.send(outcome)
-        except StopIteration:
-            return
-
     async def _carry_out(self, asked: ReplicaCall | Take | Pause) -> object:
         match asked:
             case ReplicaCall(method, arguments, options):
                 return await getattr(self._comm, method)(*arguments, **options)
-            case Take(or_newcomers):
-                self._is_idle = not self._queue
-                self._wakeups.changed()
-                while not self._queue:
-                    if or_newcomers and self._comm.newcomers_wait:
-                        self._is_idle = False
-                        return NewcomersWait()
-                    await self._wakeups.wait(NEWCOMERS_POLL_NS)
-                return self._queue.popleft()
+            case Take():
+                return await self._joint.take(asked)
             case Pause(seconds, _):
                 await self._program.sleep(round(seconds * NS_PER_S))
                 return False
@@ -392,8 +348,7 @@ class SimulatedReplica:
                 self._tape.append(HeldOutLoss(self._at_s, number, loss))
         elif isinstance(what, Members):
             return
-        self._news.append(news)
-        self._wakeups.changed()
+        self._joint.tell(news)
 
     def _load_outer(self, model: GPT) -> None:
         """Load the outer parameters into ``model``."""
