@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pccl.stress.emulator.spec import LinkSpec
+
+Parsed = TypeVar("Parsed")
 
 MASTER = -1
 """Index of the master."""
@@ -317,16 +319,7 @@ class Timeline:
         Raises:
             TimelineError: the file cannot be read, or is not a valid scenario.
         """
-        try:
-            given = json.loads(path.read_text())
-        except OSError as error:
-            raise TimelineError(f"{path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise TimelineError(f"{path}: is not JSON: {error}") from error
-        try:
-            return Timeline.from_json(given)
-        except TimelineError as error:
-            raise TimelineError(f"{path}: {error}") from error
+        return read_file(path, Timeline.from_json)
 
     def dump(self, path: Path) -> None:
         """Write a scenario file, with one fault per line.
@@ -341,6 +334,24 @@ class Timeline:
         head = {name: value for name, value in self.to_json().items() if name != "faults"}
         lines = ",\n  ".join(json.dumps(_fault_to_json(fault)) for fault in self.faults)
         return f'{json.dumps(head)[:-1]},\n "faults": [\n  {lines}\n]}}\n'
+
+
+def read_file(path: Path, parse: Callable[[object], Parsed]) -> Parsed:
+    """Read a JSON file, and return what ``parse`` makes of its object.
+
+    Raises:
+        TimelineError: the file cannot be read, or ``parse`` raised a TimelineError.
+    """
+    try:
+        given = json.loads(path.read_text())
+    except OSError as error:
+        raise TimelineError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise TimelineError(f"{path}: is not JSON: {error}") from error
+    try:
+        return parse(given)
+    except TimelineError as error:
+        raise TimelineError(f"{path}: {error}") from error
 
 
 def _fault_to_json(fault: TimelineFault) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pccl.stress.sim.faults.base import Fault
 from pccl.stress.sim.faults.draws import KINDS
 from pccl.stress.sim.scenarios.from_timeline import from_timeline
 from pccl.stress.sim.scenarios.scenario import Scenario
-from pccl.stress.timeline import Timeline, TimelineError
+from pccl.stress.timeline import Timeline, TimelineError, read_file
 
 
 def to_text(scenario: Scenario) -> str:
@@ -27,18 +27,16 @@ def load(path: Path) -> Scenario:
     Raises:
         TimelineError: the file cannot be read, or contains neither.
     """
-    try:
-        given = json.loads(path.read_text())
-    except OSError as error:
-        raise TimelineError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise TimelineError(f"{path}: not valid JSON: {error}") from error
+    return read_file(path, _parse)
+
+
+def _parse(given: Any) -> Scenario:
     if not (isinstance(given, dict) and "slots" in given):
-        return from_timeline(Timeline.load(path))
+        return from_timeline(Timeline.from_json(cast("object", given)))
     try:
         return cast("Scenario", _decode(Scenario, given))
     except (KeyError, TypeError, ValueError) as error:
-        raise TimelineError(f"{path}: not a scenario of this version: {error!r}") from error
+        raise TimelineError(f"not a scenario of this version: {error!r}") from error
 
 
 def _encode(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from pccl.bindings.arguments import check_compression
 from pccl.bindings.diloco.schedule import schedule
 from pccl.checks import check_quorum, shown
-from pccl.stress.timeline import FaultKind, Timeline, TimelineError
+from pccl.stress.timeline import FaultKind, Timeline, TimelineError, read_file
 
 HEADS = 4
 """Number of attention heads of the GPT."""
@@ -150,16 +150,7 @@ class Storm:
         Raises:
             TimelineError: the file cannot be read, or is not valid.
         """
-        try:
-            given = json.loads(path.read_text())
-        except OSError as error:
-            raise TimelineError(f"{path}: {error.strerror or error}") from error
-        except (ValueError, RecursionError) as error:
-            raise TimelineError(f"{path}: is not JSON: {error}") from error
-        try:
-            return Storm.from_json(given)
-        except TimelineError as error:
-            raise TimelineError(f"{path}: {error}") from error
+        return read_file(path, Storm.from_json)
 
     @staticmethod
     def from_json(given: object) -> Storm:
