@@ -89,6 +89,14 @@ def test_a_slow_replica_costs_the_others_nothing() -> None:
     assert all(found.lost_s[index] < 0.5 for index in range(3))
 
 
+def test_a_link_on_which_a_round_takes_half_a_minute_is_not_broken() -> None:
+    """Each direction to another replica carries 4 kB/s, so a segment takes longer than a stall."""
+    slow = [TimelineFault(0.0, FaultKind.BANDWIDTH, n, None, 79.0, 4000.0) for n in range(3)]
+    found = figures(storm(*slow, replicas=3, seconds=80.0))
+    assert found.failures == 0
+    assert found.took_part_min == 1.0
+
+
 @pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.LEAVE])
 def test_a_replica_that_is_gone_could_make_no_steps(kind: FaultKind) -> None:
     found = figures(storm(TimelineFault(6.0, kind, 2), seconds=60.0))

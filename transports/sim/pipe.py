@@ -114,7 +114,7 @@ class Pipe:
             return size
         rest = memoryview(b"".join(views))
         while rest:
-            length = min(len(rest), PIECE_MAX_BYTES)
+            length = min(len(rest), self._piece_bytes)
             if self._events.chance(_CUT_PIECE):
                 length = self._events.some(length)
             self._post(rest[:length])
@@ -169,6 +169,12 @@ class Pipe:
         first_ns = RETRANSMIT_NS + self.route.delay_ns + self._back.delay_ns
         return (1 + max(0, now_ns - self._since_ns) // first_ns).bit_length() - 1
 
+    @property
+    def _piece_bytes(self) -> int:
+        """Most bytes that arrive at one instant: a slow route delivers something each second."""
+        rate = self.route.rate or PIECE_MAX_BYTES
+        return min(PIECE_MAX_BYTES, max(rate, self.segment_bytes))
+
     def _post(self, piece: memoryview) -> None:
         self._last_arrival_ns = arrival = max(
             self.route.transmit(len(piece)), self._last_arrival_ns
@@ -176,7 +182,7 @@ class Pipe:
         if self._pieces and self._pieces[-1][0] > self._events.now_ns():
             _, last = self._pieces[-1]
             together = len(last) + len(piece)
-            if together <= PIECE_MAX_BYTES and self._events.chance(_MERGED_PIECE):
+            if together <= self._piece_bytes and self._events.chance(_MERGED_PIECE):
                 piece = memoryview(bytes(last) + bytes(piece))
                 self._pieces.pop()
         self._pieces.append((arrival, piece))

@@ -190,6 +190,19 @@ def test_large_writes_arrive_in_pieces() -> None:
     scenario(main)
 
 
+@pytest.mark.parametrize(("rate", "piece"), [(4000, 4000), (500, 1460)])
+def test_on_a_slow_route_something_arrives_each_second_or_packet(rate: int, piece: int) -> None:
+    async def main(world: World) -> None:
+        a, b = await world.link(world.a, world.b)
+        start = world.now
+        assert a.send(bytes(3 * piece)) == 3 * piece
+        await world.sleep_until(start + 10 * S)
+        took = piece * S // rate
+        assert b.arrivals == [(start + n * took + LATENCY, piece) for n in (1, 2, 3)]
+
+    scenario(main, bytes_per_s=rate)
+
+
 def test_the_window_bounds_what_is_on_the_way() -> None:
     async def main(world: World) -> None:
         a, b = await world.link(world.a, world.b)
