@@ -16,7 +16,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,6 @@ from pccl.runtime.collective.memory import Array, Memory
 from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.state.digests import piece_digest
 
 if TYPE_CHECKING:
     from pccl.runtime.state.exchange import StateExchange
@@ -165,12 +164,17 @@ async def fetch_result(exchange: StateExchange, memory: StateMemory, content: by
         exchange.end_prefetch(fetch.operation)
 
 
-def result_digest(memory: StateMemory) -> bytes:
-    """Hash a result in the calling thread, and return its content digest."""
-    layout = memory.layout
-    for number in range(layout.piece_count):
-        memory.piece_map[number] = piece_digest(memory.view(layout.piece(number)))
-    return memory.piece_map.digest(may_differ=False)
+@dataclass(frozen=True, slots=True)
+class ResultCopy:
+    """A copy of a committed result, which is announced when it has been hashed.
+
+    Attributes:
+        memory: the copy.
+        news: its announcement, without the digest.
+    """
+
+    memory: StateMemory
+    news: ResultNews
 
 
 class Results:
@@ -223,18 +227,28 @@ class Results:
         result: Memory,
         contributors: tuple[PeerId, ...],
         weights: tuple[float, ...] = (),
-    ) -> None:
-        """Count a committed result. If a newcomer watches a synchronized state, announce a copy."""
+    ) -> ResultCopy | None:
+        """Count a committed result; if a newcomer watches a synchronized state, return a copy.
+
+        The caller hashes it, and announces it then.
+        """
         index, self._index = self._index, self._index + 1
         self.forget([peer for peer, sender in self._watchers.items() if _is_behind(peer, sender)])
         if not self._watchers or not self._content:
-            return
+            return None
         values = np.ascontiguousarray(result.copy())
         memory = result_memory(str(operation), values, dtype)
-        digest = result_digest(memory)
         news = ResultNews(
-            self._content, index, operation, dtype, values.size, digest, contributors, weights
-        ).pack()
+            self._content, index, operation, dtype, values.size, b"", contributors, weights
+        )
+        return ResultCopy(memory, news)
+
+    def announce(self, copy: ResultCopy) -> None:
+        """Announce a copy that has been hashed, unless no newcomer watches any more."""
+        if not self._watchers:
+            return
+        memory = copy.memory
+        news = replace(copy.news, digest=memory.piece_map.digest(may_differ=False)).pack()
         self._kept.append((memory, news))
         self._kept_bytes += memory.layout.nbytes
         self._show(memory)

@@ -36,7 +36,7 @@ from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_hashing import StateHashing
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import LateResults, fetch_result, late_memory
+from pccl.runtime.state.results import LateResults, ResultCopy, fetch_result, late_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.sync import StateSync, SyncOptions
 from pccl.runtime.tasks import Tasks
@@ -231,13 +231,19 @@ class StateService:
         """
         operand = call.operand
         if operand is not None and call.observable:
-            self.exchange.results.committed(
+            copy = self.exchange.results.committed(
                 result.operation,
                 operand.data_type,
                 operand.target,
                 result.contributors,
                 result.weights,
             )
+            if copy is not None:
+                self._tasks.create(self._announce(copy))
+
+    async def _announce(self, copy: ResultCopy) -> None:
+        await self._hasher.hash_pieces(copy.memory, range(copy.memory.layout.piece_count))
+        self.exchange.results.announce(copy)
 
     def keep_result(self, keep: KeepResult, transfer: Transfer) -> None:
         """Keep a copy of a complete result for late members."""

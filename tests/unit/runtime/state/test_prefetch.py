@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
 from pccl.runtime.state.prefetch import Prefetch
 from pccl.runtime.state.replay import ObservedReduction, Replay
-from pccl.runtime.state.results import ResultNews, Results, result_digest, result_memory
+from pccl.runtime.state.results import ResultNews, Results, result_memory
 from pccl.runtime.state.running_prefetch import PrefetchRequest, RunningPrefetch
 from pccl.runtime.state.snapshot import idle_operation
 from pccl.runtime.tasks import Tasks
@@ -312,18 +312,10 @@ def test_a_function_that_fails_leaves_tensors_that_are_hashed_again(
     async def work() -> None:
         loop = asyncio.get_running_loop()
         replay = Given(loop, scene.prefetch, NO_RESULTS, InlineHasher(), fail)
-        results = Results(lambda _: None, lambda _: None)
-        results.synchronized(scene.prefetch.content)
-        news: list[bytes] = []
-
-        class Post(StateSender):
-            def send(self, peer: PeerId, kind: FrameKind, payload: Any = b"", **_: Any) -> None:
-                news.append(payload)
-
-        results.watch(PeerId(9), Post(scene.operation, scene.links))
-        operation = OperationId(1, 0, 1, 5, 0)
-        results.committed(operation, DataType.UINT8, one_byte(), (MEMBER,))
-        replay.heard(MEMBER, bytearray(news[0]))
+        news = ResultNews(
+            scene.prefetch.content, 0, OPERATION, DataType.UINT8, 1, bytes(32), (MEMBER,)
+        )
+        replay.heard(MEMBER, bytearray(news.pack()))
         await replay.run()
 
     asyncio.run(work())
@@ -386,7 +378,9 @@ def test_small_results_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     results.watch(PeerId(9), StateSender(OperationId(0, 0, 0, 1, 0), links))
     committed = partial(results.committed, dtype=DataType.UINT8, contributors=(MEMBER,))
     for n in range(5):
-        committed(operation=OperationId(1, 0, 1, 5, n), result=one_byte())
+        copy = committed(operation=OperationId(1, 0, 1, 5, n), result=one_byte())
+        assert copy is not None
+        results.announce(copy)
     names = [memory.layout.entries[0].name for memory in shown]
     assert names == ["t1/g0/v1/tag5#2", "t1/g0/v1/tag5#3", "t1/g0/v1/tag5#4"]
 
@@ -409,12 +403,13 @@ def digest_of_map(memory: StateMemory, piece: bytes) -> bytes:
 
 @pytest.mark.parametrize("shown", ["right", "another", "none"])
 def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
-    scene: Scene, shown: str, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, shown: str
 ) -> None:
     """A member that lies may show a map by which nothing need be fetched."""
     scene.fetch(memory_of(2))
     result = result_memory(str(OPERATION), VALUES, DataType.UINT8)
-    digest = result_digest(result)
+    hash_here(result, range(1))
+    digest = result.piece_map.digest(may_differ=False)
     if shown == "another":
         digest = digest_of_map(result, b"a" * 32)
     if shown == "none":
@@ -422,13 +417,18 @@ def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
         digest = digest_of_map(result, bytes(32))
     content = scene.prefetch.content
     news = ResultNews(content, 0, OPERATION, DataType.UINT8, VALUES.size, digest, (MEMBER,))
-    monkeypatch.delattr("pccl.runtime.state.results.piece_digest")
     seen: list[ObservedReduction] = []
+    hashed: list[StateMemory] = []
+
+    class Noting(InlineHasher):
+        async def hash_pieces(self, memory: StateMemory, numbers: Iterable[int]) -> None:
+            hashed.append(memory)
+            await super().hash_pieces(memory, numbers)
 
     async def work() -> None:
         exchange = StateExchange(0, scene.links, lambda: 0, 10, lambda _: None)
         loop = asyncio.get_running_loop()
-        replay = Replay(loop, scene.prefetch, exchange, InlineHasher(), seen.append)
+        replay = Replay(loop, scene.prefetch, exchange, Noting(), seen.append)
         replay.heard(MEMBER, bytearray(news.pack()))
         running = asyncio.ensure_future(replay.run())
         await some_turns()
@@ -441,6 +441,7 @@ def test_a_result_is_replayed_if_all_of_it_came_and_is_not_hashed_again(
 
     asyncio.run(work())
     assert [one.values.tolist() for one in seen] == [VALUES.tolist()] * (shown == "right")
+    assert all(memory is scene.memory for memory in hashed)
 
 
 @pytest.mark.parametrize(("nbytes", "is_taken"), [(2048, True), (2049, False)])

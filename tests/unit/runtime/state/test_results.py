@@ -12,11 +12,12 @@ from pccl.protocol.data_type import DataType
 from pccl.protocol.frame import FrameHeader, FrameKind
 from pccl.protocol.types import Descriptor, OperationId, PeerId, Quorum, ReduceOp
 from pccl.runtime.collective.memory import Memory
+from pccl.runtime.hashing import hash_here
 from pccl.runtime.state.exchange import StateExchange
 from pccl.runtime.state.frames import StateSender
 from pccl.runtime.state.memory.fetched import FetchedPieces
 from pccl.runtime.state.memory.state_memory import StateMemory
-from pccl.runtime.state.results import LateResults, Loose, Results, late_memory
+from pccl.runtime.state.results import LateResults, Loose, ResultCopy, Results, late_memory
 from pccl.state.digests import layout_digest
 from pccl.transports.link import Link, Links
 from pccl.transports.sinks import Drain
@@ -41,9 +42,16 @@ class Scene:
         self.results.watch(peer, StateSender(watched, self.links))
 
     def commit(self) -> None:
+        copy = self.copy()
+        if copy is not None:
+            hash_here(copy.memory, range(1))
+            self.results.announce(copy)
+
+    def copy(self) -> ResultCopy | None:
         result = Memory([np.zeros(1, np.uint8)])
-        self.results.committed(OperationId(1, 0, 1, 5, self.n), DataType.UINT8, result, (SLOW,))
+        operation = OperationId(1, 0, 1, 5, self.n)
         self.n += 1
+        return self.results.committed(operation, DataType.UINT8, result, (SLOW,))
 
     def read(self, peer: PeerId) -> int:
         """All that waits for ``peer``; returns how much news that is."""
@@ -104,6 +112,16 @@ def test_a_watcher_gets_no_more_old_news_than_it_may_leave_unread(scene: Scene) 
         scene.commit()
     scene.watch(SLOW)
     assert UNREAD_BYTES_MAX < scene.links.to(SLOW).backlog_bytes <= UNREAD_BYTES_MAX + one
+
+
+def test_a_result_is_not_announced_when_the_last_watcher_has_gone(scene: Scene) -> None:
+    scene.watch(QUICK)
+    copy = scene.copy()
+    assert copy is not None
+    scene.results.forget([QUICK])
+    scene.results.announce(copy)
+    assert scene.shown == []
+    assert scene.read(QUICK) == 0
 
 
 def test_pieces_that_wait_are_no_news(scene: Scene) -> None:
